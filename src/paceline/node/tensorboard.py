@@ -37,7 +37,7 @@ STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _TRIES = 3  # ports
 _HOST = "127.0.0.1"
 # The program of a TensorBoard, with its flags as arguments. Others can read the command line of a process, so the token
-# is not there: the process makes it, and prints it as a part of its address. TensorBoard's data server is left out, since
+# is not there: the process makes it, and prints it as part of its address. TensorBoard's data server is left out, since
 # it listens on another port, without a token.
 PROGRAM = """
 import runpy, secrets, sys
