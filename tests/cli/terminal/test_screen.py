@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.backends.foreground import Event, Shown
+from paceline.backends.foreground import Event, RankStreams
 from paceline.cli.terminal.screen import Screen, _short
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Job:
 
 
 def test_what_paceline_says_does_not_command_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    screen = Screen(Shown({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
+    screen = Screen(RankStreams({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
     failure = {
         "rank": 0, "message": "ValueError: \x1b]0;title\x07 \x9b2J", "traceback": "", "has_traceback": False, "node": 0,
         "host": "h", "pid": 1, "exit_code": 1, "log": "rank-0.log",
