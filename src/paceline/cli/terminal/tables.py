@@ -22,6 +22,7 @@ Row = TypeVar("Row")
 
 GAP = "  "
 _LEAST = 8  # columns of the terminal that a shortened cell keeps
+_MORE = "  …"  # in the heading, where columns are left out
 STATE_COLOURS = {
     "PENDING": "yellow",
     "STARTING": "cyan",
@@ -42,12 +43,14 @@ class Column(Generic[Row]):
         title: its heading.
         text: what it shows of a row; None shows as `-`.
         wide: only in a wide table.
+        is_text: text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not.
         colours: text → the colour that it has on a terminal.
     """
 
     title: str
     text: Callable[[Row], str | None]
     wide: bool = False
+    is_text: bool = False
     colours: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -75,8 +78,9 @@ def show(
 def table(rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, stream: TextIO) -> list[str]:
     """The lines of a table for a stream: the heading, and one for each row.
 
-    It has its heading also in a pipe; on a terminal it has colours, unless NO_COLOR is set, and is cut to the
-    terminal's width. Nothing in a row can command the terminal: control characters are shown as escapes.
+    It has its heading also in a pipe; on a terminal it has colours, unless NO_COLOR is set, and fits the terminal's
+    width: text is cut, then the last columns are left out, which the heading shows by `…`. Nothing in a row can command
+    the terminal: control characters are shown as escapes.
     """
     chosen = [column for column in columns if output == "wide" or not column.wide]
     terminal = stream.isatty()
@@ -104,7 +108,9 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
     """The lines of a table, the heading first. Works by column: that is several times faster than by cell."""
     cells = [_clean([column.title, *map(column.text, rows)]) for column in columns]
     widths = [max(map(len if "".join(texts).isascii() else display_width, texts)) for texts in cells]
-    rooms = widths if width is None else _fit(widths, width)
+    rooms = widths if width is None else _fit(widths, [column.is_text for column in columns], width)
+    is_cut = len(rooms) < len(columns)
+    columns, cells = columns[: len(rooms)], cells[: len(rooms)]
     last = len(columns) - 1
     for i, column in enumerate(columns):
         texts, room, fill = cells[i], rooms[i], i < last
@@ -116,6 +122,8 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
         elif fill:
             cells[i] = [text.ljust(room) for text in texts]
     lines = list(map(GAP.join, zip(*cells, strict=True)))
+    if is_cut:
+        lines[0] = f"{lines[0]}{' ' * (rooms[last] - display_width(cells[last][0]))}{_MORE}"
     if colour:
         lines[0] = click.style(lines[0], bold=True)
     return lines
@@ -127,17 +135,28 @@ def _clean(texts: list[str | None]) -> list[str]:
     return filled if "".join(filled).isprintable() else [printable(text) for text in filled]
 
 
-def _fit(widths: list[int], width: int) -> list[int]:
-    """Make a table fit a terminal: the widest columns give first, the first column only when the others cannot."""
+def _fit(widths: list[int], are_text: list[bool], width: int) -> list[int]:
+    """The widths of the columns that fit: text is cut first, then the last columns go, then the first one is cut."""
     fitted = list(widths)
-    everything = range(len(fitted))
-    for among, least in ((everything[1:], _LEAST), (everything, _LEAST), (everything, 1)):
-        while among and (excess := sum(fitted) + len(GAP) * (len(fitted) - 1) - width) > 0:
+
+    def excess() -> int:
+        more = len(_MORE) if len(fitted) < len(widths) else 0
+        return sum(fitted) + len(GAP) * (len(fitted) - 1) + more - width
+
+    def shrink(among: list[int], least: int) -> None:
+        while among and (over := excess()) > 0:
             widest = max(among, key=fitted.__getitem__)
             if fitted[widest] <= least:
                 break
             others = max((fitted[i] for i in among if i != widest), default=0)
-            fitted[widest] = max(least, fitted[widest] - excess, min(others, fitted[widest] - 1))
+            fitted[widest] = max(least, fitted[widest] - over, min(others, fitted[widest] - 1))
+
+    shrink([i for i, is_text in enumerate(are_text) if is_text], _LEAST)
+    while len(fitted) > 1 and excess() > 0:
+        fitted.pop()
+        fitted[:] = widths[: len(fitted)]  # what is left out makes room for text
+        shrink([i for i, is_text in enumerate(are_text[: len(fitted)]) if is_text], _LEAST)
+    shrink([0], 1)
     return fitted
 
 

@@ -56,7 +56,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
     Column("HOST", lambda event: event.get("host")),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),
-    Column("DETAILS", _details),
+    Column("DETAILS", _details, is_text=True),
 ]
 
 

@@ -40,9 +40,9 @@ def _list(output: str) -> None:
 
     columns: list[Column[Volume]] = [
         Column("NAME", lambda volume: volume.name),
-        Column("PATH", lambda volume: volume.path),
-        Column("READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}"),
-        Column("DEFINED IN", lambda volume: volume.file),
+        Column("PATH", lambda volume: volume.path, is_text=True),
+        Column("READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}", is_text=True),
+        Column("DEFINED IN", lambda volume: volume.file, is_text=True),
         Column("SIZE", lambda volume: size(volume.size), wide=True),
         Column("FREE", lambda volume: size(volume.free), wide=True),
     ]
@@ -54,8 +54,10 @@ def _list(output: str) -> None:
             Column("SIZE", lambda volume: size(volume.size)),
             Column("OWNER", lambda volume: volume.owner),
             Column("AGE", age),
-            Column("READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}"),
-            Column("VOLUME", lambda volume: volume.path or None, wide=True),
+            Column(
+                "READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}", is_text=True
+            ),
+            Column("VOLUME", lambda volume: volume.path or None, wide=True, is_text=True),
         ]
     show(volumes, columns, output, asdict)
     if not volumes:

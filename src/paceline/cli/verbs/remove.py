@@ -202,7 +202,7 @@ _COLUMNS: list[Column[_Going]] = [
     Column("ENDED", lambda one: f"{_ago(one.job.finished, time.time())} ago" if one.job.finished else None),
     Column("CHECKPOINTS", lambda one: None if one.contents is None else str(one.contents.checkpoints)),
     Column("SIZE", lambda one: None if one.contents is None else show_size(one.contents.size)),
-    Column("FOLDER", lambda one: one.job.folder or None, wide=True),
+    Column("FOLDER", lambda one: one.job.folder or None, wide=True, is_text=True),
 ]
 
 

@@ -33,8 +33,8 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
     Its ranks start again on all hosts, from the last checkpoint.
     """
     more = _asked(names, nnodes)
-    here = able(backend(), Elastic)
     known([job])
+    here = able(backend(), Elastic)
     added = here.scaleout(job, more)
     what = f"{', '.join(added)} join{'s' if len(added) == 1 else ''}" if added else "no other host can join"
     say(f"job {job}: {what}")
@@ -50,8 +50,8 @@ def scalein(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
     fewer = _asked(names, nnodes)
     if fewer is None:
         raise UserError("scalein: no host to remove is given; name HOSTs, or give --nnodes")
-    here = able(backend(), Elastic)
     known([job])
+    here = able(backend(), Elastic)
     leaving = here.scalein(job, fewer)
     click.echo(f"paceline: job {job}: {', '.join(leaving)} leave{'s' if len(leaving) == 1 else ''}", err=True)
     return 0

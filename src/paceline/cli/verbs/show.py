@@ -11,7 +11,7 @@ import click
 
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
-from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.options import SectionedCommand, parse_pairs
 from paceline.cli.flags.selection import all_jobs, failed, known
 from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
@@ -72,7 +72,7 @@ def list_(
     """List jobs, the newest first."""
     states = _states(state)
     age = _seconds("--since", since, "h")
-    wanted = dict(pair.partition("=")[::2] for pair in label)
+    wanted = parse_pairs("--label", label)
     recent = not (every or states or age)
 
     def look() -> bool:
@@ -93,6 +93,12 @@ def list_(
                 f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
                 err=True,
             )
+        elif not shown and output in ("table", "wide") and not watch:
+            narrowed = not recent or wanted
+            hint = (
+                "no such job; see paceline list -A" if narrowed else "no jobs; start one with: paceline submit SCRIPT"
+            )
+            click.echo(f"paceline: {hint}", err=True)
         return True
 
     once_or_live(look, watch, "paceline list")
@@ -125,10 +131,10 @@ _LIST: list[Column[Job]] = [
     Column("RESTARTS", lambda job: str(job.restarts), wide=True),
     Column("EXIT", lambda job: _text(job.exit_code), wide=True),
     Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
-    Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True),
+    Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True, is_text=True),
     Column("ID", lambda job: job.external_id or None, wide=True),
-    Column("URL", lambda job: job.url or None, wide=True),
-    Column("REASON", lambda job: job.error or job.waiting, wide=True),
+    Column("URL", lambda job: job.url or None, wide=True, is_text=True),
+    Column("REASON", lambda job: job.error or job.waiting, wide=True, is_text=True),
 ]
 
 

@@ -47,6 +47,8 @@ def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
         exchanges = any(_sync(job) for job in shown)
         columns = [column for column in _job_columns() if exchanges or column.title not in _OF_EXCHANGE]
         show([_Row(job, usage.get(job.name)) for job in shown], columns, output, _job_to_dict)
+        if not shown and output in ("table", "wide") and not watch:
+            click.echo("paceline: no job runs; see those that have ended with: paceline list", err=True)
         return not jobs or not all(job.is_over for job in shown)
 
     once_or_live(look, watch, "paceline top job")
@@ -90,7 +92,7 @@ def _job_columns() -> list[Column[_Row]]:
         Column("NETWORK/STEP", lambda row: _waited(_sync(row.job))),
         Column("RANKS", lambda row: str(row.job.ranks), wide=True),
         Column("PROCESSES", lambda row: str(row.usage.processes) if row.usage else None, wide=True),
-        Column("BY DEVICE", lambda row: _by_device(row.usage), wide=True),
+        Column("BY DEVICE", lambda row: _by_device(row.usage), wide=True, is_text=True),
     ]
 
 
@@ -168,14 +170,18 @@ def _node_columns() -> list[Column[Node]]:
     return [
         Column("NODE", lambda node: node.name),
         Column("STATE", lambda node: node.state or None),
-        Column("PARTITIONS", lambda node: ",".join(node.partitions) or None),
+        Column("PARTITIONS", lambda node: ",".join(node.partitions) or None, is_text=True),
         Column("DEVICES", lambda node: str(len(node.devices))),
         Column("ALLOCATED", lambda node: str(len(node.allocated))),
         Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}"),
         Column("MEMORY", lambda node: part(node.memory_used, node.memory)),
         Column("DISK", lambda node: part(node.disk_used, node.disk) if node.disk else None),
-        Column("JOBS", lambda node: ", ".join(f"{d}: {'+'.join(jobs)}" for d, jobs in node.allocated.items()) or None),
-        Column("GPUS", lambda node: ", ".join(map(_gpu, node.gpus)) or None, wide=True),
+        Column(
+            "JOBS",
+            lambda node: ", ".join(f"{d}: {'+'.join(jobs)}" for d, jobs in node.allocated.items()) or None,
+            is_text=True,
+        ),
+        Column("GPUS", lambda node: ", ".join(map(_gpu, node.gpus)) or None, wide=True, is_text=True),
     ]
 
 

@@ -287,7 +287,11 @@ def _columns(trials: Sequence[_Trial]) -> list[Column[_Trial]]:
         Column("SENT/STEP", lambda trial: show_size(trial.sent) if trial.windows else None),
         Column("LOSS", lambda trial: f"{trial.losses[0]:#.4g} → {trial.losses[1]:#.4g}" if trial.losses else None),
         Column("CHANGE", lambda trial: f"{trial.losses[1] - trial.losses[0]:+.4g}" if trial.losses else None),
-        *([Column[_Trial]("ERROR", lambda trial: trial.error or None)] if any(trial.error for trial in trials) else []),
+        *(
+            [Column[_Trial]("ERROR", lambda trial: trial.error or None, is_text=True)]
+            if any(trial.error for trial in trials)
+            else []
+        ),
     ]
 
 

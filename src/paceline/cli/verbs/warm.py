@@ -68,12 +68,12 @@ def _show(servers: list[WarmServer], output: str) -> None:
     columns: list[Column[WarmServer]] = [
         Column("MACHINE", lambda it: it.machine),
         Column("PID", lambda it: str(it.pid)),
-        Column("IMPORTED", lambda it: ",".join(it.preload) or None),
+        Column("IMPORTED", lambda it: ",".join(it.preload) or None, is_text=True),
         Column("MEMORY", lambda it: show_size(it.memory)),
         Column("JOBS", lambda it: str(it.jobs)),
         Column("AGE", lambda it: show_duration(it.age)),
         Column("ENDS IN", lambda it: show_duration(it.ends_in)),
-        Column("PYTHON", lambda it: " ".join(it.python), wide=True),
+        Column("PYTHON", lambda it: " ".join(it.python), wide=True, is_text=True),
     ]
     show(servers, columns, output, asdict)
 
