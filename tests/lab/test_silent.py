@@ -102,6 +102,26 @@ def test_a_job_that_can_use_it_waits_for_it_when_it_is_back(client: Client, node
     assert (done.returncode, "h2" in done.stderr) == (0, False), done.stderr
 
 
+def test_a_job_that_is_run_again_while_a_host_is_away(client: Client) -> None:
+    script = client.script("pass")
+    for name, flags in (("it", ()), ("own", ("--sync-mode", "snapshot"))):
+        done = client("submit", "--on", "lab", "--nnodes", "2", "--name", name, *flags, script)
+        assert done.returncode == 0, done.stderr
+        assert client("wait", name).returncode == 0
+    wider = client("resubmit", "--on", "lab", "--nnodes", "3", "own")
+    assert (wider.returncode, wider.stderr) == (
+        2, "paceline: --nnodes 3, but the code of own is on h1, h2 alone; ask for fewer\n",
+    )  # fmt: skip
+    client.hang_up()
+    client.lab.hosts[1].power_off()
+    refused = client("resubmit", "--on", "lab", "own")
+    assert refused.returncode == 2
+    assert "h2 may have checkpoints of own and cannot take the job now; try later" in refused.stderr
+    again = client("resubmit", "--on", "lab", "it")
+    assert "h2 cannot take the job now; what it has of it is not looked at" in again.stderr
+    assert (client("wait", again.stdout.strip()).returncode, again.returncode) == (0, 0), again.stderr
+
+
 def test_wait_keeps_its_time(silent: Client) -> None:
     silent.env["PACELINE_LOOK_TIMEOUT"] = f"{2 * GENEROUS:g}s"  # which is longer than a command may take here
     done = silent("wait", "--timeout", "2s", "it")

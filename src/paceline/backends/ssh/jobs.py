@@ -212,7 +212,8 @@ class RemoteJobs:
         scheduler = None
         if len(last_attempt([part for _, part in parts])) < (first["nodes"] or facts["nodes"]):
             unreachable = unreachable or dict(reasons)
-            scheduler = Scheduler("unreachable", (*unreachable.values(), "a part of it is gone from its host")[0])
+            missing = ", ".join(sorted(named - {host.name for host, _ in parts})) or "a host"
+            scheduler = Scheduler("unreachable", (*unreachable.values(), f"its part on {missing} is gone")[0])
         created = min(report["job"]["created"] for _, report in reports)
         record = fold(
             {**facts, "backend": self._hosts.shown, "created": created}, [part for _, part in parts], scheduler

@@ -260,15 +260,19 @@ class RemoteStart:
         Raises:
             UserError: too few can take it.
         """
-        old = self._jobs.hosts_of(name)
+        old = self._jobs.all_hosts_of(name)
         hosts = [host for host in old if host in looks]
         gone = ", ".join(host.name for host in old if host not in looks)
         if hosts and self.spec.code is None:
             hosts += [host for host in looks if host not in hosts]
-        if len(hosts) < self.spec.node_range[0]:
-            raise UserError(f"{gone} has the checkpoints of {name} and cannot take the job now; try later")
+        least = self.spec.node_range[0]
+        if len(hosts) < least and gone:
+            raise UserError(f"{gone} may have checkpoints of {name} and cannot take the job now; try later")
+        if len(hosts) < least:
+            there = ", ".join(host.name for host in hosts)
+            raise UserError(f"--nnodes {least}, but the code of {name} is on {there} alone; ask for fewer")
         if gone:
-            self.notes.append(f"{gone} took part in {name} and cannot go on; its checkpoints are not looked at")
+            self.notes.append(f"{gone} cannot take the job now; what it has of {name} is not looked at")
         return hosts
 
 
