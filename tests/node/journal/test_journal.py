@@ -105,7 +105,9 @@ def test_readers_skip_what_they_do_not_know(run: RunDirectory) -> None:
         {"v": 1, "time": 1.0, **state(**BEFORE), "mood": "good"}, {"v": 2, "time": 1.0, **state(state="FAILED")},
         {"v": 1, "time": 1.0, "event": "landed", "where": 3}, 5, {"event": "warm"}, {"time": 1.0}, None,
         {"v": 1, "time": 1.0, "event": "state"}, {"v": 1, "time": 1.0, "event": "ranks", "ranks": [{}]},
-        {"v": "1", "time": 1.0, "event": "finished"}, {"v": 1, "time": 2.0, "event": "finished"},
+        {"v": "1", "time": 1.0, **finished()}, {"v": 1, "time": 2.0, "event": "finished"},
+        {"v": 1, "time": 1.0, "event": "started", "attempt": 0},
+        {"v": 1, "time": 1.0, "event": "started", "attempt": 0, "logs": [{"rank": 0}]},
     ]  # fmt: skip
     run.journal.write_text("\n".join(map(json.dumps, lines)) + "\n\n[" + "[" * 100_000 + "\n")
     assert events(run) == ["state", "landed", "state", "ranks", "finished"]

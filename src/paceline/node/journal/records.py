@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Union, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import Literal, TypedDict
 
@@ -138,6 +138,7 @@ Record = Union[
 
 VERSION = 1
 NAME, NAME_BEFORE = "journal.jsonl", "events.jsonl"
+_LOG_FILES = {"rank": int, "local_rank": int, "out": str, "err": str, "error": str}
 _OF_STATE = frozenset({"state", "ranks", "reopened"})  # events that only change the state: they are not shown
 _MOST_BYTES = 64 * 1024 * 1024  # that one call reads
 # The last version's message for the loss of a node; since then a failure has its cause.
@@ -174,6 +175,11 @@ def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Rec
 
 def read(path: Path, offset: int = 0) -> tuple[list[Record], int]:
     """The records from a position on, and the end of the last complete line; none if the file is missing."""
+    lines, end = _lines(path, offset)
+    return parsed(lines), end
+
+
+def _lines(path: Path, offset: int) -> tuple[list[bytes], int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -186,7 +192,7 @@ def read(path: Path, offset: int = 0) -> tuple[list[Record], int]:
     finally:
         os.close(fd)
     end = data.rfind(b"\n") + 1
-    return parsed(data[:end].split(b"\n")), offset + end
+    return data[:end].split(b"\n"), offset + end
 
 
 def parsed(lines: Iterable[bytes]) -> list[Record]:
@@ -194,24 +200,45 @@ def parsed(lines: Iterable[bytes]) -> list[Record]:
     return [record for line in lines if (record := _parse(line)) is not None]
 
 
+def has_newer(path: Path) -> bool:
+    """Whether a newer version of paceline has written into a journal."""
+    versions = (record.get("v") for line in _lines(path, 0)[0] if (record := _object(line)) is not None)
+    return any(type(version) is int and version > VERSION for version in versions)
+
+
 def for_people(records: Iterable[Record]) -> list[dict[str, Any]]:
     """The records that people see, without their version."""
     return [{key: value for key, value in it.items() if key != "v"} for it in records if it["event"] not in _OF_STATE]
 
 
+def _object(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else None
+    return None
+
+
 def _parse(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+    record = _object(line)
+    if record is None or not isinstance(record.get("event"), str):
         return None
     version, moment = record.get("v", 0), record.get("time")
     if type(version) is not int or not 0 <= version <= VERSION or type(moment) not in (int, float):
         return None
+    if record["event"] == "started" and not _names_logs(record):
+        return None
     if version == 0 and isinstance(record.get("failure"), dict):
         record["failure"] = with_cause(record["failure"])
     return cast("Record", record)
+
+
+def _names_logs(record: Mapping[str, Any]) -> bool:
+    """Whether a record of the start of an attempt has what readers of logs need."""
+    attempt, logs = record.get("attempt"), record.get("logs")
+    return type(attempt) is int and isinstance(logs, list) and all(
+        isinstance(log, dict) and all(isinstance(log.get(key), kind) for key, kind in _LOG_FILES.items())
+        for log in logs
+    )  # fmt: skip
 
 
 def with_cause(failure: dict[str, Any]) -> Failure:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node.files import load_json
 
-from .records import VERSION, read, with_cause
+from .records import VERSION, has_newer, read, with_cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from .status import Status
 
 FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+class NewerVersion(ValueError):
+    """A newer version of paceline has written what this one cannot read."""
+
+    def __init__(self) -> None:
+        super().__init__("it was written by a newer version of paceline; update paceline here to see how it is")
 
 
 def reduce(status: Status, records: Iterable[Record]) -> Status:
@@ -53,6 +60,7 @@ def load(cache: Path, journal: Path) -> Status:
 
     Raises:
         OSError: status.json cannot be read.
+        NewerVersion: only a newer version of paceline can read them.
         ValueError: it is damaged, and the journal has no status.
     """
     damage, stored = None, None
@@ -68,6 +76,8 @@ def load(cache: Path, journal: Path) -> Status:
     status = cast("Status", stored)
     if status.get("state") not in FINAL:
         status = reduce(status, read(journal, offset)[0])
+    if not status and has_newer(journal):
+        raise NewerVersion
     if damage is not None and "agent" not in status:  # the last version's journal has only the end
         raise damage
     return status

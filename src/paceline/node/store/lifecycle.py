@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
+from paceline.node.journal.state import NewerVersion
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import drop_note, note_of, remove_folder
 from paceline.node.signals import HANDLED
@@ -121,6 +122,11 @@ def stop(run: RunDirectory, now: bool) -> None:
         Refused: its agent does not answer.
     """
     deadline = time.monotonic() + _AGENT_COMES
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            run.load_status()
+        except NewerVersion as error:
+            raise Refused(f"job {run.path.name} cannot be stopped here: {error}") from None
     while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
         records.wake_agent(run.path)  # it may have ended while its guard is suspended
         if not run.is_held:

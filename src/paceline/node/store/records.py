@@ -18,7 +18,7 @@ from paceline.node import tensorboard
 from paceline.node.files import load_json, read_json
 from paceline.node.journal.fold import fold, part_of
 from paceline.node.journal.records import for_people, read
-from paceline.node.journal.state import FINAL
+from paceline.node.journal.state import FINAL, NewerVersion
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import sweep
@@ -103,6 +103,8 @@ def look(
         return _damaged(path, f"its folder {os.path.realpath(path)} is gone; is a disk not mounted?")
     try:
         found = _look(path, queue, liveness)
+    except NewerVersion as error:
+        found = _newer(path, str(error))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         found = _damaged(path, f"its folder is damaged ({type(error).__name__}: {error}); see {path}")
     return found if is_job(path) else None  # it may have been removed meanwhile
@@ -215,6 +217,15 @@ def _damaged(path: Path, why: str) -> Report:
         "data": [], "tensorboard": None,
     }  # fmt: skip
     return {"job": facts, "part": part}
+
+
+def _newer(path: Path, why: str) -> Report:
+    """What is known of a job of which a newer version has written: perhaps what was asked for, not how it is."""
+    run, found = RunDirectory(path), _damaged(path, why)
+    found["part"]["alive"] = found["part"]["alive"] or None
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError):
+        found["job"] = _facts(path, load_json(run.job) or {}, load_json(run.spec) or {})
+    return found
 
 
 def _waiting(name: str, status: Status, queue: Callable[[], list[Entry]]) -> str | None:
