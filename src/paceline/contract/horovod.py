@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
-from .placement import MAIN_PORT, ContractError, Placement
+from .placement import MAIN_PORT, PLACEMENT_FIELDS, ContractError, Placement
 from .values import integer, placement_from
 
 if TYPE_CHECKING:
@@ -24,18 +24,7 @@ class HorovodContract(Contract):
     """
 
     name: ClassVar[str] = "horovod"
-    carries: ClassVar[frozenset[str]] = frozenset(
-        {
-            "rank",
-            "world_size",
-            "local_rank",
-            "local_world_size",
-            "node_rank",
-            "node_count",
-            "main_address",
-            "main_port",
-        }
-    )
+    carries: ClassVar[frozenset[str]] = PLACEMENT_FIELDS - {"devices", "attempt", "job", "endpoints"}
 
     def write(self, placement: Placement) -> Variables:
         """The variables that horovodrun sets for a worker, gloo as the controller."""

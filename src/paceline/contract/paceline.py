@@ -31,6 +31,18 @@ GIT_CREDENTIALS = ("GIT_SYNC_USERNAME", "GIT_SYNC_PASSWORD")
 HOROVOD = "PACELINE_HOROVOD"
 
 
+_NUMBERS = {
+    "rank": "PACELINE_RANK",
+    "world_size": "PACELINE_WORLD_SIZE",
+    "local_rank": "PACELINE_LOCAL_RANK",
+    "local_world_size": "PACELINE_LOCAL_WORLD_SIZE",
+    "node_rank": "PACELINE_NODE_RANK",
+    "node_count": "PACELINE_NODE_COUNT",
+    "main_port": "PACELINE_MAIN_PORT",
+    "attempt": "PACELINE_ATTEMPT",
+}
+
+
 class PacelineContract(Contract):
     """PACELINE_RANK, PACELINE_WORLD_SIZE, …: one variable per field of `Placement`."""
 
@@ -39,20 +51,12 @@ class PacelineContract(Contract):
 
     def write(self, placement: Placement) -> Variables:
         """The whole placement."""
-        p = placement
         return {
-            "PACELINE_JOB": p.job,
-            "PACELINE_RANK": str(p.rank),
-            "PACELINE_WORLD_SIZE": str(p.world_size),
-            "PACELINE_LOCAL_RANK": str(p.local_rank),
-            "PACELINE_LOCAL_WORLD_SIZE": str(p.local_world_size),
-            "PACELINE_NODE_RANK": str(p.node_rank),
-            "PACELINE_NODE_COUNT": str(p.node_count),
-            "PACELINE_MAIN_ADDRESS": p.main_address,
-            "PACELINE_MAIN_PORT": str(p.main_port),
-            "PACELINE_DEVICES": ",".join(p.devices),
-            "PACELINE_ATTEMPT": str(p.attempt),
-            "PACELINE_ENDPOINTS": ",".join(p.endpoints),
+            **{name: str(getattr(placement, field)) for field, name in _NUMBERS.items()},
+            "PACELINE_JOB": placement.job,
+            "PACELINE_MAIN_ADDRESS": placement.main_address,
+            "PACELINE_DEVICES": ",".join(placement.devices),
+            "PACELINE_ENDPOINTS": ",".join(placement.endpoints),
         }
 
     def read(self, env: Mapping[str, str]) -> Placement | None:
@@ -61,16 +65,7 @@ class PacelineContract(Contract):
             return None
         return placement_from(
             env,
-            {
-                "rank": "PACELINE_RANK",
-                "world_size": "PACELINE_WORLD_SIZE",
-                "local_rank": "PACELINE_LOCAL_RANK",
-                "local_world_size": "PACELINE_LOCAL_WORLD_SIZE",
-                "node_rank": "PACELINE_NODE_RANK",
-                "node_count": "PACELINE_NODE_COUNT",
-                "main_port": "PACELINE_MAIN_PORT",
-                "attempt": "PACELINE_ATTEMPT",
-            },
+            _NUMBERS,
             main_address=env.get("PACELINE_MAIN_ADDRESS", "127.0.0.1"),
             devices=split_list(env.get("PACELINE_DEVICES", "")),
             job=env.get("PACELINE_JOB", "none"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
-from .placement import ContractError, Placement
+from .placement import PLACEMENT_FIELDS, ContractError, Placement
 from .values import join_address, placement_from, split_address, split_list
 
 if TYPE_CHECKING:
@@ -22,19 +22,7 @@ class PaddleContract(Contract):
     """
 
     name: ClassVar[str] = "paddle"
-    carries: ClassVar[frozenset[str]] = frozenset(
-        {
-            "rank",
-            "world_size",
-            "local_rank",
-            "local_world_size",
-            "node_count",
-            "main_address",
-            "main_port",
-            "devices",
-            "endpoints",
-        }
-    )
+    carries: ClassVar[frozenset[str]] = PLACEMENT_FIELDS - {"node_rank", "attempt", "job"}
     unsets: ClassVar[tuple[str, ...]] = ("http_proxy", "https_proxy", "MASTER_ADDR", "MASTER_PORT")
 
     def write(self, placement: Placement) -> Variables:

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import Contract, Variables
-from .placement import ContractError, Placement
+from .placement import PLACEMENT_FIELDS, ContractError, Placement
 from .values import integer, placement_from
 
 if TYPE_CHECKING:
@@ -29,19 +29,7 @@ class SlurmContract(Contract):
     """
 
     name: ClassVar[str] = "slurm"
-    carries: ClassVar[frozenset[str]] = frozenset(
-        {
-            "rank",
-            "world_size",
-            "local_rank",
-            "local_world_size",
-            "node_rank",
-            "node_count",
-            "main_address",
-            "attempt",
-            "job",
-        }
-    )
+    carries: ClassVar[frozenset[str]] = PLACEMENT_FIELDS - {"main_port", "devices", "endpoints"}
 
     def write(self, placement: Placement) -> Variables:
         """What srun would set for this task as step 0; hosts other than the first get made-up names."""
