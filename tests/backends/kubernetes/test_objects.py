@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import tarfile
@@ -296,3 +297,16 @@ def test_a_pod_template_takes_no_mount_away() -> None:
     assert main["volumeMounts"][-2]["subPath"] == "a"
     assert main["ports"] == [{"containerPort": 29500, "name": "agents"}]
     assert main["command"] == ["sh"]
+
+
+@pytest.mark.parametrize(
+    ("image", "is_valid"),
+    [
+        ("a", True), ("registry/training:1", True), ("Host:5000/a__b/c-d.e:V1_x", True), ("[::1]:5000/a", True),
+        ("a/b@sha256:" + "0" * 64, True), ("a:1@sha256:" + "0" * 64, True), ("UPPER CASE", False), ("Ubuntu", False),
+        ("a/B", False), ("a:", False), ("a//b", False), ("a_", False), ("a@sha256:0", False), (" a", False),
+    ],
+)  # fmt: skip
+def test_names_of_images(image: str, is_valid: bool) -> None:
+    with contextlib.nullcontext() if is_valid else pytest.raises(UserError, match=r"^--image "):
+        names.check_image("--image", image)

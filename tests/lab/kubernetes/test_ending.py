@@ -61,6 +61,7 @@ def test_a_job_that_is_stopped_and_resumed(
     user.backend().stop(["it"])
     job = user.ended("it")
     assert (job.state, job.exit_code, job.ttl) == ("STOPPED", 143, None), "a suspended job is kept"
+    assert job.started and job.finished and job.created <= job.started <= job.finished
     conditions = user.cluster.get("Job", "it")["status"]["conditions"]  # type: ignore[index]
     assert [it["type"] for it in conditions] == ["Suspended"], "its pods do not count"
     user.cluster.patch("Job", "it", {"spec": {"suspend": False}})

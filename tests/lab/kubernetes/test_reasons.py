@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .user import User
+from paceline.job.errors import UserError
+
+from .user import Silence, User
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +22,9 @@ FOREVER = "import threading; print('here', flush=True); threading.Event().wait()
 def test_why_a_job_waits(user: User) -> None:
     user.submit("pass", name="gpus", devices=99)
     user.submit("pass", name="nodes", selector="disk=none")
-    user.submit("pass", name="claim", data=["nope:/data"])
+    user.submit("pass", name="claim", pod_template={"spec": {"volumes": [
+        {"name": "c", "persistentVolumeClaim": {"claimName": "nope"}}
+    ]}})  # fmt: skip
     user.submit("pass", name="image", image="missing")
     user.submit("pass", name="refer", pod_template={"spec": {"containers": [
         {"name": "main", "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "nope", "key": "k"}}}]}
@@ -41,6 +45,35 @@ def test_why_a_job_waits(user: User) -> None:
     assert "no such host" in str(user.get("image").waiting)
     user.backend().delete(["gpus", "image"])
     user.nothing_left("gpus")
+
+
+def test_what_could_never_run_is_refused(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = User(make_cluster(0), tmp_path, monkeypatch)
+    (finding,) = user.backend().check(Silence()).findings
+    assert (finding.level, finding.what) == ("error", "has no node that is ready for pods")
+    user.cluster.housekeeping.binds = False
+    classes = "storage.k8s.io/v1"
+    for name, mode in (("later", "WaitForFirstConsumer"), ("now", "Immediate")):
+        user.cluster.create({
+            "apiVersion": classes, "kind": "StorageClass", "metadata": {"name": name}, "provisioner": "x",
+            "volumeBindingMode": mode,
+        })  # fmt: skip
+        user.cluster.create({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {"storageClassName": name, "accessModes": ["ReadWriteOnce"],
+                     "resources": {"requests": {"storage": "1Gi"}}},
+        })  # fmt: skip
+    for given, words in (
+        ({"data": ["nope:/data"]}, "^--data nope: no PersistentVolumeClaim of that name in namespace default; see pac"),
+        ({"data": ["now:/data"]}, "^--data now: the PersistentVolumeClaim is Pending, and not bound to a volume; its"),
+        ({"image": "UPPER CASE"}, "^--image UPPER CASE: not the name of an image: it has lower-case letters"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            user.submit("pass", name="it", **given)
+    user.submit("pass", name="it", data=["later:/data"])
+    assert [job.name for job in user.backend().describe().jobs] == ["it"], "it is bound when its first pod has a node"
 
 
 def test_why_a_job_has_failed(user: User) -> None:

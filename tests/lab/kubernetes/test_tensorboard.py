@@ -68,8 +68,8 @@ def test_its_address_here_leads_into_the_pod_until_ctrl_c(paceline: Paceline, cl
     assert running.stdout is not None
     url = running.stdout.readline().strip()
     eventually(lambda: b"TensorBoard" in read(url), "it answers")
-    running.send_signal(signal.SIGINT)
-    assert running.wait(GENEROUS) == 0
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(GENEROUS) == 128 + signal.SIGTERM
     eventually(lambda: len(cluster.all("Pod")) == 1, "its pod is gone")
 
 

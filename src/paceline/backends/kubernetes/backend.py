@@ -11,7 +11,6 @@ import contextlib
 import json
 import time
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends.base import Backend, Listing, Shell
@@ -20,10 +19,11 @@ from paceline.job.errors import UserError
 from . import options as target
 from .api.client import Cluster
 from .api.errors import ApiError, Expired
+from .api.times import text
 from .change import queues
 from .flags import FLAGS
 from .manifests.kinds.job import BatchJob
-from .manifests.names import SELECTOR, STOPPED
+from .manifests.names import SELECTOR, STARTED, STOPPED
 from .manifests.objects import PACKAGE, ROOT
 
 if TYPE_CHECKING:
@@ -398,8 +398,9 @@ class Kubernetes(Backend):
         return {}
 
     def _stop(self, job: Found, now: bool) -> None:
-        moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        marks: dict[str, Any] = {"annotations": {STOPPED: moment}}
+        (shown,) = self._shown([job])
+        times = {STOPPED: time.time(), STARTED: shown.started}  # its pods go, and its object forgets when it started
+        marks: dict[str, Any] = {"annotations": {key: None if it is None else text(it) for key, it in times.items()}}
         changes = {"metadata": marks, "spec": job.kind.suspension(job.object, True)}
         if labels := queues.deactivate(self._cluster, job.object):
             marks["labels"] = labels

@@ -62,6 +62,7 @@ RIGHTS = (
     Right("", "pods/exec", ("create", "get"), "paceline attach does not work", is_needed=False),
     Right("", "pods/portforward", ("create", "get"), "paceline tensorboard cannot reach it", is_needed=False),
     Right("", "persistentvolumeclaims", ("list",), "paceline data list does not work", is_needed=False),
+    Right("", "persistentvolumeclaims", ("get",), "claims that are missing are not noticed at submit", is_needed=False),
     Right("", "resourcequotas", ("list",), "paceline check cannot show quotas", is_needed=False),
     Right("", "nodes", ("list",), "paceline top node does not work", is_needed=False, is_global=True),
     Right("", "pods", ("list",), "what pods of other namespaces have is not counted", is_needed=False, is_global=True),
@@ -234,7 +235,7 @@ def _nodes(cluster: Cluster, found: list[Finding]) -> list[tuple[str, str]]:
         product = machine.labels.get("nvidia.com/gpu.product")
         what = f"{count} GPUs{f' ({product})' if product else ''}, {machine.allocated_gpus} allocated"
         rows.append((machine.name, f"{machine.state}; {what if count else 'no GPUs'}"))
-    if those and not any(machine.state == "ready" for machine in those):
+    if not any(machine.state == "ready" for machine in those):
         found.append(Finding("error", "the cluster", "has no node that is ready for pods", "see kubectl get nodes"))
     return rows
 

@@ -211,7 +211,8 @@ class Screen:
             self._cite(failure["traceback"])
         self._say(
             f"rank {rank} failed first: {_short(failure['message'])} (node {failure['node']} on {failure['host']}, "
-            f"pid {failure['pid']}, exit code {failure['exit_code']}); log {failure['log']}"
+            f"pid {failure['pid']}, exit code {failure['exit_code']})"
+            f"{'; log ' + failure['log'] if failure['log'] else ''}"
         )
 
 

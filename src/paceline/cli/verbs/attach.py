@@ -12,6 +12,7 @@ import click
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of
 from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
@@ -24,7 +25,8 @@ _MOST_DEPTH = 3  # nested lists that are shown
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order."""
     known([name], warns=True)
-    happened = backend().events(name)
+    with ended_by_signals():
+        happened = backend().events(name)
     columns = [column for column in _EVENTS if column.title != "HOST" or any("host" in event for event in happened)]
     show(happened, columns, output, lambda event: {**event, "time": show_time(event["time"])})
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,12 +19,13 @@ from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
 from paceline.cli.flags.selection import known as jobs_named
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.colours import ColoursOnly
+from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.write import say, write
 from paceline.job.errors import UserError
 from paceline.job.quantities import NoUnitError, duration, show_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
     from paceline.backends.base import LogLines
 
@@ -65,7 +67,10 @@ def _logs(
     if follow and known.waiting is not None:
         say(f"job {job}: {known.waiting}")
     try:
-        nothing = _show(lines, edits, raw, ColoursOnly(sys.stdout) if sys.stdout.isatty() and not unchanged else None)
+        with ended_by_signals(), contextlib.closing(lines):
+            nothing = _show(
+                lines, edits, raw, ColoursOnly(sys.stdout) if sys.stdout.isatty() and not unchanged else None
+            )
     except BrokenPipeError:  # the reader of our output has ended, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
@@ -88,7 +93,7 @@ def _logs(
     return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
 
 
-def _until_incomplete(lines: Iterable[LogLines], missing: list[Incomplete]) -> Iterator[LogLines]:
+def _until_incomplete(lines: Iterable[LogLines], missing: list[Incomplete]) -> Generator[LogLines, None, None]:
     """The lines; `missing` gets the error with which they end, if some are missing."""
     try:
         yield from lines

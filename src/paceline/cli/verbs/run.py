@@ -27,8 +27,9 @@ def _run(**given: Any) -> int:
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
     from paceline.cli.flags.spec import rank_streams, say_what_may_surprise, say_what_means_nothing, spec_of
+    from paceline.cli.terminal.ending import ended_by_signals
 
-    from .submit import detached, dry_run, ended_by_signals, refuse_script
+    from .submit import detached, dry_run, refuse_script
 
     typed = given
     spec, given = spec_of(given, run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,13 +10,12 @@ import click
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
+from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from paceline.backends.base import Backend, Prepared
     from paceline.job.spec import JobSpec
 
@@ -47,25 +45,6 @@ def refuse_script(given: dict[str, Any]) -> None:
         raise UserError(
             "--host-discovery-script works with paceline run only; leave it out, and add hosts with paceline scaleout"
         )
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGHUP and SIGTERM into SystemExit, so that an incomplete start is undone."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup does
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is end:
-                signal.signal(number, handler)
 
 
 def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:

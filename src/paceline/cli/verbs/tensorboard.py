@@ -11,6 +11,7 @@ from paceline.backends.base import Forwards, TensorBoards, able
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known, warn
 from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.terminal.ending import ended_by_signals
 
 
 def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
@@ -25,11 +26,12 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
     known([job])
     here = able(backend(), TensorBoards)
     if not stop:
-        url = here.open_tensorboard(job, logdir, warn)
-        if isinstance(here, Forwards):
-            _forward(here, job, url)
-        else:
-            click.echo(url)
+        with ended_by_signals():
+            url = here.open_tensorboard(job, logdir, warn)
+            if isinstance(here, Forwards):
+                _forward(here, job, url)
+            else:
+                click.echo(url)
     elif here.close_tensorboard(job):
         click.echo(f"the TensorBoard of {job} has ended")
     else:

@@ -102,8 +102,9 @@ def _tune(**given: Any) -> int:
     in every step are chosen.
     """
     from paceline.cli.flags.spec import JOB_FILES, say_what_may_surprise, say_what_means_nothing, spec_of
+    from paceline.cli.terminal.ending import ended_by_signals
 
-    from .submit import dry_run, ended_by_signals, refuse_script
+    from .submit import dry_run, refuse_script
 
     path = given["script"]
     is_file = not (given["module"] or given["no_python"]) and path.lower().endswith(JOB_FILES)

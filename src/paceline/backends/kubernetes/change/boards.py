@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import posixpath
 import re
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.look.kept_reader import pod_with_volume, when_running
+from paceline.backends.kubernetes.manifests.kept import is_below
 from paceline.job.errors import UserError
 from paceline.node.tensorboard import PROGRAM
 
@@ -29,7 +29,7 @@ def start(cluster: Cluster, job: Found, logdir: str | None) -> tuple[str, str]:
         UserError: what it is to show is on no volume of the job, or it cannot be started.
     """
     folder = logdir or job.spec.get("tensorboard_dir")
-    mounts = [it for it in job.spec.get("data") or () if folder and _is_below(str(folder), it["path"])]
+    mounts = [it for it in job.spec.get("data") or () if folder and is_below(str(folder), it["path"])]
     if not mounts:
         raise UserError(
             f"the pod of rank 0 of job {job.name} does not run, and so no TensorBoard there; what is on a volume of "
@@ -58,8 +58,3 @@ def end(cluster: Cluster, name: str) -> None:
     """End it."""
     with contextlib.suppress(ApiError):
         cluster.delete(cluster.path("v1", "pods", name), gracePeriodSeconds=0)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    path, folder = posixpath.normpath(path), posixpath.normpath(folder)
-    return posixpath.isabs(path) and posixpath.commonpath([path, folder]) == folder

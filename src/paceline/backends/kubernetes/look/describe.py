@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
-from paceline.backends.kubernetes.manifests.names import CODE, LABELS, STOPPED, role_of
+from paceline.backends.kubernetes.manifests.names import CODE, LABELS, STARTED, STOPPED, role_of
 from paceline.backends.kubernetes.manifests.objects import VOLUMES
 from paceline.job.job import FINAL, Job
 from paceline.node.journal.fold import Scheduler, fold, part_of
@@ -213,6 +213,8 @@ def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
     started = record["started"]
     if started is None and state not in ("PENDING", "STARTING"):
         started = moment((job.object.get("status") or {}).get("startTime"))
+    if started is None and state == "STOPPED":
+        started = moment(job.annotations.get(STARTED))
     code, codes = record["exit_code"], (rank["exit_code"] for rank in record["instances"])
     there = {rank["rank"] for rank in record["instances"]}
     absent = "PENDING" if not over else "STOPPED" if state == "FAILED" else state

@@ -16,6 +16,7 @@ OWNER = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 SELECTOR = f"{OWNER}={MANAGER}"
 SPEC, STOPPED, CODE, JOB_ID = (f"{GROUP}/{name}" for name in ("spec", "stopped-at", "code", "job-id"))
+STARTED = f"{GROUP}/started-at"  # of a job that was stopped
 LABELS, LOGS = f"{GROUP}/labels", f"{GROUP}/logs"
 FIRST_NODE = f"{GROUP}/first-node"  # label of pods: the node rank of the first pod with their template
 INJECT = "sidecar.istio.io/inject"
@@ -24,6 +25,13 @@ CONTAINERS = ("main", "pytorch", "tensorflow", "paddle", "mpi", "node")  # as ki
 LONGEST = 63  # letters of a host name, and of a label's value
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\]"
+_PATH = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+# As container runtimes read names, by distribution/reference: [HOST[:PORT]/]PATH[/PATH…][:TAG][@DIGEST].
+_IMAGE = re.compile(
+    rf"(({_HOST})(:[0-9]+)?/)?{_PATH}(/{_PATH})*(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
+    r"(@[A-Za-z][A-Za-z0-9]*([+._-][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
+)
 _PREFIX = re.compile(r"(?=.{1,253}/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*/")
 
 
@@ -58,6 +66,19 @@ def valid_name(name: str, nodes: int = 1, margin: int = 0) -> str:
         end = name[-6:]
         name = name[: most - len(end)].rstrip("-") + end
     return name
+
+
+def check_image(flag: str, image: str) -> None:
+    """Check that an image can have this name, as the nodes read it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not _IMAGE.fullmatch(image):
+        raise UserError(
+            f"{flag} {image}: not the name of an image: it has lower-case letters, digits, '.', '_' and '-' between "
+            "slashes, perhaps behind HOST:PORT/, and may end with :TAG or @sha256:DIGEST"
+        )
 
 
 def label_value(text: str) -> str | None:

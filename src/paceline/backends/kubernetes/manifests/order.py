@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.job.errors import UserError
 
 from . import kept
-from .names import users_labels
+from .names import check_image, users_labels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,10 +131,13 @@ class Order:
         """Refuse a job that lacks what its manifests need.
 
         Raises:
-            UserError: it lacks an image, its kind cannot do what it asks for, Kubernetes does not take a label, or its
-                logs cannot be kept where it says.
+            UserError: it lacks an image or names one that cannot be, its kind cannot do what it asks for, Kubernetes
+                does not take a label, or its logs cannot be kept where it says.
         """
-        assert self.image
+        check_image("--image", self.image)
+        for flag, image in (("--worker-image", self.options.worker_image), ("--git-image", self.options.git_image)):
+            if image is not None:
+                check_image(flag, image)
         users_labels(self.spec.labels)
         self.kept_logs()
         self.kind.check(self)

@@ -104,6 +104,8 @@ class KubeRun:
             stream, rank = "both" if entry.stream == "out" else "err", max(entry.rank, 0)
             return Output(entry.attempt, rank, self._locals.get(rank, 0), stream, entry.text)
         details = {key: it for key, it in entry.event.items() if key not in ("event", "ranks")}
+        if details.get("failure"):
+            details["failure"] = {**details["failure"], "log": ""}  # it goes with the pod
         if entry.event["event"] == "started":
             self._locals.update((rank, local) for rank, local in entry.event.get("ranks") or ())
             details["logs"] = [{"rank": it, "local_rank": local} for it, local in entry.event.get("ranks") or ()]

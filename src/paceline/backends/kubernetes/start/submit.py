@@ -42,7 +42,7 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
 
-from . import dry_run, holding, lease
+from . import claims, dry_run, holding, lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +107,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
         secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=cluster.version[1],
     )  # fmt: skip
     order.check()
+    claims.check(cluster, spec)
     if nodes > 1 and not options.plain:
         order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
     if name.endswith("-"):

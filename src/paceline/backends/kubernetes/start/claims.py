@@ -1,0 +1,52 @@
+"""The volumes that a job asks for: a pod that names one that is not there would wait for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.job.spec import JobSpec
+
+_CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+_LATER = "WaitForFirstConsumer"  # such a claim is bound when its first pod has a node
+
+
+def check(cluster: Cluster, spec: JobSpec) -> None:
+    """Refuse a job whose claims are not there, or not bound, as far as this user may see them.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name in dict.fromkeys(mount.volume for mount in spec.data):
+        see = f"see paceline data list{cluster.where}"
+        try:
+            claim = cluster.get(cluster.path("v1", "persistentvolumeclaims", name))
+        except ApiError as error:
+            if error.code == 404:
+                raise UserError(
+                    f"--data {name}: no PersistentVolumeClaim of that name in namespace {cluster.namespace}; {see}"
+                ) from None
+            if error.code != 403:
+                raise
+            return
+        phase = str((claim.get("status") or {}).get("phase") or "Pending")
+        if phase != "Bound" and not _is_bound_later(cluster, claim):
+            raise UserError(
+                f"--data {name}: the PersistentVolumeClaim is {phase}, and not bound to a volume; its events say why: "
+                f"kubectl describe pvc {name}"
+            )
+
+
+def _is_bound_later(cluster: Cluster, claim: Object) -> bool:
+    """Whether a claim waits for the pod, or that is not known."""
+    name = claim["spec"].get("storageClassName")
+    if not name:
+        return False
+    try:
+        return bool(cluster.get(f"{_CLASSES}/{name}").get("volumeBindingMode") == _LATER)
+    except ApiError as error:
+        return error.code == 403
