@@ -159,6 +159,35 @@ class GpuUseRecord(TypedDict):
     memory: int | None
 
 
+class UsageRecord(TypedDict):
+    """What a job uses on a machine; see `paceline.job.job.Usage`."""
+
+    processes: int
+    cpu: float
+    memory: int
+    gpus: tuple[GpuUseRecord, ...]
+
+
+class MachineUseRecord(TypedDict):
+    """What a machine, or its control group, has and what is in use; see `paceline.job.job.Node`."""
+
+    cores: float
+    load: float
+    memory: int
+    memory_used: int
+    disk: int
+    disk_used: int
+    gpus: tuple[GpuRecord, ...]
+
+
+class NodeRecord(MachineUseRecord):
+    """A machine that runs jobs; see `paceline.job.job.Node`."""
+
+    name: str
+    devices: tuple[str, ...]
+    allocated: dict[str, tuple[str, ...]]
+
+
 class JobFacts(TypedDict):
     """What is known of a job before it runs; see `paceline.job.job.Job` for each key.
 

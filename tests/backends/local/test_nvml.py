@@ -143,5 +143,5 @@ def test_a_real_gpu(source: str) -> None:
     meter = Meter(gpus)
     meter.read()
     (use,) = meter.jobs({"me": (os.getpid(), start_time(os.getpid()))}, {"me": [name]}).values()
-    (mine,) = [gpu for gpu in use.gpus if gpu["device"] == name]
+    (mine,) = [gpu for gpu in use["gpus"] if gpu["device"] == name]
     assert mine["memory"] >= held.nbytes

@@ -106,7 +106,7 @@ def test_each_process_is_read_once_however_many_jobs_there_are(proc: Proc, monke
     it.read()
     found = it.jobs({f"job-{n}": (1000 * (n + 1), 7) for n in range(100)}, {})
     assert len(found) == 100
-    assert {use.processes for use in found.values()} == {8}
+    assert {use["processes"] for use in found.values()} == {8}
     assert len([path for path in opened if path.endswith("/stat")]) == len(set(opened)) == 800
 
 
@@ -144,10 +144,10 @@ def test_cpu_and_memory_of_a_job(proc: Proc, monkeypatch: pytest.MonkeyPatch) ->
     proc.put(11, parent=10, own=50 + 3 * TICKS, pages=3)
     it.read()
     (use,) = it.jobs({"a": (10, 7), "gone": (10, 6)}, {}).values()
-    assert use.cpu == pytest.approx(6 / 4)
-    assert use.memory == 1000 * 1024 + 3 * os.sysconf("SC_PAGE_SIZE")
-    assert use.processes == 2
-    assert use.gpus == ()
+    assert use["cpu"] == pytest.approx(6 / 4)
+    assert use["memory"] == 1000 * 1024 + 3 * os.sysconf("SC_PAGE_SIZE")
+    assert use["processes"] == 2
+    assert use["gpus"] == ()
 
 
 def test_where_there_is_no_time_for_shared_memory_it_counts_in_full_and_is_read_the_next_time(
@@ -157,11 +157,11 @@ def test_where_there_is_no_time_for_shared_memory_it_counts_in_full_and_is_read_
     proc.put(10, pages=5, pss=4)
     it = meter(proc)
     it.read()
-    assert it.jobs({"a": (10, 7)}, {})["a"].memory == 5 * os.sysconf("SC_PAGE_SIZE")
+    assert it.jobs({"a": (10, 7)}, {})["a"]["memory"] == 5 * os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setattr(usage, "MEMORY_SECONDS", 60.0)
-    assert it.jobs({"a": (10, 7)}, {})["a"].memory == 4096
+    assert it.jobs({"a": (10, 7)}, {})["a"]["memory"] == 4096
     monkeypatch.setattr(usage, "MEMORY_SECONDS", -1.0)
-    assert it.jobs({"a": (10, 7)}, {})["a"].memory == 4096, "as it was known last"
+    assert it.jobs({"a": (10, 7)}, {})["a"]["memory"] == 4096, "as it was known last"
 
 
 # -- real processes ----------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def test_real_processes_that_share_memory_and_come_and_go(tree: subprocess.Popen
         nonlocal total
         it.read()
         (use,) = it.jobs(agent, {}).values()
-        total += use.cpu
-        assert use.processes >= 4
-        return total > 0 and 120 << 20 < use.memory < 240 << 20  # four processes have it, once
+        total += use["cpu"]
+        assert use["processes"] >= 4
+        return total > 0 and 120 << 20 < use["memory"] < 240 << 20  # four processes have it, once
 
     eventually(busy, "the time of children that have ended is counted, and shared memory once")
 
@@ -215,10 +215,10 @@ def test_this_machine() -> None:
     it = Meter(lambda: ())
     it.read()
     now = it.machine(Path("/proc"))
-    assert now.cores > 0
-    assert now.load >= 0
-    assert 0 < now.memory_used <= now.memory
-    assert it.machine(Path("/")).disk > it.machine(Path("/")).disk_used > 0
+    assert now["cores"] > 0
+    assert now["load"] >= 0
+    assert 0 < now["memory_used"] <= now["memory"]
+    assert it.machine(Path("/"))["disk"] > it.machine(Path("/"))["disk_used"] > 0
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_load_is_of_the_control_group_that_has_a_quota(proc: Proc, tmp_path: Pat
         (box / "cpuacct.usage").write_text("2500000000\n")
     assert usage.busy_seconds(proc.path, cgroup) == 2.5
     it = Meter(lambda: (), proc.path, cgroup)
-    assert it.machine(tmp_path).cores == min(1.5, len(os.sched_getaffinity(0)))
+    assert it.machine(tmp_path)["cores"] == min(1.5, len(os.sched_getaffinity(0)))
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_a_gpu_is_shared_out_by_process(proc: Proc) -> None:
     it = meter(proc, gpu)
     it.read()
     found = it.jobs({"a": (10, 7), "b": (20, 7)}, {})
-    assert found["a"].gpus == ({"device": "0", "use": 35.0, "memory": 30},)
-    assert found["b"].gpus == ({"device": "0", "use": 50.0, "memory": 40},)
+    assert found["a"]["gpus"] == ({"device": "0", "use": 35.0, "memory": 30},)
+    assert found["b"]["gpus"] == ({"device": "0", "use": 50.0, "memory": 40},)
 
 
 def test_where_use_is_not_known_by_process_it_is_that_of_a_gpu_that_nobody_else_uses(proc: Proc) -> None:
@@ -278,11 +278,11 @@ def test_where_use_is_not_known_by_process_it_is_that_of_a_gpu_that_nobody_else_
     it = meter(proc, mine, shared)
     it.read()
     found = it.jobs({"a": (10, 7), "b": (20, 7)}, {})
-    assert found["a"].gpus == (
+    assert found["a"]["gpus"] == (
         {"device": "0", "use": 90.0, "memory": 20},
         {"device": "1", "use": None, "memory": 20},
     )
-    assert found["b"].gpus == ({"device": "1", "use": None, "memory": None},)
+    assert found["b"]["gpus"] == ({"device": "1", "use": None, "memory": None},)
 
 
 @pytest.mark.parametrize("pids", [(), (40_000, 40_001), (11,)])  # the last one is by chance a process of ours
@@ -295,11 +295,11 @@ def test_in_another_pid_namespace_a_job_has_what_is_used_on_its_own_devices(proc
     ]
     it = meter(proc, *gpus)
     it.read()
-    assert it.jobs({"a": (10, 7)}, {"a": ["GPU-1", "2"]})["a"].gpus == (
+    assert it.jobs({"a": (10, 7)}, {"a": ["GPU-1", "2"]})["a"]["gpus"] == (
         {"device": "GPU-1", "use": 61.0, "memory": 80},
         {"device": "2", "use": 62.0, "memory": 80},
     )
-    assert it.jobs({"a": (10, 7)}, {})["a"].gpus == ()
+    assert it.jobs({"a": (10, 7)}, {})["a"]["gpus"] == ()
 
 
 SMI = """0, GPU-5a1, NVIDIA H200, 93, 143771, 1024, 51, 402.13

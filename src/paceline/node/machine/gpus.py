@@ -11,12 +11,14 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .hardware import PROC, SYS, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from paceline.contract.records import GpuRecord
 
 VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NVIDIA_VENDOR = "0x10de"
@@ -72,6 +74,10 @@ class Gpu:
     temperature: float | None = None
     power: float | None = None
     processes: tuple[GpuProcess, ...] = ()
+
+    def record(self) -> GpuRecord:
+        """The GPU without its processes."""
+        return cast("GpuRecord", {name: value for name, value in asdict(self).items() if name != "processes"})
 
     def is_called(self, device: str) -> bool:
         """Whether an entry of a visibility variable means this GPU: its number, or the beginning of its UUID."""

@@ -9,13 +9,15 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from paceline.contract.records import GpuUseRecord, MachineUseRecord, UsageRecord
 
     from .gpus import Gpu
 
@@ -24,42 +26,6 @@ MEMORY_SECONDS = 0.5  # the longest time per reading to find out which memory is
 _TICKS: int = os.sysconf("SC_CLK_TCK")
 _PAGE: int = os.sysconf("SC_PAGE_SIZE")
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg")
-
-
-@dataclass(frozen=True)
-class JobUse:
-    """What a job uses on this machine.
-
-    Attributes:
-        processes: how many it has.
-        cpu: cores that they kept busy.
-        memory: bytes; memory that several of them share counts once, as far as it is known.
-        gpus: `{"device", "use", "memory"}` of each GPU that it has: percentage of time and bytes, None if unknown.
-    """
-
-    processes: int
-    cpu: float
-    memory: int
-    gpus: tuple[dict[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class MachineUse:
-    """What this machine, or its control group, has and what is in use; sizes in bytes.
-
-    Attributes:
-        cores: how many may be busy.
-        load: how many were busy.
-        disk: size of the file system of the given folder.
-    """
-
-    cores: float
-    load: float
-    memory: int
-    memory_used: int
-    disk: int
-    disk_used: int
-    gpus: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True)
@@ -211,8 +177,8 @@ class Meter:
     def _seconds(self) -> float:
         return max(self._after.time - self._before.time, 1e-9)
 
-    def machine(self, folder: Path) -> MachineUse:
-        """What is in use on the machine, and on the disk of `folder`, as of the last reading."""
+    def machine(self, folder: Path) -> MachineUseRecord:
+        """What is in use on the machine or in its control group, and on the disk of `folder`, as of the last reading."""
         cores, memory, space = (
             hardware.cores(self._proc, self._cgroup),
             hardware.memory(self._proc, self._cgroup),
@@ -220,19 +186,19 @@ class Meter:
         )
         most = cores.usable if cores.quota is None else min(cores.usable, cores.quota)
         total = memory.total if memory.limit is None else memory.limit
-        return MachineUse(
-            cores=float(most),
-            load=max(0.0, self._after.busy - self._before.busy) / self._seconds,
-            memory=total,
-            memory_used=max(0, total - memory.available),
-            disk=space.total if space else 0,
-            disk_used=space.total - space.free if space else 0,
-            gpus=self._seen,
-        )
+        return {
+            "cores": float(most),
+            "load": round(max(0.0, self._after.busy - self._before.busy) / self._seconds, 3),
+            "memory": total,
+            "memory_used": max(0, total - memory.available),
+            "disk": space.total if space else 0,
+            "disk_used": space.total - space.free if space else 0,
+            "gpus": tuple(gpu.record() for gpu in self._seen),
+        }
 
     def jobs(
         self, agents: Mapping[str, tuple[int, int | None]], alone: Mapping[str, Sequence[str]]
-    ) -> dict[str, JobUse]:
+    ) -> dict[str, UsageRecord]:
         """What jobs use, as of the last reading; those whose agent is gone are left out.
 
         Args:
@@ -244,12 +210,12 @@ class Meter:
         living = {job: [p for p in tree.values() if not p.is_zombie] for job, tree in trees.items()}
         memory = self._memory([process for processes in living.values() for process in processes])
         return {
-            job: JobUse(
-                processes=len(living[job]),
-                cpu=spent(self._before.tree(*agents[job]), tree) / self._seconds,
-                memory=sum(memory[process.pid] for process in living[job]),
-                gpus=tuple(self._gpus_of(tree, alone.get(job, ()))),
-            )
+            job: {
+                "processes": len(living[job]),
+                "cpu": round(spent(self._before.tree(*agents[job]), tree) / self._seconds, 3),
+                "memory": sum(memory[process.pid] for process in living[job]),
+                "gpus": tuple(self._gpus_of(tree, alone.get(job, ()))),
+            }
             for job, tree in trees.items()
         }
 
@@ -269,7 +235,7 @@ class Meter:
                 self._shares[process.pid, process.start_time] = time.monotonic(), int(found[1]) << 10
         return {p.pid: self._shares.get((p.pid, p.start_time), (0.0, p.resident))[1] for p in processes}
 
-    def _gpus_of(self, tree: Mapping[int, Process], alone: Sequence[str]) -> Iterable[dict[str, Any]]:
+    def _gpus_of(self, tree: Mapping[int, Process], alone: Sequence[str]) -> Iterable[GpuUseRecord]:
         for gpu in self._seen:
             device = next((name for name in alone if gpu.is_called(name)), None)
             mine = [p for p in gpu.processes if p.pid in tree and self._has_gpu(p.pid)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.devicequeue import ticket
 from paceline.node.machine.meter import Meter
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from paceline.contract.records import NodeRecord, UsageRecord
     from paceline.node.machine.gpus import Gpu
 
 
@@ -42,37 +42,27 @@ class Gauge:
         self._home, self._jobs, self._devices, self._slots = home, jobs, tuple(devices), slots
         self._meter = Meter(gpus)
 
-    def machine(self) -> dict[str, Any]:
-        """This machine, with the keys of `job/job.py`'s Node."""
+    def machine(self) -> NodeRecord:
+        """This machine."""
         self._meter.read()
-        use = self._meter.machine(self._jobs)
         holders = self._holders()
         devices = (*self._devices, *sorted(holders.keys() - set(self._devices)))
         return {
             "name": socket.gethostname(),
             "devices": devices,
             "allocated": {device: holders[device] for device in devices if device in holders},
-            "cores": use.cores,
-            "load": round(use.load, 3),
-            "memory": use.memory,
-            "memory_used": use.memory_used,
-            "disk": use.disk,
-            "disk_used": use.disk_used,
-            "gpus": tuple(_without(asdict(gpu), "processes") for gpu in use.gpus),
+            **self._meter.machine(self._jobs),
         }
 
-    def of_jobs(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """What jobs use, with the keys of `job/job.py`'s Usage; those that do not run are left out."""
+    def of_jobs(self, names: Sequence[str]) -> dict[str, UsageRecord]:
+        """What jobs use; those that do not run are left out."""
         agents = {name: agent for name in names if (agent := self._agent(name)) is not None}
         self._meter.read()
         alone: dict[str, list[str]] = {}
         for device, jobs in self._holders().items():
             if len(jobs) == 1 and not self._slots:
                 alone.setdefault(jobs[0], []).append(device)
-        return {
-            name: {"processes": use.processes, "cpu": round(use.cpu, 3), "memory": use.memory, "gpus": use.gpus}
-            for name, use in self._meter.jobs(agents, alone).items()
-        }
+        return self._meter.jobs(agents, alone)
 
     def _agent(self, name: str) -> tuple[int, int | None] | None:
         try:
@@ -92,7 +82,3 @@ class Gauge:
             for device in entry.devices:
                 held[device] = (*held.get(device, ()), entry.job)
         return held
-
-
-def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != key}
