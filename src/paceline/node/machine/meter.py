@@ -178,7 +178,7 @@ class Meter:
         return max(self._after.time - self._before.time, 1e-9)
 
     def machine(self, folder: Path) -> MachineUseRecord:
-        """What is in use on the machine or in its control group, and on the disk of `folder`, as of the last reading."""
+        """What is in use on the machine or in its control group, and on the disk of `folder`, at the last reading."""
         cores, memory, space = (
             hardware.cores(self._proc, self._cgroup),
             hardware.memory(self._proc, self._cgroup),

@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import Inventory, KeptCheckpoint
 
-    class Readable(Protocol):
-        """A stream of bytes."""
-
-        def read(self, size: int, /) -> bytes:
-            """The next bytes, at most `size`; b"" at the end."""
+    from .code_copy import Readable
 
     class Writable(Protocol):
         """Takes bytes."""
