@@ -271,12 +271,13 @@ def test_a_killed_agent_leaves_no_running_job(paceline: Paceline) -> None:
     submit(paceline, "-n", "2", "--name", "it", "script.py")
     running(paceline, "it")
     job = get(paceline, "it")
-    agent = status(paceline, "it")["agent"]["pid"]
-    os.kill(agent, signal.SIGKILL)
+    known = status(paceline, "it")["agent"]
+    agent, guard = known["pid"], known["guard"]["pid"]
+    os.kill(guard, signal.SIGKILL)  # the agent ends with it, and whoever looks cannot tell which one was killed
     assert paceline("wait", "it").returncode == 1
     after = get(paceline, "it")
     assert after["state"] == "FAILED"
-    assert f"its agent (pid {agent}) was killed" in after["error"]
+    assert f"its agent (pid {agent}) was killed, or the guard above it (pid {guard}), and" in after["error"]
     assert "paceline resubmit it" in after["error"]
     assert after["finished"] >= job["started"]
     assert [i["state"] for i in after["instances"]] == ["FAILED", "FAILED"]
@@ -285,6 +286,24 @@ def test_a_killed_agent_leaves_no_running_job(paceline: Paceline) -> None:
     known["agent"].update(boot="another", pid=os.getpid())  # the number belongs to another process by now
     (paceline.home / "jobs" / "it" / "status.json").write_text(json.dumps(known))
     assert "the machine was restarted" in get(paceline, "it")["error"]
+
+
+def test_a_journal_that_cannot_be_opened(paceline: Paceline) -> None:
+    paceline.script(FOREVER)
+    submit(paceline, "--name", "it", "script.py")
+    running(paceline, "it")
+    journal = paceline.home / "jobs" / "it" / "journal.jsonl"
+    journal.rename(journal.with_name("before"))
+    journal.mkdir()
+    shown = get(paceline, "it")
+    assert shown["state"] == "RUNNING" and "it is no regular file" in shown["error"]
+    assert refusal(paceline, "events", "it") == f"cannot read {journal}: it is no regular file"
+    os.kill(status(paceline, "it")["agent"]["pid"], signal.SIGTERM)  # it is to record that
+    assert paceline("wait", "it").returncode == 1
+    error = f"the job's agent has failed: Is a directory: {journal}; see {journal.with_name('agent.log')}"
+    shown = get(paceline, "it")
+    assert (shown["state"], shown["error"], shown["cause"]) == ("FAILED", error, "agent")
+    journal.rmdir()
 
 
 @pytest.mark.parametrize("clients", [4, pytest.param(60, marks=pytest.mark.nightly)])

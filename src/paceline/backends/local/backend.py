@@ -189,7 +189,8 @@ class Local(Backend):
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of a job."""
-        return records.events(self._run(name))
+        with refusals():
+            return records.events(self._run(name))
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""

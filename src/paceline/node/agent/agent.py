@@ -86,10 +86,10 @@ class Agent:
         if self.lifeline is not None:
             self.loop.watch(self.lifeline, self._on_lifeline)
         processes.adopt_orphans()
-        self._write()
-        self._look_at_disk()
         try:
             try:
+                self._write()
+                self._look_at_disk()
                 self._decide({"on": "begin"})
                 while not self.state.may_close:
                     self._next()

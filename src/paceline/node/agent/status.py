@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, cast
 
+from paceline.node.journal.records import stamped
 from paceline.node.journal.state import reduce
 from paceline.node.machine import processes
 
@@ -33,6 +34,7 @@ class JobStatus:
         self._run = run
         self._job = spec.job
         self._offset = -1  # the end of the last record; -1 before the first one
+        self._is_broken = False  # the journal cannot be written
         self.current: Status = {
             "job": spec.job, "job_id": spec.job_id, "state": "PENDING" if spec.request else "STARTING",
             "framework": spec.framework,
@@ -53,7 +55,11 @@ class JobStatus:
         return self.current["node_rank"] or 0
 
     def record(self, current_ranks: Iterable[Rank], *happened: Record, **changes: Unpack[Status]) -> None:
-        """Record what has changed in the state and the ranks, and then what has happened."""
+        """Record what has changed in the state and the ranks, and then what has happened.
+
+        Raises:
+            OSError: the journal cannot be written; from now on the state is kept without it.
+        """
         records: list[Record] = []
         if self._offset < 0:
             records.append({"event": "state", "status": {**self.current, **changes}})
@@ -64,8 +70,14 @@ class JobStatus:
             records.append({"event": "ranks", "ranks": changed_ranks})
         records += happened
         if records:
-            written, self._offset = self._run.append(*records)
-            self.current = reduce(self.current, written)
+            try:
+                written, self._offset = self._run.append(*records)
+                self.current = reduce(self.current, written)
+            except OSError:
+                self.current = reduce(self.current, stamped(records))
+                if not self._is_broken:
+                    self._is_broken, self._offset = True, max(self._offset, 0)
+                    raise
 
     def save(self) -> None:
         """Replace status.json by the state that is recorded. A full disk is no error."""

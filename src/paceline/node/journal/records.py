@@ -8,6 +8,7 @@ a version (0), and only of what people see: the rest is in its status.json alone
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -153,8 +154,7 @@ def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Rec
     Raises:
         OSError: the file cannot be opened.
     """
-    stamp = {"v": VERSION, "time": time.time()}
-    written = [cast("Record", {**stamp, **record}) for record in records]
+    written = stamped(records)
     data = "".join(f"{json.dumps(record)}\n" for record in written).encode()
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -173,8 +173,18 @@ def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Rec
         os.close(fd)
 
 
+def stamped(records: Sequence[Record]) -> list[Record]:
+    """Records as they are written now."""
+    stamp = {"v": VERSION, "time": time.time()}
+    return [cast("Record", {**stamp, **record}) for record in records]
+
+
 def read(path: Path, offset: int = 0) -> tuple[list[Record], int]:
-    """The records from a position on, and the end of the last complete line; none if the file is missing."""
+    """The records from a position on, and the end of the last complete line; none if the file is missing.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     lines, end = _lines(path, offset)
     return parsed(lines), end
 
@@ -182,13 +192,12 @@ def read(path: Path, offset: int = 0) -> tuple[list[Record], int]:
 def _lines(path: Path, offset: int) -> tuple[list[bytes], int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return [], offset
     try:
-        is_regular = stat.S_ISREG(os.fstat(fd).st_mode)  # a FIFO would never end
-        data = os.pread(fd, _MOST_BYTES, offset) if is_regular else b""
-    except OSError:
-        return [], offset
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a FIFO would never end
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        data = os.pread(fd, _MOST_BYTES, offset)
     finally:
         os.close(fd)
     end = data.rfind(b"\n") + 1
@@ -201,7 +210,11 @@ def parsed(lines: Iterable[bytes]) -> list[Record]:
 
 
 def has_newer(path: Path) -> bool:
-    """Whether a newer version of paceline has written into a journal."""
+    """Whether a newer version of paceline has written into a journal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     versions = (record.get("v") for line in _lines(path, 0)[0] if (record := _object(line)) is not None)
     return any(type(version) is int and version > VERSION for version in versions)
 

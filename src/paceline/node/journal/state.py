@@ -59,7 +59,7 @@ def load(cache: Path, journal: Path) -> Status:
     """The status of a part, from its status.json and what its journal has after that; {} if there is none yet.
 
     Raises:
-        OSError: status.json cannot be read.
+        OSError: status.json, or the journal, cannot be read.
         NewerVersion: only a newer version of paceline can read them.
         ValueError: it is damaged, and the journal has no status.
     """

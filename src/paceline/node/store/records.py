@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract.checkpoint import newest_first
 from paceline.node import tensorboard
+from paceline.node.errors import Refused
 from paceline.node.files import load_json, read_json
 from paceline.node.journal.fold import fold, part_of
 from paceline.node.journal.records import for_people, read
@@ -272,7 +273,9 @@ def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: boo
     elif agent["boot"] != processes.boot_id():
         why = "the machine was restarted"
     else:
-        why = f"its agent (pid {agent['pid']}) was killed, and its ranks with it"
+        guard = (agent.get("guard") or {}).get("pid")
+        others = f", or the guard above it (pid {guard})" if guard else ""
+        why = f"its agent (pid {agent['pid']}) was killed{others}, and its ranks with it"
     return False, f"{why}; {again(name, has_checkpoint(run))}"
 
 
@@ -311,8 +314,15 @@ def _noticed(run: RunDirectory) -> float | None:
 
 
 def events(run: RunDirectory) -> list[dict[str, Any]]:
-    """The events of a job."""
-    return for_people(read(run.journal)[0])
+    """The events of a job.
+
+    Raises:
+        Refused: its journal cannot be read.
+    """
+    try:
+        return for_people(read(run.journal)[0])
+    except OSError as error:
+        raise Refused(f"cannot read {run.journal}: {error.strerror}") from None
 
 
 def _command(program: dict[str, Any]) -> str:
