@@ -10,7 +10,9 @@ rank → relay   {"do": "failed", "why"}                   this rank ends, and h
                                                            has passed the place where it could have stopped after it
                {"do": "ask"}                             it is in a collective for long, or one failed: where are all?
                {"do": "here", "round", "place"}          answer to "where", see `collective_trace`
+               {"do": "saw", "inputs", "data", "line"}   checksums of what it has trained on first, see `Watch.compare`
 relay → rank   {"do": "met", "number"}                   all have
+               {"do": "same", "why"}                     to rank 0: all have trained on the same
                {"do": "where", "round"}
                {"do": "mismatch", "why"}                 the ranks are in collectives that can never end
                {"do": "alike"}                           to one whose collective has failed: that is not why
@@ -49,6 +51,9 @@ class Message(TypedDict, total=False):
     signal: int
     after: int
     late: bool
+    inputs: list[int]
+    data: int | None
+    line: str
 
 
 EVERYBODY = -1
@@ -69,6 +74,7 @@ class Relay:
         self._here: dict[int, collective_trace.Place] = {}  # the answers
         self._is_asking = False
         self._departed: dict[int, collective_trace.Place] = {}
+        self._seen: dict[int, Message] = {}
 
     def receive(self, rank: int, message: Message) -> Outbox:
         """Handle a message of a rank."""
@@ -88,6 +94,9 @@ class Relay:
             return self._gather()
         if what == "ask":
             return self._ask(rank)
+        if what == "saw":
+            self._seen[rank] = message
+            return self._compare()
         if what == "here":
             if message["round"] == self._round:
                 self._here[rank] = message["place"]
@@ -140,6 +149,23 @@ class Relay:
             return []
         self._met = least
         return [(EVERYBODY, {"do": "met", "number": least})]
+
+    def _compare(self) -> Outbox:
+        """Once every rank has sent what it has trained on first: whether it is the same."""
+        if len(self._seen) < len(self._meetings):
+            return []
+        first = self._seen[0]
+        same = [
+            key for key in ("inputs", "data") if first[key] and all(m[key] == first[key] for m in self._seen.values())
+        ]
+        if not same:
+            return []
+        what = "trains on the same batches" if same[0] == "inputs" else "takes its batches from the whole data set"
+        why = (
+            f"each rank {what} ({first['line']}), so the data is not divided among them; "
+            "take the batches from run.dataloader(dataset, batch_size, shuffle=True)"
+        )
+        return [(0, {"do": "same", "why": why})]
 
     def _decide(self) -> Outbox:
         """Once every rank has answered where it is: the step to stop after."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from .listener import Listener
 from .process_hooks import ProcessHooks, die_by
 from .relay import EVERYBODY, Message, Relay
 
+log = logging.getLogger("paceline")
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
 _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
 _CAUSE_SECONDS = 1.0  # to learn why a collective has failed
@@ -186,6 +188,17 @@ class Watch:
             if cause is not None:
                 self._fatal.handed_over()
                 raise cause from error
+
+    def compare(self, inputs: list[int], data: int | None, line: str) -> None:
+        """Send what this rank has trained on first; rank 0 warns if all ranks have sent the same. Waits for nobody.
+
+        Args:
+            inputs: checksums of batches; empty if they cannot be compared.
+            data: checksum of the data that its batches are of; None if that is not known.
+            line: of the script, where it has trained on them.
+        """
+        with self._condition:
+            self._send({"do": "saw", "inputs": inputs, "data": data, "line": line})
 
     def exits(self, code: Any) -> None:
         """Note that `sys.exit` was called: a rank that ends this way has not left its loop too early."""
@@ -384,6 +397,8 @@ class Watch:
             self._send({"do": "at", "step": self._step, "passed": self._passed})
         elif what == "stop":
             self._held, self._stop = False, message
+        elif what == "same":
+            log.warning("%s", message["why"])
         elif what == "met":
             self._met = message["number"]
         elif what in ("where", "alike", "late", "mismatch"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import zlib
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,15 @@ class SameData:
             if kind == 0 and len(own) != len(others):  # only some ranks may make loaders for evaluation
                 return kind, min(len(own), len(others)), f"has made {len(own)} and not {len(others)} training loaders"
         return None
+
+
+def checksum(**things: Any) -> int:
+    """A checksum of data sets and samplers, by their names: of what they hold, and of their plain attributes."""
+    total = Content()
+    for name, thing in things.items():
+        total.add([_describe(thing), *(value for pair in _contents(thing, name, 0) for value in pair)])
+        total.add([it for it in sorted(vars(thing).items()) if isinstance(it[1], int | str | None)])
+    return zlib.crc32(repr(total.numbers).encode(), total.checksum)
 
 
 def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -30,6 +30,11 @@ class Content:
     checksum: int = 0
     numbers: list[float] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self.checksum and not self.numbers
+
     def agrees(self, other: Content) -> bool:
         """Whether the elements of both are equal, except for rounding."""
         return (

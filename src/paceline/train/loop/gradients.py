@@ -49,12 +49,14 @@ class Gradients:
         self._outside: dict[int, int] = {}  # backwards of batches that are not counted, by the same
         self._weights: dict[int, GivenWeights] = {}  # that the script gives its losses, by the same
         self._latest = 1  # the batches per step of the last backward
+        self._is_within = False  # `backward`
+        self._is_weighted = False  # whether this batch's loss was passed to `backward`
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def batch_begins(self, loader: Loader | Pass) -> None:
         """Start a batch of `loader`."""
-        self.trained = self._stepped = False
+        self.trained = self._stepped = self._is_weighted = False
         self.number += 1
         for every in self._prepared.accumulates:
             window = self._windows.get(every)
@@ -102,8 +104,12 @@ class Gradients:
         self._prepared.check_partial()
         factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
         self._stepped = False
-        with self._prepared.backward(factor, step, inputs):
-            yield factor
+        self._is_within = self._is_weighted = True
+        try:
+            with self._prepared.backward(factor, step, inputs):
+                yield factor
+        finally:
+            self._is_within = False
         self.trained = self.has_seen = True
         self._unused = not self._stepped  # hooks of the parameters may step within
         if batch is None:
@@ -143,6 +149,12 @@ class Gradients:
         """Note that the gradients were used."""
         self.trained, self._unused = True, False
         self._stepped = self._has_ever_stepped = self.has_seen = True
+
+    def are_plain(self) -> bool:
+        """Whether gradients that an optimizer has just used were not computed by `backward`."""
+        if self._is_within or not self._prepared.parameters_with_gradients():
+            return False
+        return self._prepared.has_new_gradients or not self._is_weighted
 
     def is_accumulating(self, every: int | None, *, within: bool) -> bool:
         """Whether the last backward only added to the gradients, so that the optimizer does not step yet.

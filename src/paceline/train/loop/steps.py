@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.train.control.exit_report import Preempted, record
+from paceline.train.data.loader import Loader
 
 from .closing import Ending
 from .epochs import EpochLoops
+from .first_steps import FirstSteps
 from .gradients import Gradients
 from .optimizers import OtherOptimizers
 from .passes import Pass, Passes
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from paceline.train.checkpoint.errors import CheckpointError
     from paceline.train.control.watch import Watch
-    from paceline.train.data.loader import Loader
     from paceline.train.group.group import Group
     from paceline.train.metrics.metrics import Metrics
     from paceline.train.parallel.prepared import Prepared
@@ -88,6 +89,8 @@ class Steps:
             prepared.register_on_rank("run.steps", self._passes)
         self._resuming = Resuming(group, checkpoints, metrics, self._epochs, self._passes)
         self._gradients = Gradients(group, prepared)
+        self._first: FirstSteps | None = FirstSteps(group, prepared, watch)  # until those are over
+        prepared.look = self._model_called
         self.optimizers = OtherOptimizers(prepared, stepped=self._other_stepped, refuses=self._needs_states)
         self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
@@ -316,9 +319,18 @@ class Steps:
 
     def _stepped(self, number: int) -> None:
         """Note a step of an optimizer that was set up, by its number, of another one, by its id, or by hand."""
+        if self._first is not None and number >= 0:
+            source = self._batches[0] if self._batches else None
+            if not self._first.optimizer_stepped(self._gradients, source, max(self._prepared.accumulates)):
+                self._first = None
         self._gradients.optimizer_stepped()
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
             self._count_outside(number)
+
+    def _model_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Look at a forward pass of the first steps; returns whether to look at the next one."""
+        divided = any(isinstance(batch, Loader) for batch in self._batches)
+        return self._first is not None and self._first.model_called(args, kwargs, divided=divided)
 
     def _other_stepped(self, number: int) -> None:
         """Note a step of an optimizer that was not set up, unless nothing is part of the run yet."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .strategy import Strategy
     from .sync.methods.synchroniser import Synchroniser
 
+    Look = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+
 log = logging.getLogger("paceline")
 
 
@@ -59,7 +61,15 @@ class Model:
         strategy: the strategy that it was set up with.
     """
 
-    def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy) -> None:
+    def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy, look: Look | None = None) -> None:
+        """Set a model up, on all ranks.
+
+        Args:
+            module: the user's module.
+            group: the ranks.
+            strategy: how it is trained.
+            look: is called with the arguments of the first forward passes with gradients, until it returns False.
+        """
         self.strategy = strategy
         self._group = group
         module.to(group.device)
@@ -103,7 +113,9 @@ class Model:
             for _, parameter in self._trained if self._may_be_unused else (self._trained[0], self._trained[-1]):
                 parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
         self._compute, self._compute_together = self._compile()
-        self.wrapped = ParallelModel(module, self._forward, self._no_sync)
+        self._look = look
+        looks = look is not None and self._exchange is not None
+        self.wrapped = ParallelModel(module, self._first_forward if looks else self._forward, self._no_sync)
         self.exchange(strategy.accumulate == 1)
 
     def _compile(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -158,6 +170,15 @@ class Model:
             with self._group.guard:
                 return self._run(args, kwargs)
         return self._run(args, kwargs)
+
+    def _first_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`_forward`, until there is nothing left to look at; compiled code does not look."""
+        trains = torch.is_grad_enabled() and self.module.training and not self._is_evaluating
+        if trains and not torch.compiler.is_compiling():
+            assert self._look is not None
+            if not self._look(args, kwargs):
+                self.wrapped.__dict__["_forward_together"] = self._forward
+        return self._forward(args, kwargs)
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a forward pass, and check that tensors are on the model's device.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.train.group.group import Group
 
+    from .model import Look
     from .sync.methods.synchroniser import Synchroniser
 
     Reshard = Callable[[Sequence[Any], int, int], Any]
@@ -91,6 +92,7 @@ class Prepared:
         self._follows: set[int] = set()  # places of optimizers after whose steps ranks may exchange something
         self._step_counts = StepCounts(group)
         self._factor: float | torch.Tensor = 1.0  # of the last loss
+        self.look: Look | None = None  # at the first forward passes
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class Prepared:
             chosen = (strategy or Strategy()).completed(os.environ)
             self._warn_of_variable(chosen)
             check_alike(self._group, thing, chosen)
-            model = Model(thing, self._group, chosen)
+            model = Model(thing, self._group, chosen, self.look)
             if model.synchroniser is not None:
                 part = SavedSync(model.synchroniser, model.strategy.method, self._group)
                 self.register_on_rank(f"run.sync-{len(self._models)}", part)
@@ -298,6 +300,11 @@ class Prepared:
     def accumulates(self) -> set[int]:
         """The numbers of batches per step of the optimizers; more than one if strategies differ."""
         return self._accumulates or {1}
+
+    @property
+    def has_new_gradients(self) -> bool:
+        """Whether gradients that ranks exchange were computed since the last `check_gradients`."""
+        return any(model.has_gradients for model in self._models)
 
     def has_gradients(self) -> bool:
         """Whether a parameter of some optimizer has a gradient other than zero; on a GPU, waits for it."""
