@@ -94,10 +94,9 @@ def list_(
                 err=True,
             )
         elif not shown and output in ("table", "wide") and not watch:
-            narrowed = not recent or wanted
-            hint = (
-                "no such job; see paceline list -A" if narrowed else "no jobs; start one with: paceline submit SCRIPT"
-            )
+            hint = "no jobs; start one with: paceline submit SCRIPT"
+            if states or age or wanted:
+                hint = "no job matches; paceline list -A shows all"
             click.echo(f"paceline: {hint}", err=True)
         return True
 
