@@ -276,11 +276,6 @@ def test_a_check_that_is_killed_leaves_nothing_on_the_hosts(pair: Client) -> Non
     eventually(lambda: not any(host.processes() for host in pair.lab.hosts), "the hosts have noticed")
 
 
-def test_only_hosts_over_ssh_are_checked(pair: Client) -> None:
-    done = pair("check", "--on", "lap")
-    assert (done.returncode, done.stderr) == (2, "paceline: no target 'lap'; did you mean lab?\n")
-
-
 # What it is made of
 
 
@@ -379,9 +374,3 @@ def test_no_host_has_two_partners_while_the_network_is_measured(count: int) -> N
         assert len({host for pair in turn for host in pair}) == 2 * len(turn)
     pairs = [pair for turn in turns for pair in turn]
     assert len(pairs) == len(set(pairs)) == (count * (count - 1) if count <= MOST_FOR_PAIRS else count)
-
-
-def test_hosts_that_flags_name_are_checked(pair: Client) -> None:
-    done = pair("check", "-H", "h1,h2", "--ssh-root", f"~/{pair.root}", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    assert [host["name"] for host in json.loads(done.stdout)["hosts"]] == ["h1", "h2"]

@@ -18,7 +18,6 @@ from tests.train.launching import launch  # noqa: E402
 from tests.train.scripts import Script  # noqa: E402
 
 import paceline  # noqa: E402 - after torch is known to be there
-from paceline.train.group.join import Disagreement  # noqa: E402
 from paceline.train.launch import RankFailed  # noqa: E402
 from paceline.train.parallel.errors import ModelMismatch  # noqa: E402
 
@@ -174,20 +173,6 @@ def test_init_methods_that_cannot_be() -> None:
         paceline.init(init_method="mpi://", rank=0, world_size=1)
 
 
-def disagree() -> None:
-    if os.environ["PACELINE_RANK"] == "1":
-        os.environ.update(WORLD_SIZE="3", PACELINE_WORLD_SIZE="3")
-    paceline.init(timeout=60)
-
-
-def test_ranks_that_disagree_on_the_world_size() -> None:
-    with pytest.raises(
-        Disagreement,
-        match=r"rank 1 has world size 3, rank 0 has 2; start all|rank 0 has world size 2, rank 1 has 3; start all",
-    ):
-        launch(disagree, nproc=2)
-
-
 def train(ranks_batch: int, accumulate: int, precision: str) -> list[float]:
     with paceline.init() as run:
         torch.manual_seed(run.rank)  # models differ at first: setup makes them rank 0's
@@ -338,16 +323,6 @@ def test_launch_says_why_a_rank_was_ended() -> None:
 def test_launch_of_nobody() -> None:
     with pytest.raises(ValueError, match="nproc=0 starts no rank"):
         launch(fails, nproc=0)
-
-
-def test_library_needs_no_installation_in_the_ranks(paceline: Paceline) -> None:
-    paceline.script("""
-        import paceline
-        with paceline.init(seed=1) as run:
-            print(run.all_reduce(run.rank + 1.0))
-    """)
-    done = paceline.run("-n", "2", "script.py")
-    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
 
 
 def unsaved(folder: str) -> Any:

@@ -143,20 +143,6 @@ def test_no_verb_touches_what_is_the_users(verbs: list[tuple[str, str, str]], is
         shutil.rmtree(folder)
 
 
-def test_hidden_folders_beside_the_log_folder_stay(paceline: Paceline) -> None:
-    paceline.script("print('hello')")
-    fill(paceline.folder / "user")
-    before = contents(paceline.folder / "user")
-    for number, flag in enumerate(("--log-dir", "--output-filename")):
-        done = paceline.run(flag, "user", "--name", f"job{number}", "script.py")
-        assert done.returncode == 0, done.stderr
-        unchanged(before, paceline.folder / "user")
-        assert (paceline.folder / "user" / f"job{number}" / "logs" / "0" / "rank-0.log").read_text() == "hello\n"
-        assert paceline("delete", f"job{number}").returncode == 0
-        assert not (paceline.folder / "user" / f"job{number}").exists()
-        unchanged(before, paceline.folder / "user")
-
-
 def test_an_empty_folder_is_not_replaced_by_a_job(paceline: Paceline) -> None:
     paceline.script("print('hello')")
     (paceline.folder / "user" / "job").mkdir(parents=True, mode=0o751)
