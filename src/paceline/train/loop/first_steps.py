@@ -108,9 +108,9 @@ class FirstSteps:
 
 def _may_be_uneven(source: Loader | Pass, ranks: int) -> bool:
     """Whether ranks may have different numbers of samples in some step of the epoch."""
-    if source.left is None:
+    if source.remaining is None:
         return True
-    last = (source.total + source.left) % source.total if source.total else 0
+    last = (source.total + source.remaining) % source.total if source.total else 0
     return ranks > 1 and bool(source.total % ranks or last % ranks)
 
 
