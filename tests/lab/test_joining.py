@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -307,3 +308,57 @@ def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], sa
     done = client("run", *flags, client.script("print(1)"))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert said in done.stderr
+
+
+ELASTIC = """
+    import socket, threading
+    import torch
+    import horovod.torch as hvd
+
+    hvd.init()
+    state = hvd.elastic.ObjectState(step=0)
+
+    @hvd.elastic.run
+    def train(state):
+        hosts, first = ",".join(hvd.allgather_object(socket.gethostname())), state.step
+        while hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size():
+            state.step += 1
+            state.commit()
+            if hvd.rank() == 0 and state.step == first + 3:
+                print("on", hosts, "from", first > 0, flush=True)
+            threading.Event().wait(0.05)
+
+    train(state)
+"""
+
+
+@pytest.mark.torch
+def test_horovods_elastic_command_goes_on_without_a_host_that_fails_until_it_has_cooled_down(client: Client) -> None:
+    script = client.script(ELASTIC)
+    (client.folder / "discover").write_text("#!/bin/sh\necho h1:1\necho h2:1\n")
+    (client.folder / "discover").chmod(0o755)
+    running = client.start(
+        "horovodrun", "--min-np", "1", "--max-np", "2", "--host-discovery-script", "./discover",
+        "--blacklist-cooldown-range", "5", "60", "--reset-limit", "2", "--ssh-root", f"~/{client.root}",
+        "--ssh-python", sys.executable, "--name", "it", script, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+    def kill_rank(host: int) -> None:
+        (rank,) = client.status(client.lab.hosts[host], "it")["ranks"]
+        os.kill(rank["pid"], signal.SIGKILL)
+
+    line(running, "on h1,h2 from False")
+    kill_rank(1)
+    line(running, "attempt 1 of 2")
+    line(running, "h2 has failed: while the others are enough, it is left out for 5 s")
+    line(running, "on h1 from True")
+    line(running, "h2 joins")
+    line(running, "on h1,h2 from True")
+    kill_rank(1)
+    line(running, "attempt 2 of 2")
+    line(running, "left out for 10 s")
+    line(running, "on h1 from True")
+    kill_rank(0)
+    assert running.stdout is not None
+    assert "rank 0 failed first: killed by SIGKILL" in running.stdout.read()
+    assert running.wait() != 0

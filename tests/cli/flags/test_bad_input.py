@@ -145,3 +145,14 @@ def test_more_ranks_than_devices(paceline: Paceline) -> None:
 def test_unknown_verb_names_the_nearest(paceline: Paceline) -> None:
     done = paceline("rum", "script.py")
     assert (done.returncode, done.stderr) == (2, "paceline: paceline has no verb 'rum'; did you mean run?\n")
+
+
+def test_flags_of_horovodruns_elastic_jobs(paceline: Paceline) -> None:
+    paceline.script("open('ran', 'w')")
+    ranges = ("--blacklist-cooldown-range", "20", "10")
+    for flags, what in (
+        (ranges, "--blacklist-cooldown-range: hosts come back only to a job with --min-np; add that"),
+        (("--min-np", "1", *ranges), "--blacklist-cooldown-range 20 10: MIN comes first, then MAX"),
+        (("--reset-limit", "1", "--max-restarts", "2"), "--reset-limit and --max-restarts say the same; give one of"),
+    ):
+        assert what in refusal(paceline, "horovodrun", "-np", "1", *flags, "script.py")

@@ -130,9 +130,8 @@ class Ssh(Backend):
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
         parts = prepared.parts.start(progress, rank_streams)
         self._jobs.add([(host, parts.started[host]["report"]) for host in parts.hosts])
-        least, most = prepared.spec.node_range
-        wanted = self._hosts.wanted if least < most else None
-        return RemoteRun(parts, prepared.spec.max_restarts, self.where, rank_streams, wanted)
+        hosts, cooldown = self._hosts.wanted, self._ssh.cooldown
+        return RemoteRun(parts, prepared.spec, self.where, rank_streams, wanted=hosts, cooldown=cooldown)
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
         """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,14 @@ from paceline.node.logs.following import Event, Output, Update, update_of
 from paceline.node.signals import LEAVE
 
 from .held import GivenUp
-from .scaling import Recruiter, code_of, order, taken
+from .scaling import Cooldown, Recruiter, code_of, order, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.job.spec import JobSpec
 
     from .parts import Parts
 
@@ -33,28 +35,34 @@ class RemoteRun:
     def __init__(
         self,
         parts: Parts,
-        max_restarts: int,
+        spec: JobSpec,
         where: str,
         rank_streams: RankStreams,
-        wanted: Callable[[], Sequence[Host]] | None,
+        *,
+        wanted: Callable[[], Sequence[Host]],
+        cooldown: Sequence[float] | None,
     ) -> None:
         """Take over a job that has been started, and go on with it.
 
         Args:
             parts: of the job.
-            max_restarts: how often it may start again.
+            spec: of the job.
             where: the flags that lead to its hosts.
             shown: what of its output is shown.
-            wanted: the hosts that it is to have as soon as they can be reached; None for a job that never has others.
+            wanted: the hosts that it is to have as soon as they can be reached, if its number of hosts may change.
+            cooldown: see `Cooldown`; None if hosts that have failed are taken back at once.
         """
-        self.name, self.max_restarts, self._rank_streams = parts.name, max_restarts, dataclasses.asdict(rank_streams)
+        self.name, self.max_restarts = parts.name, spec.max_restarts
+        self._rank_streams = dataclasses.asdict(rank_streams)
         self._streams = parts.streams
         ranks = sum(answer["ranks"] for answer in parts.started.values())
         self.first_line = (
             f"{ranks} rank{'' if ranks == 1 else 's'} on {_listed([host.name for host in parts.hosts])}; "
             f"see it with: paceline get{where} {parts.name}"
         )
-        self._nodes: Nodes[Host] = Nodes(None if wanted is None else _PATIENCE)
+        least, most = spec.node_range
+        self._nodes: Nodes[Host] = Nodes(_PATIENCE if least < most else None)
+        self._machines = {parts.started[host]["host"]: host for host in parts.hosts}  # by what they call themselves
         for host in parts.hosts:
             self._nodes.enter(host, parts.started[host]["host"], host.name)
         self._apart: set[Host] = set()  # those that could not join
@@ -63,10 +71,11 @@ class RemoteRun:
         self._reconnect = max(host.reconnect for host in parts.hosts)
         parts.hold()
         self._recruiter: Recruiter | None = None
-        if wanted is not None:
+        if least < most:
             self._recruiter = Recruiter(
                 self.name, wanted, lambda: self._nodes.present, self._enter,
-                lambda host: self._streams.say(host, f"signal {int(LEAVE)}"), on_problem=self._hosts_unknown,
+                lambda host: self._streams.say(host, f"signal {int(LEAVE)}"), least=least,
+                cooldown=None if cooldown is None else Cooldown(cooldown), on_problem=self._hosts_unknown,
             )  # fmt: skip
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -91,7 +100,12 @@ class RemoteRun:
 
         All output of an attempt comes before the event that says how it ended.
         """
-        yield from self._nodes.follow(self._next, self._take)
+        for update in self._nodes.follow(self._next, self._take):
+            yield update
+            if isinstance(update, Event) and update.name == "restarting":
+                failure = update.details["failure"]
+                if failure is not None and failure["rank"] is not None and failure["host"] in self._machines:
+                    yield from self._leave_out(self._machines[failure["host"]])
         yield from self._nodes.finish()
         if self._recruiter is not None:
             self._recruiter.stop()
@@ -136,6 +150,7 @@ class RemoteRun:
             self._streams.put(host, {"event": "discovery", "details": {"why": why}})
 
     def _joined(self, host: Host, answer: Answer) -> Iterator[Update]:
+        self._machines[answer["host"]] = host
         self._nodes.enter(host, answer["host"], host.name)
         self._apart.discard(host)
         self._gone.pop(host, None)
@@ -159,9 +174,19 @@ class RemoteRun:
             yield Event("apart", {"why": str(why)})
 
     def _leave(self, host: Host) -> Iterator[Update]:
-        if self._recruiter is not None:
-            self._recruiter.is_gone(host)
-        return self._nodes.leave(host)
+        was_asked = self._recruiter is not None and self._recruiter.is_gone(host)
+        if host in self._nodes.present and host not in self._nodes.ends and not was_asked:
+            yield from self._leave_out(host)
+        yield from self._nodes.leave(host)
+
+    def _leave_out(self, host: Host) -> Iterator[Update]:
+        """A host has failed: it leaves the job if the others are enough, and may come back later."""
+        seconds = 0.0 if self._recruiter is None else self._recruiter.has_failed(host)
+        if seconds:
+            how_long = "" if seconds == math.inf else f" for {seconds:g} s"
+            yield Event(
+                "note", {"why": f"{host.name} has failed: while the others are enough, it is left out{how_long}"}
+            )
 
     def unreported_end(self) -> tuple[int, list[str]]:
         """The exit code of the agents with an explanation, or that it is unknown."""

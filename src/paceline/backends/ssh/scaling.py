@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,33 @@ def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
             raise UserError(f"no host joins job {name}, which goes on{hint}: {error}") from None
 
 
+class Cooldown:
+    """For how long hosts are left out that have failed: each time twice as long as the last time.
+
+    Args:
+        seconds: at first, and at most; empty: for ever.
+    """
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self._first, self._most = seconds or (math.inf, math.inf)
+        self._failures: dict[Host, int] = {}
+        self._until: dict[Host, float] = {}
+
+    def begin(self, host: Host, now: float) -> float:
+        """A host has failed: leave it out; returns for how many seconds."""
+        self._failures[host] = self._failures.get(host, 0) + 1
+        seconds = min(self._most, self._first * 2.0 ** (self._failures[host] - 1))
+        self._until[host] = now + seconds
+        return seconds
+
+    def remaining(self, hosts: Sequence[Host], least: int, now: float) -> list[Host]:
+        """The hosts that are not left out; if these are too few, also those that come back next."""
+        out = sorted((self._until[host], place) for place, host in enumerate(hosts) if self._until.get(host, now) > now)
+        needed = max(0, least - (len(hosts) - len(out)))
+        without = {hosts[place] for _, place in out[needed:]}
+        return [host for host in hosts if host not in without]
+
+
 class Recruiter:
     """Adds hosts to a job in the foreground while it has fewer than its maximum; runs in its own thread."""
 
@@ -112,6 +140,8 @@ class Recruiter:
         enter: Callable[[Host, Answer], None],
         leave: Callable[[Host], None],
         *,
+        least: int,
+        cooldown: Cooldown | None,
         on_problem: Callable[[str | None], None],
     ) -> None:
         """Begin.
@@ -122,12 +152,16 @@ class Recruiter:
             present: the hosts that it has.
             enter: starts its part on a host.
             leave: asks a host to leave it.
+            least: how many hosts it needs.
+            cooldown: leaves out hosts that have failed; None to take them back as soon as possible.
             on_problem: gets the reason, once, if `wanted` fails, and None when it works again.
         """
         self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave
+        self._least, self._cooldown = least, cooldown
         self._on_problem = on_problem
         self._problem: str | None = None
         self._coming: set[Host] = set()
+        self._asked: set[Host] = set()  # to leave
         self._not_before: dict[Host, float] = {}
         self._over = threading.Event()
         threading.Thread(target=self._work, daemon=True).start()
@@ -140,10 +174,17 @@ class Recruiter:
         """Note that a host takes part now."""
         self._coming.discard(host)
 
-    def is_gone(self, host: Host) -> None:
-        """Note that a host has left, or could not join."""
+    def is_gone(self, host: Host) -> bool:
+        """Note that a host has left, or could not join; returns whether it was asked to leave."""
+        was_asked = host in self._asked
         self._coming.discard(host)
+        self._asked.discard(host)
         self._not_before[host] = time.monotonic() + _AGAIN
+        return was_asked
+
+    def has_failed(self, host: Host) -> float:
+        """Note that a host is lost, or that a rank has failed there; returns for how many seconds it is left out."""
+        return 0.0 if self._cooldown is None else self._cooldown.begin(host, time.monotonic())
 
     def _work(self) -> None:
         while not self._over.wait(_PERIOD):
@@ -154,9 +195,12 @@ class Recruiter:
                 continue
             self._note(None)
             now = time.monotonic()
+            if self._cooldown is not None:
+                wanted = self._cooldown.remaining(wanted, self._least, now)
             for host in present:  # asked again, since one that the job could not do without stays
                 if host not in wanted and self._not_before.get(host, 0.0) <= now:
                     self._not_before[host] = now + _AGAIN
+                    self._asked.add(host)
                     self._leave(host)
             missing = [
                 host

@@ -44,12 +44,23 @@ class Options(BaseModel):
         False, description="a job's nodes are the first of the hosts in this order, and not those that suit best"
     )
     host_discovery_script: str | None = Field(None, description="prints the hosts that a watched job is to have")
+    cooldown: list[float] | None = Field(
+        None,
+        description="seconds that a watched job leaves out a host that has failed, at first and at most; [] for ever",
+    )
 
     @field_validator("hosts")
     @classmethod
     def _valid_hosts(cls, hosts: list[str]) -> list[str]:
         _parsed(hosts)
         return hosts
+
+    @field_validator("cooldown")
+    @classmethod
+    def _is_range(cls, seconds: list[float] | None) -> list[float] | None:
+        if seconds and not (len(seconds) == 2 and 0 < seconds[0] <= seconds[1]):
+            raise ValueError(f"{seconds} are not two numbers of seconds, at first and at most; write [10, 100]")
+        return seconds
 
     @field_validator("identity_file")
     @classmethod

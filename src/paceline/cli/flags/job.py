@@ -387,14 +387,14 @@ HOROVODRUN = [
         help="How long to wait for the other machines.  [default: 600]",
     ),
     Option(
-        ["--min-np"],
+        ["--min-np", "--min-num-proc"],
         section="horovodrun",
         type=click.IntRange(1),
         metavar="N",
         help="Least number of ranks that the job goes on with: the MIN of --nnodes.",
     ),
     Option(
-        ["--max-np"],
+        ["--max-np", "--max-num-proc"],
         section="horovodrun",
         type=click.IntRange(1),
         metavar="N",

@@ -84,7 +84,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
         behind = verb.make_context(verb.name, [*given["args"], path]).params
         if behind["script"] != path or behind["args"]:
             raise UserError(f"{path} contains the script's arguments; only flags may follow it")
-        given = {name: behind[name] or value for name, value in given.items()}
+        given = {name: behind.get(name) or value for name, value in given.items()}
     spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
     if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
         folder = os.path.dirname(path)

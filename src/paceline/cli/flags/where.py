@@ -259,7 +259,7 @@ def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
     script = given.get("host_discovery_script")
     if script is not None:  # later there may be others
         given = {**given, _listing(kind).parameter: ",".join(texts)}
-    options.update(hosts=texts, exact=True, host_discovery_script=script)
+    options.update(hosts=texts, exact=True, host_discovery_script=script, cooldown=given.get("cooldown"))
     return registry.load(kind, options, kind=kind, given_by=given_by, where=where_flags(given))
 
 

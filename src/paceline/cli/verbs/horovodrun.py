@@ -33,11 +33,28 @@ _TEXTS = (
 )
 _SECTION = "horovodrun alone"
 
+_RESTARTS = 100  # of an elastic job without --reset-limit: enough for any that makes progress
+
 OPTIONS = [
     Option(["--num-proc"], section=_SECTION, type=int, metavar="N", help="The same as -np."),
     *(Option([flag], section=_SECTION, type=float, metavar="N", help=text) for flag, _, _, text in _NUMBERS),
     *(Option([flag], section=_SECTION, is_flag=True, help=text) for flag, _, _, text in _SWITCHES),
     *(Option([flag], section=_SECTION, metavar="NAME", help=text) for flag, _, text in _TEXTS),
+    Option(
+        ["--reset-limit"],
+        section=_SECTION,
+        type=click.IntRange(0),
+        metavar="N",
+        help=f"The same as --max-restarts.  [default with --min-np, --max-np or --host-discovery-script: {_RESTARTS}]",
+    ),
+    Option(
+        ["--blacklist-cooldown-range"],
+        section=_SECTION,
+        type=click.FloatRange(0, min_open=True),
+        nargs=2,
+        metavar="MIN MAX",
+        help="Seconds after which a host that has failed comes back: MIN, then twice as many each time, up to MAX.",
+    ),
     Option(["--disable-cache"], section=_SECTION, is_flag=True, help="Accepted; no check is left out."),
     Option(["--gloo"], section=_SECTION, is_flag=True, help="Accepted; collectives use gloo."),
     Option(["--mpi"], section=_SECTION, is_flag=True, help="Refused; there is no MPI here."),
@@ -53,11 +70,35 @@ def _horovodrun(**given: Any) -> int:
         if given["total"] is not None:
             raise UserError("-np and --num-proc say the same; give one of them")
         given["total"] = own["num_proc"]
+    given.update(_elastic(given, own["reset_limit"], own["blacklist_cooldown_range"]))
     given["framework"] = given["framework"] or "horovod"
     given = program_of(given)
     if not given["module"] and _is_on_path(given["script"], given["working_dir"] or "."):
         given["no_python"] = True  # horovodrun runs commands: env X=1 python train.py
     return _run(**{**given, "env": (*_variables(own), *given["env"])})
+
+
+def _elastic(given: dict[str, Any], limit: int | None, cooldown: tuple[float, float] | None) -> dict[str, Any]:
+    """What changes in the flags of a job that goes on without hosts that fail, as horovodrun's does.
+
+    Raises:
+        UserError: the flags contradict each other.
+    """
+    if limit is not None and given["max_restarts"] is not None:
+        raise UserError("--reset-limit and --max-restarts say the same; give one of them")
+    restarts = limit if limit is not None else given["max_restarts"]
+    if given["min_np"] is None and given["max_np"] is None and given["host_discovery_script"] is None:
+        if cooldown is not None:
+            raise UserError("--blacklist-cooldown-range: hosts come back only to a job with --min-np; add that")
+        return {"max_restarts": restarts}
+    if cooldown is not None and cooldown[1] < cooldown[0]:
+        raise UserError("--blacklist-cooldown-range {:g} {:g}: MIN comes first, then MAX".format(*cooldown))
+    least = given["min_np"]
+    return {
+        "max_restarts": _RESTARTS if restarts is None else restarts,
+        "min_np": given["total"] if least is None and given["nnodes"] is None else least,
+        "cooldown": list(cooldown or ()),
+    }
 
 
 def _is_on_path(name: str, folder: str) -> bool:
@@ -86,7 +127,8 @@ def _name(flag: str) -> str:
 
 _USUAL = (
     "-np", "--hosts", "--hostfile", "--nproc-per-node", "--env", "--min-np", "--max-np", "--host-discovery-script",
-    "--start-timeout", "--verbose", "--network-interface", "--timeline-filename", "--fusion-threshold-mb",
+    "--reset-limit", "--blacklist-cooldown-range", "--start-timeout", "--verbose",
+    "--network-interface", "--timeline-filename", "--fusion-threshold-mb",
     "--cycle-time-ms", "--no-stall-check", "--output-filename", "--dry-run",
 )  # fmt: skip
 _params: list[click.Parameter] = [*run.params, *OPTIONS]
