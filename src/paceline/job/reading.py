@@ -61,7 +61,6 @@ def read(
     """The job that a file describes.
 
     Args:
-        path: of the file.
         given: fields that flags set. They win over the file's; mappings such as `env` do so key by key.
         name_given: says which flag it was that gave a field, for messages.
 

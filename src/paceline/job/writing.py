@@ -27,7 +27,6 @@ def write_job(path: Path, fields: Mapping[str, Any]) -> None:
 
     Args:
         path: of the file, which must not exist.
-        fields: of the job.
 
     Raises:
         UserError: it cannot be written.
@@ -84,7 +83,6 @@ def _replace(path: Path, text: str, is_right: Callable[[str], bool] = lambda fil
     """Write a file as a whole, or not at all.
 
     Args:
-        path: of the file.
         text: what it holds then.
         is_right: asked about a file with the text, before that takes its place.
 

@@ -116,7 +116,7 @@ def test_what_only_the_code_can_tell_is_open(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     asked = order(code={"mode": "git", "source": "https://example.org/it"}, ranks=2)
     plan = make_plan(home, this_machine(home, 0), asked)
-    assert plan.shown()["framework"] == "<chosen at start>"
+    assert plan.foreseen_job()["framework"] == "<chosen at start>"
     ranks = plan.ranks()
     assert [rank["PACELINE_RANK"] for rank in ranks] == ["0", "1"]
     assert "TF_CONFIG" not in ranks[0]

@@ -27,7 +27,6 @@ class LocalRun:
         """Start it.
 
         Args:
-            prepared: the job.
             progress: is called with how far it is.
             shown: what of its output is shown.
 

@@ -94,7 +94,7 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     order = Order(job, data, source=source, terminal=terminal, brought=brought)
     with writing(spec.log_dir), refusals():
         plan = make_plan(own, here(), order)
-    complete = spec.planned(plan.shown())
+    complete = spec.planned(plan.foreseen_job())
     return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, export=export)
 
 

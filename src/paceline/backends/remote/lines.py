@@ -20,7 +20,6 @@ class RemoteLines:
         """Connect to nothing yet.
 
         Args:
-            host: the machine.
             request: is answered with `begin`, then lines, then `end`.
         """
         self._host, self._request = host, request

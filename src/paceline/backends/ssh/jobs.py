@@ -216,7 +216,7 @@ class RemoteJobs:
             scheduler = Scheduler("unreachable", (*unreachable.values(), f"its part on {missing} is gone")[0])
         created = min(report["job"]["created"] for _, report in reports)
         record = fold(
-            {**facts, "backend": self._hosts.shown, "created": created}, [part for _, part in parts], scheduler
+            {**facts, "backend": self._hosts.label, "created": created}, [part for _, part in parts], scheduler
         )
         self._seen[facts["name"]] = _Seen(
             [host for host, _ in parts],

@@ -103,7 +103,7 @@ class Hosts:
 
     Attributes:
         name: of the target.
-        shown: what a user calls it: its name, or the hosts as they were typed.
+        label: what a user calls it: its name, or the hosts as they were typed.
         given: the options with which flags named the hosts; None for a target of the settings.
         all: its hosts, as the settings or the flags have them.
         is_exact: a job gets the first of the hosts in this order, instead of the first that are free.
@@ -119,7 +119,7 @@ class Hosts:
         """
         self.name, self._options = name, options
         typed = [host[:-2] if host.endswith(":0") else host for host in options.hosts]
-        self.shown = ",".join(typed) if are_given else name
+        self.label = ",".join(typed) if are_given else name
         self.given = (
             {**options.model_dump(exclude_unset=True, exclude_none=True), "hosts": typed} if are_given else None
         )

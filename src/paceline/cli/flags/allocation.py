@@ -24,7 +24,6 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
     each node by hand, or on this machine alone. Warns if it was started several times, each for itself.
 
     Args:
-        given: the flags.
         spec: the job that they describe.
         there: the backend that they select.
 

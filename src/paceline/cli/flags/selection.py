@@ -62,7 +62,6 @@ def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = 
     """The jobs of these names, in this order.
 
     Args:
-        names: of the jobs.
         warns: say which of their machines do not answer.
         there: where they are; None for where this command line looks.
 
@@ -129,7 +128,6 @@ def how_to_resume(job: Job, where: str) -> str | None:
     """For a job that ended before its training did: what is saved, and the command that goes on from there.
 
     Args:
-        job: it.
         where: the flags that lead to its backend, with a space before them.
     """
     if not job.is_over or job.state == "SUCCEEDED" or job.checkpoint is None:

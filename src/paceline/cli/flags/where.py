@@ -244,7 +244,6 @@ def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
     """The backend that the flags select.
 
     Args:
-        given: the flags.
         target: the target that the job itself names.
 
     Raises:
@@ -297,7 +296,6 @@ def backend_before(name: str, there: Backend) -> Backend | None:
     """Where a job is that is to go on on another target; None if that one has it itself, or nothing is known of it.
 
     Args:
-        name: of the job.
         there: where it is to go on.
 
     Raises:

@@ -161,7 +161,6 @@ def _show(lines: Iterable[LogLines], edits: list[Edit], raw: bool, colours: Colo
     """Write them out, and say on stderr when another attempt begins; returns whether there were none.
 
     Args:
-        lines: of the job.
         edits: what is done with them first.
         raw: unfinished lines are among them.
         colours: the filter for a terminal; None if they are written unchanged.

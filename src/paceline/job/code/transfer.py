@@ -96,7 +96,6 @@ def run(
     Args:
         argv: the program and its arguments.
         folder: where it runs.
-        env: its environment.
         on_line: gets every line of its stderr; returns whether it was about progress. It also gets empty lines now
             and then while the program prints nothing.
         on_output: the same for stdout; then `Result.output` is empty.

@@ -26,7 +26,6 @@ def begin(job: str, at_end: Callable[[int], None] = lambda status: None) -> None
     """Fork: the child continues as the agent of a job; this process becomes its guard, and does not return.
 
     Args:
-        job: its name.
         at_end: is called with the agent's wait status when nothing of the job is left.
     """
     processes.adopt_orphans()

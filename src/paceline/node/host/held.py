@@ -113,7 +113,6 @@ class HeldClient:
         Args:
             run: run directory of the job.
             agent: gets the signals that the client sends.
-            lifeline: of the agent.
             seconds: how long the client tries to come back; with 0 the job ends when the connection does.
         """
         self._agent, self._lifeline, self._seconds = agent, lifeline, seconds

@@ -34,7 +34,7 @@ def plan(home: Home, request: PlanRequest) -> Answer:
     """
     plan = make_plan(home, this_machine(home, request["slots"]), order_of(home, request))
     return {
-        "job": plan.shown(),
+        "job": plan.foreseen_job(),
         "node": {"address": own_address(), "slots": plan.node.nproc},
         "ranks": plan.ranks(request["start"]),
     }

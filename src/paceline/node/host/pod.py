@@ -216,7 +216,6 @@ def summary(record: JobRecord | None, failure: Failure | None, exit_code: int) -
     Args:
         record: of the job; None if its run directory is gone.
         failure: the first failure, None if there is none.
-        exit_code: of the agent.
     """
     found: dict[str, Any] = {"exit_code": exit_code, "failure": failure}
     if record is not None:

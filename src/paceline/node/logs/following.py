@@ -91,7 +91,6 @@ def updates(
     the seconds that the job `took`.
 
     Args:
-        run: of the job.
         lifeline: a descriptor that becomes readable when the agent is gone.
         wanted: whether to read a file, called once per file.
         begin: position in the journal to start at.

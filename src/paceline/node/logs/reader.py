@@ -114,7 +114,6 @@ def read(path: Path, choice: Choice, is_over: Callable[[], bool] | None = None) 
     """The chosen lines of the job in a run directory, with `follow` also those that it still writes, each line once.
 
     Args:
-        path: the run directory.
         choice: which lines.
         is_over: for a job of another machine, whose lock says nothing here: whether it has ended.
     """

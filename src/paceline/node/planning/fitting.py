@@ -82,7 +82,6 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
 
     Args:
         job: the requested job; its working dir is an absolute path, unless it has code of its own.
-        here: this machine.
         code: the job's own copy of its code; None if it has none, or none yet: then what depends on it stays open.
 
     Raises:

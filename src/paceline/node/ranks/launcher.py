@@ -119,9 +119,7 @@ class Ranks:
         """Start nothing yet.
 
         Args:
-            loop: of the agent.
             spec: this node's part of the job.
-            directory: of the job.
             changed: is called after each change.
             seed: a process that becomes the first fork server; None starts one.
         """

@@ -62,7 +62,6 @@ class MpiRanks(Ranks):
         """Nothing runs yet.
 
         Args:
-            loop: of the agent.
             spec: this node's part of the job.
             directory: its run directory.
             changed: called when a rank or the fork server changes.

@@ -77,7 +77,6 @@ class Seed(Child):
         """Let it become the fork server; returns whether it lives.
 
         Args:
-            env: its environment.
             folder: where the ranks start.
             spec: path of spec.json.
             channel: its end of the connection to the agent.

@@ -70,8 +70,6 @@ class Listener:
         """Nothing listens before `open`.
 
         Args:
-            loop: of this agent.
-            token: of the job.
             status: what an authenticated peer receives; one that wants to join is admitted if this has "leads".
             admit: receives the connection of a peer that joins.
         """

@@ -54,8 +54,6 @@ class Leader:
         """No follower is connected yet.
 
         Args:
-            loop: of this agent.
-            coordinator: of the job.
             deliver: receives its messages to this agent.
             silence: seconds without a packet after which a follower is lost.
         """
@@ -165,7 +163,6 @@ class Follower:
         """Nothing is connected before `connect`.
 
         Args:
-            loop: of this agent.
             deliver: receives the messages of the coordinator.
             lost: called when the leader is lost, with whether it is known to be dead, and why it counts as lost if not.
             silence: seconds without a packet after which it is lost.

@@ -33,11 +33,9 @@ class Peers:
         """Nothing is asked before `ask`.
 
         Args:
-            loop: of this agent.
             names: of all nodes, by node rank.
             port: at which each agent listens.
             own: the node rank of this one.
-            token: of the job.
         """
         self.leader: tuple[str, int] | None = None
         self.have_begun = self.have_ended = False

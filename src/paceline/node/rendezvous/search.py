@@ -78,10 +78,8 @@ class Search:
         """Nothing is asked before `run`.
 
         Args:
-            loop: of this agent.
             searcher: this agent.
             nodes: those of the last attempt, by node rank.
-            token: of the job.
             proof_until: until when a refused connection proves a death, by the monotonic clock.
         """
         self._loop = loop

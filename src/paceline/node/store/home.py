@@ -33,7 +33,6 @@ class Home:
         """The folders need not exist yet.
 
         Args:
-            root: the folder.
             jobs: folder of the run directories; None for that of this machine among those that share the root.
             is_remote: see the attribute; None: if `jobs` is not given.
         """

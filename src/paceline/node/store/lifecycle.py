@@ -70,7 +70,6 @@ def start_agent(
     Args:
         staging: the job's folder.
         python: interpreter with its options.
-        env: its environment.
         lifeline: the job ends when the other end of this closes; None for one that outlives its client.
     """
     directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()

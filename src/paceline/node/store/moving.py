@@ -183,7 +183,6 @@ def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None
     """Write the job's copy of its code, as it is now, as an archive (tar).
 
     Args:
-        run: the job.
         out: where to.
         fresh: leave out the job's checkpoints.
 

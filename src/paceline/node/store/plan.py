@@ -115,7 +115,6 @@ class Brought:
         """Where the checkpoint goes.
 
         Args:
-            run: the run directory.
             work: where the ranks start.
             data: the job's volumes.
         """
@@ -166,7 +165,7 @@ class Plan:
         order = replace(self.order, job={**self.order.job, "name": name})
         return replace(self, order=order, asked=asked, job=job, node=node, path=path)
 
-    def shown(self) -> dict[str, Any]:
+    def foreseen_job(self) -> dict[str, Any]:
         """The job, completed as far as possible."""
         return {**self.job, "framework": placement.CHOSEN} if self.is_open else self.job
 
@@ -240,7 +239,6 @@ def has_checkpoint(order: Order, work: Path) -> bool:
     """Whether the checkpoints that a client would bring are here already, for example on a disk that both see.
 
     Args:
-        order: the order.
         work: the job's working dir.
 
     Raises:

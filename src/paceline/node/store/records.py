@@ -259,7 +259,6 @@ def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: boo
 
     Args:
         run: its run directory.
-        name: of the job.
         agent: its agent, by its status.
         alive: False if it is known that no process works on it, on any machine.
     """

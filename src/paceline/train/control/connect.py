@@ -42,8 +42,6 @@ def connect(rank: int, world_size: int, share: Share, purpose: str, *, local: bo
     the other machine is gone.
 
     Args:
-        rank: this rank.
-        world_size: number of ranks.
         share: hands what rank 0 passes to every rank.
         purpose: what the connections are for; a rank that connects for another purpose is refused.
         local: all ranks are on this machine, so nobody else needs to reach rank 0.

@@ -171,7 +171,6 @@ class Messages:
         """No message has been sent yet.
 
         Args:
-            link: the connection.
             accepted: this side has accepted it, and the other one initiated it.
         """
         self.socket = link.socket

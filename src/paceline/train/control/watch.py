@@ -42,8 +42,6 @@ class Watch:
     """This rank's part in the agreement. All ranks make one at the same place.
 
     Args:
-        rank: this rank.
-        world_size: number of ranks.
         share: hands what rank 0 passes to every rank; not used by a single process.
         local: all ranks are on this machine.
         stops: whether SIGTERM and SIGUSR2 let the step finish, see `begin`; where a script has handlers of its own for

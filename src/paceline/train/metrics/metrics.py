@@ -52,7 +52,6 @@ class Metrics:
         """Initialize without writing.
 
         Args:
-            group: the ranks.
             folder: folder for the files; None writes none.
             progress: whether rank 0 shows the progress of the epoch.
             progress_file: file to which rank 0 writes the progress for other processes; None writes none.

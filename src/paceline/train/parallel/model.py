@@ -66,7 +66,6 @@ class Model:
 
         Args:
             module: the user's module.
-            group: the ranks.
             strategy: how it is trained.
             look: is called with the arguments of the first forward passes with gradients, until it returns False.
         """

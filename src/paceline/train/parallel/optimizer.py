@@ -32,7 +32,6 @@ def prepare_optimizer(
 
     Args:
         optimizer: the user's optimizer.
-        group: the ranks.
         strategy: the strategy that it is set up with.
         is_accumulating: whether an accumulation is not complete, so that the optimizer does not step yet.
         reduced_loss: takes what a closure returns, and returns the loss over all ranks.

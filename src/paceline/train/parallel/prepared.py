@@ -76,11 +76,7 @@ class RankPart:
 
 
 class Prepared:
-    """The models and optimizers of a run, and what its checkpoints hold besides them.
-
-    Args:
-        group: the ranks.
-    """
+    """The models and optimizers of a run, and what its checkpoints hold besides them."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -103,7 +99,6 @@ class Prepared:
             thing: a model or an optimizer.
             strategy: how to train it; None means for an optimizer the strategy of the model whose parameters it
                 updates, and otherwise the defaults.
-            loop: the training loop.
 
         Raises:
             paceline.ModelMismatch: this rank's model differs from rank 0's.
@@ -444,7 +439,6 @@ class Prepared:
         """Check that the gradients of a backward are exchanged, and complete if the optimizer steps next.
 
         Args:
-            loop: the training loop.
             again: whether there may be another backward through the same forward pass.
 
         Raises:
