@@ -94,7 +94,7 @@ def test_a_job_that_lost_its_node(user: Client, cluster: Cluster) -> None:
     is_forgotten(cluster, found["external_id"], "NODE_FAIL")
     reaches(user, "FAILED")
     for _ in range(2):  # that the accounts were asked changes nothing
-        assert job(user)["error"] == "a node of it failed; paceline resubmit it goes on from its last checkpoint"
+        assert job(user)["error"] == "a node of it failed; paceline resubmit it starts it again"
 
 
 def test_check(user: Client) -> None:

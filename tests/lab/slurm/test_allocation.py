@@ -188,6 +188,13 @@ def test_in_a_batch_script(client: Client, cluster: Cluster) -> None:
         assert said.endswith("code 0\n")
 
 
+def test_srun_that_starts_a_job_on_each_node(client: Client, salloc: Shell) -> None:
+    code, out, err = salloc(f"srun {RUN} -n 2 --tee 3 {client.script(WHO)}")
+    assert code == 0, err
+    assert sorted(re.findall(r"(\d 2 1 n\d)$", out, re.M)) == ["0 2 1 n0", "0 2 1 n1", "1 2 1 n0", "1 2 1 n1"]
+    assert err.count("srun has started this on 2 nodes, and each of them trains alone; leave srun out") == 1, err
+
+
 def test_tasks_that_no_job_can_have(client: Client) -> None:
     shell = Shell(client, "--nodes=2", "--ntasks=3")
     code, out, err = shell(f"{RUN} {client.script(WHO)}")

@@ -146,7 +146,7 @@ def test_the_time_limit_of_a_job_and_of_a_chain_of_jobs(user: Client, cluster: C
 
 
 def test_a_job_that_was_cancelled_from_outside(user: Client, cluster: Cluster) -> None:
-    submit(user, FOREVER, name="runs")
+    submit(user, FOREVER, "--nnodes", "2", "-n", "2", name="runs")
     reaches(user, "RUNNING", "runs")
     submit(user, FOREVER, "--slurm", "hold", name="waits")
     for name in ("runs", "waits"):
@@ -154,6 +154,8 @@ def test_a_job_that_was_cancelled_from_outside(user: Client, cluster: Cluster) -
     for name in ("runs", "waits"):
         reaches(user, "STOPPED", name)
         assert "cancelled in Slurm" in job(user, name)["error"]
+    ranks = job(user, "runs")["instances"]
+    assert [rank["state"] for rank in ranks] == ["STOPPED"] * 4, ranks
     cluster.break_command("squeue", "exit 0")  # Slurm forgets them after some minutes
     for kept in user.folder.rglob("squeue-*.json"):
         kept.unlink()
@@ -161,6 +163,17 @@ def test_a_job_that_was_cancelled_from_outside(user: Client, cluster: Cluster) -
         reaches(user, "STOPPED", name)
         assert "cancelled in Slurm" in job(user, name)["error"]
     user.paceline("delete", "--on", "lab", "runs", "waits")
+
+
+def test_a_signal_by_hand_is_no_time_limit(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER, "--chain", "--time-limit", "1h", name="it")
+    reaches(user, "RUNNING")
+    cluster.slurm("scancel", "--batch", "--signal=USR2", job(user)["external_id"])
+    found = reaches(user, "STOPPED")
+    assert (found["exit_code"], found["cause"]) == (143, None)
+    assert found["error"].startswith("stopped by a signal, USR2, that was not Slurm's warning before its time limit")
+    shown = cluster.slurm("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={found['external_id']}")
+    assert shown == "CANCELLED\n"
 
 
 def test_a_signal_that_slurm_loses(user: Client, cluster: Cluster) -> None:
