@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,16 @@ def test_a_job_that_can_use_it_waits_for_it_when_it_is_back(client: Client, node
     assert json.loads((client.home / "silent.json").read_text()) == {}  # no verb waits for it only briefly any more
     done = client("wait", "it")
     assert (done.returncode, "h2" in done.stderr) == (0, False), done.stderr
+
+
+def test_an_elastic_job_asks_a_host_that_is_still_down_only_whether_it_is_back(client: Client) -> None:
+    client.settings(hosts=["h1", "h2"])
+    client.env.update(PACELINE_LOOK_TIMEOUT="8s", PACELINE_ACT_TIMEOUT="8s")
+    client.lab.hosts[1].hang(logins=False)
+    assert "no answer within 8 s" in client("list", "--on", "lab").stderr
+    done = client("submit", "--on", "lab", "--nnodes", "1:2", "--name", "it", client.script("pass"))
+    assert done.returncode == 0 and re.search(r"cannot reach h2: .* timed out", done.stderr), done.stderr
+    assert client("wait", "it").returncode == 0
 
 
 def test_a_job_that_is_run_again_while_a_host_is_away(client: Client) -> None:

@@ -162,7 +162,7 @@ class Host:
         """
         patience = patience or self.patience(request)
         with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
-            process = self._start(errors, apart)
+            process = self._start(errors, apart, patience.connect)
             assert process.stdin is not None
             limit = Limit(process)
             answers = Answers(self, process, errors, limit, patience)
@@ -186,10 +186,11 @@ class Host:
             finally:
                 answers.stop()
 
-    def _start(self, errors: IO[bytes], apart: bool) -> subprocess.Popen[bytes]:
+    def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes]:
+        within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
         try:
             return subprocess.Popen(
-                self.command(f"exec {quoted(self.python)} -c {shlex.quote(READ)}", "-T"),
+                self.command(f"exec {quoted(self.python)} -c {shlex.quote(READ)}", "-T", *within),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
             )  # fmt: skip
         except FileNotFoundError:

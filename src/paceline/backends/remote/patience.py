@@ -31,12 +31,14 @@ class Patience(NamedTuple):
         copy: from one piece of the archive to the next, and then until the answer.
         work: from there until the first answer; None for no limit.
         later: for each further answer; None for no limit.
+        connect: until its sshd has answered, in whole seconds; None: as for all hosts.
     """
 
     login: float
     copy: float
     work: float | None
     later: float | None = None
+    connect: int | None = None
 
     @classmethod
     def of(cls, verb: str, limits: Limits) -> Patience:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from .target import Hosts
 
-_BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago, if the others are enough
+_BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago, if the others are all that a job can use
+_CONNECT = 4  # the same for its sshd to answer, if a job can start without it: one that has just come back does
 
 
 class Preflight:
@@ -39,18 +40,20 @@ class Preflight:
         peers: the hosts with the addresses and ports for each other.
     """
 
-    def __init__(self, hosts: Hosts, request: Callable[[Host], Request], most: int = 0) -> None:
+    def __init__(self, hosts: Hosts, request: Callable[[Host], Request], least: int = 0, most: int = 0) -> None:
         """Make no connection yet.
 
         Args:
             hosts: of the target.
             request: what to ask each of them.
-            most: how many hosts a job can use; 0 if there is no job.
+            least: how many hosts a job needs; 0 if there is no job.
+            most: how many it can use; 0 if there is no job.
         """
         self.answers: dict[Host, Answer] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
-        self._target, self._hosts, self._request, self._most = hosts, list(hosts.all), request, most
+        self._target, self._hosts, self._request = hosts, list(hosts.all), request
+        self._least, self._most = least, most
         self._token = secrets.token_hex(16)
         self._pool = ThreadPoolExecutor(max_workers=len(self._hosts))
         self._open = {host: contextlib.ExitStack() for host in self._hosts}
@@ -60,8 +63,7 @@ class Preflight:
     def __enter__(self) -> Preflight:
         try:
             silent = {host for host in self._hosts if self._target.was_silent(host, self._patience(host).login)}
-            is_brief = len(self._hosts) - len(silent) >= self._most
-            self._on_all(self._hosts, lambda host: self._begin(host, is_brief and host in silent))
+            self._on_all(self._hosts, lambda host: self._begin(host, len(silent) if host in silent else None))
             self._target.note(self.answers, self.failed)
         except BaseException:
             self._close()
@@ -85,11 +87,20 @@ class Preflight:
     def _patience(self, host: Host) -> Patience:
         return host.patience(self._order(host)).for_many(len(self._hosts))
 
-    def _begin(self, host: Host, is_brief: bool) -> None:
-        """Ask a host what it has, and read its clock; `is_brief`: it is not waited for as long as others."""
+    def _begin(self, host: Host, silent: int | None) -> None:
+        """Ask a host what it has, and read its clock.
+
+        Args:
+            host: it.
+            silent: if it was silent a moment ago, how many hosts were; then it is not waited for as long as others,
+                if these are enough.
+        """
         order, patience = self._order(host), self._patience(host)
-        if is_brief:
+        others = -1 if silent is None else len(self._hosts) - silent
+        if others >= self._most:
             patience = patience.shortened(min(_BRIEF, patience.login))
+        elif others >= self._least:
+            patience = patience._replace(connect=_CONNECT)
         patience = patience._replace(later=patience.work)  # it may have a stuck disk
         answers = self._open[host].enter_context(host.listen(order, patience=patience))
         answer = next(answers)

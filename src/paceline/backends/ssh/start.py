@@ -231,9 +231,9 @@ class RemoteStart:
             UserError: too few of them can take it.
         """
         common = {"job": self.spec.for_node(), "data": self._data, "brought": self._brought}
-        most = self.spec.node_range[1]
-        with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}, most) as preflight:
-            self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
+        least, most = self.spec.node_range
+        with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}, least, most) as preflight:
+            self._chosen = preflight.choose(least, most, self._preferred, self.notes.append)
             answers = dict(preflight.answers)
         self.notes += [f"{host.name}: {line}" for host in self._chosen for line in answers[host]["notes"]]
         return answers
