@@ -124,7 +124,7 @@ class Queue:
         self.problem: Refused | None = None
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds that Slurm may still take."""
         return max(_LEAST, self._until - time.monotonic())
 
@@ -181,8 +181,8 @@ class Queue:
 
     def _ask(self, before: _Answer | None, begun: float) -> _Answer:
         try:
-            self._cluster = cluster.asked(self._root, self.left)
-            entries = _listed(self.left)
+            self._cluster = cluster.asked(self._root, self.remaining)
+            entries = _listed(self.remaining)
             answer = _Answer(begun, begun, entries)
         except Refused as error:
             last = before or _Answer(0.0, 0.0, [])

@@ -181,7 +181,7 @@ class SlurmJob:
         kept = self._folder.accounted(str(start))
         if entry is not None:
             accounts.keep(accounts.End(entry.state, entry.end), kept)
-        word, finished = accounts.end_of(start.id, kept, self._queue.left)
+        word, finished = accounts.end_of(start.id, kept, self._queue.remaining)
         if self._is_stopped:
             return Scheduler("ended", result="STOPPED", finished=finished)
         if word in ("", "FAILED") or (word == "COMPLETED" and self._is_allocated):
@@ -205,7 +205,7 @@ class SlurmJob:
         """How its newest Slurm job has ended by Slurm's accounts."""
         ids = self._folder.ids
         asked = self._folder.accounted(ids[-1]) if ids else None
-        return accounts.End("") if asked is None else accounts.end_of(ids[-1], asked, self._queue.left)
+        return accounts.End("") if asked is None else accounts.end_of(ids[-1], asked, self._queue.remaining)
 
     def _is_known_gone(self, since: float) -> bool:
         """Whether Slurm has answered later than this, and did not name it."""
