@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paceline.contract import CONTRACTS, Placement
 from tests.late import hvd, torch
 
 _REDUCED = "op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global"
@@ -106,6 +107,16 @@ def test_names_of_modules_beside() -> None:
     assert (basics.size, basics.Sum) == (hvd.size, hvd.Sum)
     with pytest.raises(AttributeError, match="mlsl_built"):
         basics.mlsl_built()
+
+
+def test_names_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = importlib.import_module("paceline.horovod.runner.common.util.env")
+    placement = Placement(rank=2, world_size=3, local_rank=2, local_world_size=3, node_rank=0, node_count=1)
+    for name, value in CONTRACTS["torch"].write(placement).items():
+        monkeypatch.setenv(name, value)
+    assert env.get_env_rank_and_size() == (2, 3)
+    worker = importlib.import_module("paceline.horovod.runner.elastic.worker")
+    assert worker.HostUpdateResult is importlib.import_module("paceline.horovod.common.elastic").HostUpdateResult
 
 
 def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""What scripts import of Horovod's launcher; paceline is the launcher."""
