@@ -82,7 +82,7 @@ class TracebackRecord(TypedDict):
 
 
 class SyncRecord(TypedDict):
-    """How ranks exchange gradients, and what that costs in a step."""
+    """How ranks exchange gradients, and what that costs a rank in a step, on average."""
 
     method: str
     sent_bytes: int

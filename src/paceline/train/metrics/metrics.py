@@ -10,7 +10,7 @@ import torch
 
 from paceline.train.group.sharded import kind_of
 
-from .progress import Exchanging, Progress
+from .progress import Progress
 from .reduction import LogMismatch, Reduction, Span, Sum
 from .step_times import PARTS, StepTimes, make_clock
 from .writers import JsonLines, TensorBoard
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from paceline.contract.records import SyncRecord
     from paceline.train.group.group import Group
 
 _FEWEST, _MOST = 10, 100  # steps between two reductions of what the ranks have logged
@@ -281,16 +282,20 @@ class Metrics:
         if pending is self._reported:
             return
         self._reported = pending
-        means, (*seconds, sent) = pending.results()
+        means, (*parts, sent) = pending.results()
+        seconds = {part: round(value, 6) for part, value in zip(PARTS, parts, strict=True)}
         # Written first: when other ranks fail, a signal may end this one here, and what was shown is in the file.
         if self._lines is not None and (pending.span.steps or means):
-            costs = {f"{part}_seconds": round(value, 6) for part, value in zip(PARTS, seconds, strict=True)}
-            costs["sent_bytes"] = round(sent)
+            costs = {**{f"{part}_seconds": value for part, value in seconds.items()}, "sent_bytes": round(sent)}
             self._write(pending.span.last, means, costs if pending.span.steps else {})
         if self._progress is not None:
-            named = dict(zip(PARTS, seconds, strict=True))
             method = self._method() if pending.span.steps else None
-            sync = None if method is None else Exchanging(method, round(sent), named["sync"], named["total"])
+            sync: SyncRecord | None = None
+            if method is not None:
+                sync = {
+                    "method": method, "sent_bytes": round(sent),
+                    "sync_seconds": seconds["sync"], "step_seconds": seconds["total"],
+                }  # fmt: skip
             self._progress.measured(means, sync)
 
     def _values(self, sums: dict[str, Sum]) -> dict[str, tuple[float, float, float]]:

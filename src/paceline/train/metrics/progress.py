@@ -17,27 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from paceline.contract.records import SyncRecord
+
 _BAR_EVERY = 0.5  # seconds between two updates of a bar
 _LINE_EVERY = 30.0  # seconds between two plain lines
 _FILE_EVERY = 1.0  # seconds between two writes of the file
 _WINDOW = 30.0  # seconds over which rates are averaged, approximately
-
-
-@dataclass(frozen=True)
-class Exchanging:
-    """What the last steps have cost the network.
-
-    Attributes:
-        method: name of the method by which ranks exchange gradients.
-        sent_bytes: that a rank has sent in a step, on average.
-        sync_seconds: that a rank has waited in a step, on average.
-        step_seconds: of a whole step.
-    """
-
-    method: str
-    sent_bytes: int
-    sync_seconds: float
-    step_seconds: float
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,7 @@ class Moment:
     took: float | None
     means: Mapping[str, float]
     epoch_means: Mapping[str, float]
-    sync: Exchanging | None
+    sync: SyncRecord | None
 
 
 class Progress:
@@ -94,7 +79,7 @@ class Progress:
         self._means: dict[str, float] = {}
         self._epoch_means: dict[str, float] = {}
         self._last: Moment | None = None  # the last progress of this epoch's loop
-        self._sync: Exchanging | None = None
+        self._sync: SyncRecord | None = None
         self._steps: int | None = None
         self._resumed_at = self._done = self._samples = 0
         self._began = self._next = 0.0
@@ -150,7 +135,7 @@ class Progress:
                     view.show(moment)
             self._next = min(view.next for view in self._views)
 
-    def measured(self, means: Mapping[str, float], sync: Exchanging | None = None) -> None:
+    def measured(self, means: Mapping[str, float], sync: SyncRecord | None = None) -> None:
         """Set new metrics to show, and what the exchange costs, if that is known."""
         self._means.update(means)
         self._epoch_means.update(means)
@@ -322,7 +307,7 @@ class _File(_View):
                 "samples_per_second": round(moment.rate, 3),
                 "epoch_seconds_left": _rounded(moment.epoch_seconds_left),
                 "seconds_left": _rounded(moment.seconds_left),
-                "sync": moment.sync and _costs(moment.sync),
+                "sync": moment.sync,
                 "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
             }
         )
@@ -371,11 +356,6 @@ def _text(moment: Moment) -> str:
 
 def _values(means: Mapping[str, float]) -> list[str]:
     return [f"{name} {value:.4g}" for name, value in means.items()]
-
-
-def _costs(sync: Exchanging) -> dict[str, Any]:
-    seconds = {"sync_seconds": round(sync.sync_seconds, 6), "step_seconds": round(sync.step_seconds, 6)}
-    return {"method": sync.method, "sent_bytes": sync.sent_bytes, **seconds}
 
 
 def _rounded(seconds: float | None) -> float | None:
