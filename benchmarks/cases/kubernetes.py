@@ -171,7 +171,7 @@ CASES = [
     Case(
         "kubernetes-import",
         "import of the client library",
-        Side("lightkube", timed(sys.executable, "-c", "import lightkube")),
+        Side("httpx2", timed(sys.executable, "-c", "import httpx2")),
         Side("kubernetes", timed(sys.executable, "-c", "import kubernetes.client")),
     ),
     *(

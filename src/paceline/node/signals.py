@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+EXIT_REPLACED = (
+    128 + signal.SIGTERM
+)  # the exit code of a node that another one replaces, as if a scheduler had ended it
 LEAVE = signal.SIGRTMIN  # this node is to leave its job, which goes on
 HANDLED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, LEAVE,

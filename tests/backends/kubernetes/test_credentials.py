@@ -199,5 +199,5 @@ def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match="is not a kubeconfig that can be read"):
         connect(Options.model_validate({}), Limits(1.0, 1.0))
     monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(UserError, match=r"pip install lightkube 'httpx2\[ws\]'"):
+    with pytest.raises(UserError, match=r"pip install 'httpx2\[ws\]'"):
         connect(Options.model_validate({}), Limits(1.0, 1.0))

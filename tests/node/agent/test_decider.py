@@ -19,8 +19,7 @@ from paceline.node.agent.state import begin
 from paceline.node.failure import TIMED_OUT
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
-from paceline.node.rendezvous.participant import EXIT_REPLACED
-from paceline.node.signals import HANDLED, LEAVE
+from paceline.node.signals import EXIT_REPLACED, HANDLED, LEAVE
 from paceline.node.spec import NodeSpec, Program, Request
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from tests.late import job_spec
 from paceline.backends.kubernetes.manifests.bootstrap import START
 from paceline.backends.packing import archive
 from paceline.node.host import pod
+from paceline.node.host.pod_format import MARK
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import records
 
@@ -87,7 +88,7 @@ def test_lines_events_and_the_report(container: Container) -> None:
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, b"")
     lines = out.splitlines()
-    events = [json.loads(line[len(pod.MARK) :]) for line in lines if line.startswith(pod.MARK)]
+    events = [json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)]
     assert [event["event"] for event in events] == ["started", "finished"]
     assert events[0]["ranks"] == [[0, 0], [1, 1]]
     for rank in (b"0", b"1"):

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from paceline.node.failure import TIMED_OUT, node_failure
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.rendezvous.coordinator import GONE_GRACE
-from paceline.node.rendezvous.participant import EXIT_REPLACED
 from paceline.node.rendezvous.silence import PATIENCE
-from paceline.node.signals import LEAVE
+from paceline.node.signals import EXIT_REPLACED, LEAVE
 
 from .attempt import Attempt
 from .decision import ANSWER_SECONDS

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.failure import node_failure
-from paceline.node.rendezvous.participant import EXIT_REPLACED
+from paceline.node.signals import EXIT_REPLACED
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause, FinalState

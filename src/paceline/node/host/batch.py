@@ -19,6 +19,7 @@ from paceline.node.store.code_copy import take, unpack
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, Plan, make_plan, this_machine
 
+from .pod_format import FIRST_POD
 from .start import order_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from .protocol import BatchRequest
 
-FIRST = "PACELINE_FIRST_POD"  # the node rank of the first pod of a role, where pods are numbered by role
 _REFUSED = 2  # the exit code if a job cannot run
 
 
@@ -68,7 +68,7 @@ def read(path: Path) -> BatchRequest:
     pod, dash, number = value.rpartition("-")  # NAME-worker-3 is the name of a pod
     if not number.isdecimal() or bool(dash) != bool(pod):
         raise Refused(f"{variable}={value!r} is not a node rank; start this by the job's scheduler")
-    first = int(os.environ.get(FIRST) or 0)
+    first = int(os.environ.get(FIRST_POD) or 0)
     return {**request, "job": {**request["job"], "node_rank": first + int(number)}}
 
 

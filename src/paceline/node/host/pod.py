@@ -24,13 +24,13 @@ from paceline.node.errors import Refused
 from paceline.node.files import load_json, write_json
 from paceline.node.lifeline import TOGETHER
 from paceline.node.logs.following import Output, updates
-from paceline.node.rendezvous.participant import EXIT_REPLACED
-from paceline.node.signals import HANDLED, call_on
+from paceline.node.signals import EXIT_REPLACED, HANDLED, call_on
 from paceline.node.store import make, records
 
 from . import late
 from .batch import code_at, home_of, plan_of, read
 from .kept_log import KeptLog
+from .pod_format import ATTEMPT, LONGEST, MARK, PIECE, RANK, REPLACED, STDERR, TRACEBACK, WHOLE
 from .start import order_of
 
 if TYPE_CHECKING:
@@ -41,19 +41,10 @@ if TYPE_CHECKING:
     from paceline.node.logs.following import Event
     from paceline.node.store.lifecycle import AgentProcess
 
-MARK = b"[paceline] "  # begins the line of an event
-RANK = b"[rank %d"  # begins a line of a rank
-ATTEMPT = b" attempt %d"  # follows in later attempts than the first
-STDERR = b" stderr"  # follows, where stderr is kept apart
-TRACEBACK = b" traceback"  # follows in a line of the traceback that ended the rank
 ENDED = "ended.json"  # beside the request: how the job ended here
-PIECE = b" +] "  # ends the prefix of a piece of a line, which ends without a line end
-WHOLE = b"] "  # ends the prefix of a line, or of its last piece
-LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
 MOST = 4096  # bytes of a termination message
 _MOST_TEXT = 400  # letters of a line in it
 _WIDEST = 6  # bytes of a letter in JSON: \\u00fc
-REPLACED = (137, EXIT_REPLACED)  # exit codes of a pod that was taken away: another one comes in its place
 # Seconds for which a pod stays when a rank of another one has failed: clusters delete the pods that run when the first
 # one has failed, and their logs. Nodes report an end within a second, so those that end soon after it stay too.
 _LATER = 0.3

@@ -15,6 +15,7 @@ from paceline.contract import TOKEN, handshake
 from paceline.contract.values import join_address
 from paceline.node.eventloop.channel import ChannelClosed
 from paceline.node.machine.network import LOOPBACK, is_loopback, is_own_ip
+from paceline.node.signals import EXIT_REPLACED
 
 from .coordinator import GATHERING, Coordinator
 from .handshake import Listener
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode
 
-EXIT_REPLACED = 143  # the exit code of a node that another one replaces: SIGTERM, as a scheduler sends it
 STOP_SECONDS = 5.0  # after which a node that receives nothing has certainly stopped its ranks
 
 

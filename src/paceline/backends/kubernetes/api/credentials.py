@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -16,17 +17,18 @@ from urllib.parse import quote
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    import ssl
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     import httpx2
-    from lightkube.config.kubeconfig import SingleConfig
 
     from paceline.backends.kubernetes.options import Options
     from paceline.backends.limits import Limits
 
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
-_INSTALL = "the Kubernetes backend needs lightkube; pip install lightkube 'httpx2[ws]'"
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
+_INSTALL = "the Kubernetes backend needs httpx2; pip install 'httpx2[ws]'"
 
 
 class Access(NamedTuple):
@@ -45,6 +47,27 @@ class Access(NamedTuple):
     server: str
 
 
+class Config(NamedTuple):
+    """A context of the kubeconfig.
+
+    Attributes:
+        context: its name.
+        namespace: where it leads.
+        cluster: as it is written, with absolute paths.
+        user: the same.
+    """
+
+    context: str
+    namespace: str
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any]
+
+    @property
+    def server(self) -> str:
+        """The address of the API server; without one, that of kubectl proxy."""
+        return str(self.cluster.get("server") or "http://localhost:8080")
+
+
 def connect(options: Options, within: Limits) -> Access:
     """A client for the cluster that the options name; makes no connection yet.
 
@@ -57,61 +80,136 @@ def connect(options: Options, within: Limits) -> Access:
     """
     try:
         import httpx2
-        from lightkube.config import client_adapter
-        from lightkube.core.exceptions import ConfigError
     except ImportError:
         raise UserError(_INSTALL) from None
-    config, cluster, user = _config(options)
-    assert config.user is not None
+    config = _config(options)
+    cluster, user = config.cluster, config.user
     try:
-        # Credentials of plugins are our own: the library knows only old versions of their interface.
-        verify = client_adapter.verify_cluster(config.cluster, config.user, config.abs_file)
-        auth: Any = None
-        if config.user.exec is None:
-            auth = client_adapter.user_auth(config.user)
-        else:
-            auth = _plugin(httpx2.Auth, _exec_of(config, cluster, user["exec"]), verify)
-    except (ConfigError, OSError, ValueError) as error:
-        raise UserError(f"context {config.context_name} of the kubeconfig cannot be used: {error}") from None
+        verify = _trust(cluster, user)
+        auth = _credentials(config, verify)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"context {config.context} of the kubeconfig cannot be used: {why}") from None
 
     def name_server(request: httpx2.Request) -> None:
         request.extensions = {**request.extensions, "sni_hostname": cluster["tls-server-name"]}
 
     http = httpx2.Client(
-        base_url=config.cluster.server.rstrip("/"), verify=verify, auth=auth, proxy=cluster.get("proxy-url"),
+        base_url=config.server.rstrip("/"), verify=verify, auth=auth, proxy=cluster.get("proxy-url"),
         timeout=httpx2.Timeout(within.act, connect=within.connect),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
         headers=_impersonation(user),
         event_hooks={"request": [name_server] if cluster.get("tls-server-name") else []},
     )  # fmt: skip
-    namespace = options.namespace or config.namespace
-    return Access(http, config.context_name, namespace, config.cluster.server)
+    return Access(http, config.context, options.namespace or config.namespace, config.server)
+
+
+def _trust(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    """The context for TLS: whom it trusts, and the certificate of the user.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: what is given is no certificate.
+    """
+    import ssl
+
+    if data := cluster.get("certificate-authority-data"):
+        with _as_file(base64.b64decode(data)) as path:
+            found = ssl.create_default_context(cafile=path)
+    elif file := cluster.get("certificate-authority"):
+        found = ssl.create_default_context(cafile=file)
+    else:
+        import httpx2
+
+        found = httpx2.create_ssl_context(verify=not cluster.get("insecure-skip-tls-verify"))
+    certificate, key = (_content_of(user, key) for key in ("client-certificate", "client-key"))
+    if certificate:
+        _add_certificate(found, certificate, key)
+    return found
+
+
+def _content_of(user: Mapping[str, Any], key: str) -> bytes:
+    """What a user has as a file or within the kubeconfig; b"" for nothing."""
+    if data := user.get(f"{key}-data"):
+        return base64.b64decode(data)
+    return Path(user[key]).read_bytes() if user.get(key) else b""
+
+
+def _add_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Give a context for TLS a certificate with its key."""
+    with _as_file(certificate + b"\n" + key) as path:
+        context.load_cert_chain(path)
+
+
+@contextlib.contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """The path of a file with this content, which only this user can read: contexts for TLS read no other way."""
+    with tempfile.NamedTemporaryFile(suffix=".pem") as file:
+        file.write(content)
+        file.flush()
+        yield file.name
+
+
+def _credentials(config: Config, verify: ssl.SSLContext) -> Any:
+    """How requests are signed; None if the certificate is enough, or there is nothing.
+
+    Raises:
+        ValueError: the user has credentials of a kind that is no more.
+    """
+    user = config.user
+    if user.get("exec"):
+        import httpx2
+
+        return _plugin(httpx2.Auth, _exec_of(config.cluster, user["exec"]), verify)
+    if path := user.get("tokenFile"):
+        return _bearer(lambda: _token_in(path))  # what writes it changes it from time to time
+    if token := user.get("token"):
+        return _bearer(lambda: str(token))
+    if user.get("username") and user.get("password"):
+        return str(user["username"]), str(user["password"])
+    if user.get("auth-provider"):
+        raise ValueError("kubectl knows no auth-provider any more; have its exec plugin written there")
+    return None
+
+
+def _bearer(token: Callable[[], str]) -> Callable[[httpx2.Request], httpx2.Request]:
+    def sign(request: httpx2.Request) -> httpx2.Request:
+        request.headers["Authorization"] = f"Bearer {token()}"
+        return request
+
+    return sign
+
+
+def _token_in(path: str) -> str:
+    """The token in a file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise UserError(f"the kubeconfig names the token file {path}: {error.strerror}") from None
 
 
 # -- the kubeconfig ----------------------------------------------------------------------------------------------------
 
 
-def _config(options: Options) -> tuple[SingleConfig, dict[str, Any], dict[str, Any]]:
-    """The chosen context, and its cluster and its user as they are written: the library leaves out some keys.
+def _config(options: Options) -> Config:
+    """The chosen context; in a pod without a kubeconfig its service account.
 
     Raises:
         UserError: there is none.
     """
-    from lightkube.config.kubeconfig import KubeConfig
-    from lightkube.config.models import User
-    from lightkube.core.exceptions import ConfigError
-
     given = options.kubeconfig or os.environ.get("KUBECONFIG")
     paths = [Path(path).expanduser() for path in (given or "~/.kube/config").split(os.pathsep) if path]
     files = [path for path in paths if path.is_file()]
     if not files:
-        try:  # as kubectl in a pod
-            found = KubeConfig.from_service_account().get()
-            assert found is not None
-            return found, {}, {}
-        except (ConfigError, KeyError):
+        found = _of_pod()
+        if found is None:
             where = ", ".join(map(str, paths))
-            raise UserError(f"no kubeconfig {where}; set KUBECONFIG, or name a file with kubeconfig = …") from None
+            raise UserError(f"no kubeconfig {where}; set KUBECONFIG, or name a file with kubeconfig = …")
+        return found
     merged = _merged(files)
     contexts = {context.get("name"): context.get("context") or {} for context in merged["contexts"]}
     name = options.context or merged["current-context"]
@@ -119,18 +217,28 @@ def _config(options: Options) -> tuple[SingleConfig, dict[str, Any], dict[str, A
         raise UserError("the kubeconfig has no current context; name one with --context")
     if name not in contexts:
         raise UserError(f"no context {name!r} in the kubeconfig; {nearest(name, contexts)}")
-    cluster = next((it for it in merged["clusters"] if it.get("name") == contexts[name].get("cluster")), None)
-    if cluster is None:
-        raise UserError(f"context {name} names a cluster that is not in the kubeconfig; correct it")
+    parts = []
+    for kind in ("cluster", "user"):
+        wanted = contexts[name].get(kind)
+        part = next((it for it in merged[f"{kind}s"] if it.get("name") == wanted), None)
+        if part is None and (kind == "cluster" or wanted):
+            raise UserError(f"context {name} names a {kind} that is not in the kubeconfig; correct it")
+        parts.append((part or {}).get(kind) or {})
+    return Config(name, contexts[name].get("namespace") or "default", *parts)
+
+
+def _of_pod() -> Config | None:
+    """How a pod reaches its cluster, by its service account; None if this is none."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{it}") for it in ("HOST", "PORT"))
     try:
-        config = KubeConfig.from_dict(merged).get(name)
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"context {name} of the kubeconfig cannot be used: {error}") from None
-    assert config is not None
-    if config.user is None:
-        config = config._replace(user=User())
-    user: dict[str, Any] = next((it for it in merged["users"] if it.get("name") == contexts[name].get("user")), {})
-    return config, cluster.get("cluster") or {}, user.get("user") or {}
+        namespace = (_ACCOUNT / "namespace").read_text()
+    except OSError:
+        return None
+    if not host or not port:
+        return None
+    address = f"[{host}]" if ":" in host else host
+    cluster = {"server": f"https://{address}:{port}", "certificate-authority": str(_ACCOUNT / "ca.crt")}
+    return Config("default", namespace, cluster, {"tokenFile": str(_ACCOUNT / "token")})
 
 
 def _impersonation(user: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -186,26 +294,23 @@ def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 # -- credentials of plugins --------------------------------------------------------------------------------------------
 
 
-def _exec_of(config: SingleConfig, cluster: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+def _exec_of(cluster: Mapping[str, Any], plugin: Mapping[str, Any]) -> dict[str, Any]:
     """How a plugin is run.
 
     Args:
-        config: the chosen context.
         cluster: as it is written.
-        written: the plugin, as it is written.
+        plugin: as it is written.
     """
-    plugin = config.user.exec if config.user is not None else None
-    assert plugin is not None
     return {
-        "apiVersion": plugin.apiVersion, "command": plugin.command, "args": list(plugin.args or ()),
-        "env": {it.name: it.value for it in plugin.env or ()}, "hint": plugin.installHint,
-        "mode": written.get("interactiveMode") or "IfAvailable",
-        "cluster": _told(cluster) if written.get("provideClusterInfo") else None,
+        "apiVersion": plugin["apiVersion"], "command": plugin["command"], "args": list(plugin.get("args") or ()),
+        "env": {it["name"]: it["value"] for it in plugin.get("env") or ()}, "hint": plugin.get("installHint"),
+        "mode": plugin.get("interactiveMode") or "IfAvailable",
+        "cluster": _cluster_info(cluster) if plugin.get("provideClusterInfo") else None,
     }  # fmt: skip
 
 
-def _told(cluster: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plugin is told of the cluster."""
+def _cluster_info(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plugin gets to know of the cluster."""
     keys = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
     found = {key: cluster[key] for key in keys if cluster.get(key)}
     if cluster.get("certificate-authority") and "certificate-authority-data" not in found:
@@ -217,7 +322,7 @@ def _told(cluster: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _plugin(base: Any, plugin: dict[str, Any], verify: Any) -> Any:
+def _plugin(base: Any, plugin: dict[str, Any], verify: ssl.SSLContext) -> Any:
     """Credentials that a program prints, as client-go has them; they are asked for again when they are refused.
 
     Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
@@ -250,10 +355,8 @@ def _plugin(base: Any, plugin: dict[str, Any], verify: Any) -> Any:
             status = _run_plugin(plugin)
             self.token, self.has_asked = status.get("token"), True
             if status.get("clientCertificateData"):
-                with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # readable by this user alone
-                    file.write(f"{status['clientCertificateData']}\n{status.get('clientKeyData', '')}\n")
-                    file.flush()
-                    verify.load_cert_chain(file.name)
+                certificate, key = status["clientCertificateData"], status.get("clientKeyData", "")
+                _add_certificate(verify, certificate.encode(), key.encode())
 
     return Credentials()
 

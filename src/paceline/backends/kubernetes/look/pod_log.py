@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.backends.kubernetes.api.errors import ApiError, Unreachable
 from paceline.backends.kubernetes.api.times import moment
 from paceline.job.errors import UserError
-from paceline.node.host.pod import MARK
+from paceline.node.host.pod_format import MARK
 
 from .pods import seen
 

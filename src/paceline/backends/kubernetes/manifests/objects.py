@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
 from paceline.backends.kubernetes.options import PORT
-from paceline.node.host.batch import FIRST
+from paceline.node.host.pod_format import FIRST_POD
 
 from . import cloning, replacing
 from .bootstrap import START
@@ -297,7 +297,7 @@ def env(order: Order, role: Role = ALL) -> list[Manifest]:
         found += [{"name": name, "value": literal(value)} for name, value in order.spec.env.items()]
     elif order.kind.index_variable == POD and order.nodes > 1:
         number = {"value": "0"} if role.index is None else {"valueFrom": {"fieldRef": {"fieldPath": role.index}}}
-        found += [{"name": POD, **number}, {"name": FIRST, "value": str(role.first)}]
+        found += [{"name": POD, **number}, {"name": FIRST_POD, "value": str(role.first)}]
     found += replacing.variables(order)
     found += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": order.name, "key": name}}} for name in order.secrets

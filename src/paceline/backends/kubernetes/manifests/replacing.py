@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.host.pod import REPLACED
+from paceline.node.host.pod_format import REPLACED
 
 if TYPE_CHECKING:
     from .order import Order

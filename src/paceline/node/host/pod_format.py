@@ -1,0 +1,18 @@
+"""What a pod's program and clients agree on: its variables, the lines of its output, and its exit codes."""
+
+from __future__ import annotations
+
+from paceline.node.signals import EXIT_REPLACED
+
+FIRST_POD = "PACELINE_FIRST_POD"  # the node rank of the first pod of a role, where pods are numbered by role
+
+MARK = b"[paceline] "  # begins the line of an event
+RANK = b"[rank %d"  # begins a line of a rank
+ATTEMPT = b" attempt %d"  # follows in later attempts than the first
+STDERR = b" stderr"  # follows, where stderr is kept apart
+TRACEBACK = b" traceback"  # follows in a line of the traceback that ended the rank
+PIECE = b" +] "  # ends the prefix of a piece of a line, which ends without a line end
+WHOLE = b"] "  # ends the prefix of a line, or of its last piece
+LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
+
+REPLACED = (137, EXIT_REPLACED)  # exit codes of a pod that was taken away: another one comes in its place
