@@ -19,12 +19,14 @@ WHO = """
 """
 
 
-def by_hand(client: Client, host: Host, *flags: str, **variables: str) -> subprocess.Popen[str]:
-    """Type `paceline run` on a host."""
+def by_hand(
+    client: Client, host: Host, *flags: str, host_name: str | None = None, **variables: str
+) -> subprocess.Popen[str]:
+    """Type `paceline run` on a host, which is called so."""
     there = Paceline(client.folder / host.name)
     there.folder.mkdir(exist_ok=True)
     there.env.update(PACELINE_LAB=host.namespace, **variables)
-    name = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host.name)
+    name = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host_name or host.name)
     main = client.lab.hosts[0].address
     command = ("run", "--nnodes", "2", "--master-addr", main, "--master-port", "29511", *flags)
     return there.start(*command, python=(*host.enter(), *name, sys.executable), cwd=client.folder)
@@ -41,6 +43,27 @@ def test_by_hand_on_each_host(client: Client, is_numbered: bool) -> None:
         out, err = process.communicate(timeout=GENEROUS)
         assert process.returncode == 0, err
         assert out == f"{host.name} 2 2 {client.lab.hosts[0].address}\n"
+
+
+def test_two_hosts_of_one_name_are_two_machines(client: Client) -> None:
+    """Their networks differ, as those of two containers on one machine do: their ranks cannot share memory."""
+    script = client.script("""
+        import torch, paceline
+        run = paceline.init()
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for (x,) in run.dataloader(torch.utils.data.TensorDataset(torch.ones(4, 1)), 2):
+            run.backward(model(x).sum())
+            optimizer.step()
+        print("done")
+    """)
+    started = [
+        by_hand(client, host, "--node-rank", str(number), script, host_name="twin", PACELINE_TOKEN="secret")
+        for number, host in enumerate(client.lab.hosts[:2])
+    ]
+    for process in started:
+        out, err = process.communicate(timeout=GENEROUS)
+        assert (process.returncode, out) == (0, "done\n"), err
 
 
 @pytest.mark.needs("mpirun")

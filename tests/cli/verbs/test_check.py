@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 KEYS = {
     "paceline", "python", "packages", "devices", "cores", "memory", "shared_memory", "jobs", "interfaces", "host",
-    "gloo", "limits", "shadows", "variables", "findings",
+    "gloo", "ports", "limits", "shadows", "variables", "findings",
 }  # fmt: skip
 
 
@@ -147,6 +147,7 @@ SOUND = Inspection(
     interfaces=(LO, ETH),
     host=network.HostName("node0", ("10.0.0.2",), "10.0.0.2"),
     gloo=network.Choice("eth0", "10.0.0.2", "node0 resolves to it"),
+    ports=network.PortRange(32768, 60999),
     limits=hardware.Limits(65536, 65536, None, False),
 )
 
@@ -192,6 +193,11 @@ def test_a_sound_machine_has_no_finding() -> None:
         (replace(SOUND, interfaces=(ETH,)), "error", "loopback does not exist"),
         (replace(SOUND, interfaces=(replace(LO, up=False), ETH)), "error", "ip link set lo up"),
         (replace(SOUND, gloo=network.Choice(None, None, "ib0 is no interface")), "error", "gloo cannot start: ib0"),
+        (
+            changed("gloo", address="8.8.4.4"),
+            "warning",
+            "gloo on 8.8.4.4 listens at a public .*; close TCP ports 32768 to 60999 .*, or set GLOO_SOCKET_IFNAME=eth0",
+        ),
         (changed("host", usable=None, problem="not known"), "warning", r"does not resolve \(not known\)"),
         (changed("host", usable=None), "warning", "not this machine"),
         (changed("host", usable="127.0.1.1"), "warning", "127.0.1.1, which no other .* GLOO_SOCKET_IFNAME=eth0"),

@@ -25,7 +25,20 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 def findings(seen: Inspection, env: Mapping[str, str]) -> list[Finding]:
     """All findings, errors first."""
-    checks = (_python, _torch, _devices, _cores, _memory, _disks, _interfaces, _host, _proxies, _limits, _shadows)
+    checks = (
+        _python,
+        _torch,
+        _devices,
+        _cores,
+        _memory,
+        _disks,
+        _interfaces,
+        _exposure,
+        _host,
+        _proxies,
+        _limits,
+        _shadows,
+    )
     found = [finding for check in checks for finding in check(seen, env)]
     return sorted(found, key=lambda finding: finding.level != "error")
 
@@ -192,6 +205,25 @@ def _interfaces(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     if nccl and not nccl.startswith("^") and not _any_of_nccl(nccl, [interface.name for interface in seen.interfaces]):
         what = f"is {nccl}, and no interface has such a name: NCCL cannot start"
         yield Finding("warning", "NCCL_SOCKET_IFNAME", what, "unset it, or name an interface that exists")
+
+
+def _exposure(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
+    address = seen.gloo.address
+    if address is None or not ipaddress.ip_address(address.partition("%")[0]).is_global:
+        return
+    inside = next((i.name for i in seen.interfaces if i.up and not i.loopback and i.ipv4 and _is_private(i.ipv4)), None)
+    ports = "its ports" if seen.ports is None else f"TCP ports {seen.ports.first} to {seen.ports.last}"
+    yield Finding(
+        "warning",
+        f"gloo on {address}",
+        "listens at a public address, without a password: whoever connects can end a job, or take part in it",
+        f"close {ports} to all but the machines of a job"
+        + ("" if inside is None else f", or set GLOO_SOCKET_IFNAME={inside}"),
+    )
+
+
+def _is_private(address: str) -> bool:
+    return ipaddress.ip_address(address).is_private
 
 
 def _any_of_nccl(value: str, names: list[str]) -> bool:

@@ -30,6 +30,7 @@ class Inspection:
         paceline: version of paceline.
         packages: the frameworks and numpy; None for one that is not installed.
         shared_memory: /dev/shm; None if there is none.
+        ports: those of torch and paceline whose numbers are not fixed; None if they are not known.
         jobs: the folder of jobs; None if it cannot be examined.
         shadows: files in the current folder that hide a module from the scripts beside them: module → file.
         variables: environment variables that change how a job runs, as they are set here.
@@ -46,6 +47,7 @@ class Inspection:
     interfaces: tuple[network.Interface, ...]
     host: network.HostName
     gloo: network.Choice
+    ports: network.PortRange | None
     limits: hardware.Limits
     shadows: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -92,6 +94,7 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
         interfaces=interfaces,
         host=host,
         gloo=network.gloo_choice(env, interfaces, host),
+        ports=network.port_range(),
         limits=hardware.limits(),
         shadows={} if getattr(sys.flags, "safe_path", False) else software.shadows(folder),
         variables={name: env[name] for name in _VARIABLES if name in env},

@@ -158,6 +158,9 @@ def _network(seen: Inspection) -> list[tuple[str, str]]:
     rows.append(("host name", f"{seen.host.name}: {resolved}"))
     where = " ".join(part for part in (seen.gloo.interface, seen.gloo.address) if part) or "nothing"
     rows.append(("gloo takes", f"{where}: {seen.gloo.why}"))
+    if seen.ports is not None:
+        ports = f"TCP {seen.ports.first} to {seen.ports.last}"
+        rows.append(("ports", f"{ports}: torch's have no password; close them to all but the machines of a job"))
     return rows
 
 

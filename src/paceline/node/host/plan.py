@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.contract.machine import machine_id
 from paceline.node.devicequeue import ticket
 from paceline.node.errors import Refused
 from paceline.node.machine import volumes
-from paceline.node.machine.network import machine_id, own_address
+from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
 from paceline.node.store import records

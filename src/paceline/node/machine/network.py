@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NET = Path("/sys/class/net")
 IF_INET6 = Path("/proc/net/if_inet6")
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _UP, _LOOPBACK = 0x1, 0x8  # linux/if.h
@@ -61,6 +62,23 @@ class Choice:
     interface: str | None
     address: str | None
     why: str
+
+
+@dataclass(frozen=True)
+class PortRange:
+    """The TCP ports from which the kernel takes the free ones that gloo, NCCL and paceline ask for."""
+
+    first: int
+    last: int
+
+
+def port_range(path: Path = PORT_RANGE) -> PortRange | None:
+    """The range in this network namespace; None if it is not known.
+
+    Source: https://docs.kernel.org/networking/ip-sysctl.html (ip_local_port_range)
+    """
+    found = re.fullmatch(r"(\d{1,5})\s+(\d{1,5})", read(path))
+    return None if found is None else PortRange(int(found[1]), int(found[2]))
 
 
 def interfaces(
@@ -212,15 +230,6 @@ def is_own_ip(address: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return any(map(_binds, candidates))
-
-
-def machine_id() -> str:
-    """Identifies this machine. A container with its own network counts as another machine."""
-    try:
-        namespace = os.stat("/proc/self/ns/net").st_ino
-    except OSError:
-        namespace = 0
-    return f"{read(Path('/proc/sys/kernel/random/boot_id'))} {socket.gethostname()} {namespace}"
 
 
 def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socket:

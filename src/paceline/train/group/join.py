@@ -23,10 +23,11 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from paceline._version import __version__
 from paceline.contract import Placement, recognise
+from paceline.contract.machine import machine_id
 from paceline.contract.values import join_address
 
 from . import file_meeting
-from .same_machine import machine, network, with_neighbours
+from .same_machine import network, with_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,7 @@ def join(
         placement = replace(placement, rank=dist.get_rank(), world_size=dist.get_world_size())
         if not is_complete:  # under keys of its own: torch's are not for others
             store = PrefixStore("paceline/machines", dist.distributed_c10d._get_default_store())
-            store.set(f"rank-{placement.rank}", json.dumps({"machine": machine()}))
+            store.set(f"rank-{placement.rank}", json.dumps({"machine": machine_id()}))
     elif placement.world_size > 1:
         _choose_interface(placement)
         store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", _store(init_method, placement, limit))
@@ -136,7 +137,7 @@ def meet(timeout: float, among: Sequence[int] | None = None) -> tuple[Placement,
     if is_there:
         placement = replace(placement, rank=dist.get_rank(), world_size=dist.get_world_size())
     if placement.world_size == 1 or among == [placement.rank]:
-        return placement, {placement.rank: machine()}, None
+        return placement, {placement.rank: machine_id()}, None
     limit = timedelta(seconds=timeout)
     _choose_interface(placement)
     base = dist.distributed_c10d._get_default_store() if is_there else _store("env://", placement, limit)
@@ -144,7 +145,7 @@ def meet(timeout: float, among: Sequence[int] | None = None) -> tuple[Placement,
         name = "-".join(map(str, among))
         _partial[name] = _partial.get(name, -1) + 1
         store = PrefixStore(f"paceline/{placement.attempt}/{name}/{_partial[name]}", base)
-        store.set(f"rank-{placement.rank}", json.dumps({"machine": machine()}))
+        store.set(f"rank-{placement.rank}", json.dumps({"machine": machine_id()}))
         return placement, _machines(store, placement, limit, among), store
     store = PrefixStore(f"paceline/{placement.attempt}/{_joined}", base)
     _joined += 1
@@ -262,7 +263,7 @@ def _agree(store: Store, placement: Placement, timeout: timedelta) -> None:
     Rank 0 compares itself with all others, every other rank with rank 0, so both sides report a difference.
     """
     mine = {"world size": placement.world_size, "paceline": __version__, "torch": torch.__version__}
-    store.set(f"rank-{placement.rank}", json.dumps({**mine, "machine": machine()}))
+    store.set(f"rank-{placement.rank}", json.dumps({**mine, "machine": machine_id()}))
     others = range(1, placement.world_size) if placement.rank == 0 else (0,)
     deadline = time.monotonic() + timeout.total_seconds()
     for other in others:

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import socket
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.contract import ContractError, Placement
+from paceline.contract.machine import machine_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def machine() -> str:
-    """Identifies this machine, or container."""
-    try:
-        return f"{socket.gethostname()} {_BOOT_ID.read_text().strip()}"
-    except OSError:
-        return secrets.token_hex(16)  # unknown: shared with nobody
-
 
 def network() -> str:
-    """Identifies the loopback interface that processes of this machine share."""
-    try:
-        return json.dumps([machine(), os.readlink("/proc/self/ns/net"), os.environ.get("PACELINE_NODE_RANK")])
-    except OSError:
-        return secrets.token_hex(16)
+    """Identifies this machine, as ranks of one agent see it."""
+    return json.dumps([machine_id(), os.environ.get("PACELINE_NODE_RANK")])
 
 
 def with_neighbours(placement: Placement, machines: Mapping[int, str], env: Mapping[str, str]) -> Placement:
@@ -39,7 +24,7 @@ def with_neighbours(placement: Placement, machines: Mapping[int, str], env: Mapp
 
     Args:
         placement: this process; only its rank and world size are known.
-        machines: rank → `machine()` of every rank.
+        machines: rank → `machine_id()` of every rank.
         env: the environment; a LOCAL_RANK in it stays, if it can be right.
     """
     here = [rank for rank in sorted(machines) if machines[rank] == machines[placement.rank]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.train.group.same_machine import machine
+from paceline.contract.machine import machine_id
 
 from .methods.auto import AutoExchange, say
 from .methods.averaging import Averaging
@@ -55,7 +55,7 @@ def make_synchroniser(options: Sync, group: Group, module: torch.nn.Module) -> S
     Raises:
         ValueError: the options do not fit the ranks.
     """
-    if isinstance(options, AutoSync) and len(set(group.gather_objects(machine()))) == 1:
+    if isinstance(options, AutoSync) and len(set(group.gather_objects(machine_id()))) == 1:
         say(group, "allreduce, since all ranks are on one machine")
         options = AllReduce()
     made = _made(options, group, module)
@@ -74,7 +74,9 @@ def best_bucket_mb(options: Sync, group: Group) -> int | None:
         return _ALL_MB
     if not isinstance(options, AllReduce) or not options.is_exact or group.device.type != "cpu":
         return None
-    shares_memory = options.hierarchical is not False and len(set(group.gather_objects(machine()))) < group.world_size
+    shares_memory = (
+        options.hierarchical is not False and len(set(group.gather_objects(machine_id()))) < group.world_size
+    )
     return _BUCKET_MB if shares_memory else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from paceline.train.group.same_machine import machine
+from paceline.contract.machine import machine_id
 from paceline.train.group.shared_memory import GATHERS, SharedMemory, SharedMemoryError
 
 from .fast_groups import measured_groups
@@ -59,7 +59,7 @@ def make_groups(group: Group, options: EveryStep) -> list[list[int]]:
         return groups
     if options.hierarchical is False or (options.hierarchical == "auto" and group.device.type != "cpu"):
         return [[rank] for rank in range(group.world_size)]
-    machines = _by_machine(range(group.world_size), group.gather_objects(machine()))
+    machines = _by_machine(range(group.world_size), group.gather_objects(machine_id()))
     return measured_groups(group, machines) if options.hierarchical == "measured" else machines
 
 
@@ -90,7 +90,7 @@ def _within(group: Group, groups: Sequence[Sequence[int]], mine: Sequence[int]) 
     if group.device.type != "cpu":
         made = [dist.new_group(list(ranks), timeout=_timeout(group)) for ranks in groups]
         return WithinGroup(made[groups.index(mine)], mine[0]) if len(mine) > 1 else None
-    names = group.gather_objects(machine())
+    names = group.gather_objects(machine_id())
     machines = [each for ranks in groups for each in _by_machine(ranks, names)]
     if len(machines) == len(groups):
         return _shared_memory(group, groups, mine)
