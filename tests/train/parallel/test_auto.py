@@ -148,7 +148,7 @@ def test_names_of_methods(name: str) -> None:
 def on_machines(ranks_each: int) -> None:
     """Let this rank believe that the ranks are on several machines."""
     name = f"machine {int(os.environ['RANK']) // ranks_each}"
-    builder.machine = route.machine = lambda: name  # type: ignore[assignment]
+    builder.machine_id = route.machine_id = lambda: name  # type: ignore[assignment]
 
 
 def build() -> Any:

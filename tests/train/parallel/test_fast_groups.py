@@ -87,7 +87,7 @@ def test_in_rounds_all_pairs_meet_once_and_nobody_twice_in_a_round(count: int) -
 def on_machines(ranks_each: int) -> None:
     """Let this rank believe that the ranks are on several machines."""
     name = f"machine {int(os.environ['RANK']) // ranks_each}"
-    route.machine = lambda: name  # type: ignore[assignment]
+    route.machine_id = lambda: name  # type: ignore[assignment]
 
 
 def slow_between(sites: Sequence[Sequence[int]]) -> None:
