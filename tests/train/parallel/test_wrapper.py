@@ -55,6 +55,13 @@ def as_the_module() -> dict[str, Any]:
         torch.save(model, file)
         file.seek(0)
         seen["pickled"] = type(torch.load(file, weights_only=False)) is Net
+        file.seek(0)
+        with torch.serialization.safe_globals([Net, torch.nn.Sequential, torch.nn.Linear, torch.nn.BatchNorm1d]):
+            seen["read under the script's safe globals"] = type(torch.load(file)) is Net
+        seen["of the class"] = isinstance(model, Net)
+        text = io.StringIO()
+        run.print("a", "b", sep="-", end="!", file=text, flush=False)
+        seen["printed"] = text.getvalue() == ("a-b!" if run.is_main else "")
         average = torch.optim.swa_utils.AveragedModel(model)
         average.update_parameters(model)
         seen["copied"] = type(average.module) is Net
@@ -77,6 +84,36 @@ def as_the_module() -> dict[str, Any]:
 def test_a_model_is_what_it_was(nproc: int) -> None:
     for seen in launch(as_the_module, nproc=nproc):
         assert all(seen.values()), [what for what, good in seen.items() if not good]
+
+
+def compiled(folder: Path, how: str) -> tuple[bool, float]:
+    """A step of a model that is compiled, or not, from the checkpoint of the one before."""
+    with paceline.init(seed=0, checkpoint_dir=folder, progress=False) as run:
+        model: Any = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        if how == "part":
+            model.body = torch.compile(model.body, backend="eager")
+        model = torch.compile(model, backend="eager") if how == "before" else model
+        model, optimizer = run.setup(model, optimizer)
+        model = torch.compile(model, backend="eager") if how == "after" else model
+        resumed = run.resume()
+        run.backward(model(torch.arange(6.0).reshape(2, 3)).sum())
+        optimizer.step()
+        run.save(block=True)
+        return resumed, sum(float(p.detach().sum()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_checkpoints_of_compiled_models_have_their_own_names(tmp_path: Path, nproc: int) -> None:
+    """So each resumes from the checkpoint of the others, and trains as if nothing were compiled."""
+    plain = [launch(compiled, (tmp_path / "plain", "not"), nproc) for _ in range(4)]
+    for number, how in enumerate(["before", "after", "part", "not"]):
+        seen = launch(compiled, (tmp_path / "compiled", how), nproc)
+        assert [resumed for resumed, _ in seen] == [number > 0] * nproc
+        assert [total for _, total in seen] == pytest.approx([total for _, total in plain[number]])
+        saved = torch.load(tmp_path / "compiled" / f"step-{number + 1:06}" / "model.pt", weights_only=True)
+        assert saved.keys() == Net().state_dict().keys()
+        assert saved._metadata.keys() == Net().state_dict()._metadata.keys()
 
 
 def averaged(folder: Path, more: int) -> tuple[bool, list[float], list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -163,10 +163,17 @@ class Collectives(ABC):
         both = self.all_reduce(torch.tensor([float(total), float(count)], dtype=torch.float64))
         return float(both[0] / both[1])
 
-    def print(self, *values: object) -> None:
-        """Print on rank 0 only. All ranks compute the arguments, so these may contain collectives."""
+    def print(
+        self,
+        *values: object,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: TextIO | None = None,
+        flush: bool = True,
+    ) -> None:
+        """Print on rank 0 only, as `print` does. All ranks compute the arguments, so these may contain collectives."""
         if self.is_main:
-            print(*values, flush=True)
+            print(*values, sep=sep, end=end, file=file, flush=flush)
 
 
 class _Gather(torch.autograd.Function):

@@ -19,7 +19,7 @@ from .precision import HalfPrecision
 from .sync.build import best_bucket_mb, make_synchroniser
 from .sync.saved import CommonState
 from .sync.wires.wire import ring_bytes
-from .wrapper import ParallelModel
+from .wrapper import OwnNames, ParallelModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,8 @@ class Model:
     @property
     def stateful(self) -> Any:
         """What checkpoints hold of the model: a state that is the same on all ranks."""
-        return self.module if self._synchroniser is None else CommonState(self.module, self._synchroniser)
+        common = self.module if self._synchroniser is None else CommonState(self.module, self._synchroniser)
+        return OwnNames(self.module, common) if OwnNames.are_needed(self.module) else common
 
     def settle(self) -> None:
         """Make the model the same on all ranks, which call this together."""

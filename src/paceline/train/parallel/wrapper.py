@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
-import copyreg
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from .precision import without_hooks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_COMPILED = "_orig_mod"  # under this name, what torch.compile returns for a module has that module
 # The dicts of a module that the wrapper shares with the module inside.
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks")
 
@@ -22,8 +23,8 @@ class ParallelModel(torch.nn.Module):
     """A user's model whose gradients the ranks exchange. It is used in the same way with any number of ranks.
 
     Everything but the forward pass is that of the user's module: attributes and methods, parameters and their names,
-    and the state_dict, also if the wrapper is part of another module. A copy or a pickle of it is one of the user's
-    module.
+    and the state_dict, also if the wrapper is part of another module. `isinstance` finds the user's class. A copy or a
+    pickle of it is one of the user's module.
 
     Attributes:
         module: the user's module.
@@ -119,6 +120,11 @@ class ParallelModel(torch.nn.Module):
     def __repr__(self) -> str:
         return repr(self.module)
 
+    @property  # type: ignore[misc]  # not the class of this object, for a reader such as pickle and `isinstance`
+    def __class__(self) -> type:
+        """The class of the module."""
+        return type(self.module)
+
     # -- copies --------------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
@@ -129,10 +135,46 @@ class ParallelModel(torch.nn.Module):
         if not isinstance(made, tuple):
             return made
         function, args, state, *more = made if len(made) > 2 else (*made, None)
-        if getattr(function, "__name__", "") == "__newobj__" and len(args) == 1:
-            # pickle requires that `__newobj__` makes an object of this class.
-            function, args = copyreg._reconstructor, (args[0], object, None)  # type: ignore[attr-defined]
         return (function, args, without_hooks(state) if isinstance(state, dict) else state, *more)
+
+
+class OwnNames:
+    """The state of a module under its own names: without those that `torch.compile` adds to it or to its parts.
+
+    Args:
+        module: the module.
+        stateful: has its state, under the names that the module has now.
+    """
+
+    def __init__(self, module: torch.nn.Module, stateful: Any) -> None:
+        self._module, self._stateful = module, stateful
+
+    @staticmethod
+    def are_needed(module: torch.nn.Module) -> bool:
+        """Whether the module or a part of it is compiled as a module of its own."""
+        return any(_COMPILED in part._modules for part in module.modules())
+
+    def state_dict(self) -> Any:
+        """The state."""
+        return _renamed(self._stateful.state_dict(), _own_name)
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Load a state, of the module compiled or not."""
+        here = self._module.state_dict()
+        names = {_own_name(name): name for name in (*getattr(here, "_metadata", ()), *here)}
+        return self._stateful.load_state_dict(_renamed(state, lambda name: names.get(_own_name(name), name)))
+
+
+def _renamed(state: Any, rename: Callable[[str], str]) -> Any:
+    """A state_dict under other names."""
+    new = collections.OrderedDict((rename(name), value) for name, value in state.items())
+    if (metadata := getattr(state, "_metadata", None)) is not None:
+        new._metadata = {rename(name): value for name, value in metadata.items()}  # type: ignore[attr-defined]
+    return new
+
+
+def _own_name(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
@@ -143,7 +185,7 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"unwrap takes a model, not {type(model).__name__}")
-    inner = model.__dict__.get("_modules", {}).get("_orig_mod")  # of torch.compile
+    inner = model.__dict__.get("_modules", {}).get(_COMPILED)
     if isinstance(inner, ParallelModel):
         model = inner
     return model.module if isinstance(model, ParallelModel) else model
