@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from paceline.job.errors import UserError, nearest
+from paceline.node.logs.query import LogLines as LogLines  # noqa: PLC0414 - a part of this interface
+from paceline.node.logs.query import LogQuery as LogQuery  # noqa: PLC0414 - likewise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,44 +38,8 @@ if TYPE_CHECKING:
     from .foreground import Foreground, RankStreams
 
 
-@dataclass(frozen=True)
-class LogQuery:
-    """Which lines of a job's logs.
-
-    Attributes:
-        ranks: of these; None for all.
-        follow: continue until the job ends.
-        tail: how many of the last lines of each node; None for all.
-        since: only what was written after this time, in seconds since the epoch.
-        attempt: of this attempt; None for the last one, and with `follow` for later ones too.
-        timed: the lines' times are wanted, not only their order.
-        raw: with `follow`, pass on unfinished lines too, such as a progress bar.
-    """
-
-    ranks: tuple[int, ...] | None = (0,)
-    follow: bool = False
-    tail: int | None = None
-    since: float | None = None
-    attempt: int | None = None
-    timed: bool = False
-    raw: bool = False
-
-
 class Incomplete(UserError):
     """Of a machine that could not be reached, or no longer, log lines may be missing; all others have been read."""
-
-
-class LogLines(NamedTuple):
-    """Lines with their line ends, when they were written (about), and by which rank.
-
-    The last line of an attempt may have no line end. A line of more than 1 MiB comes in pieces without line ends.
-    """
-
-    time: float
-    attempt: int
-    rank: int
-    stream: str
-    text: bytes
 
 
 @dataclass(frozen=True)

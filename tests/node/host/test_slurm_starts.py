@@ -26,7 +26,8 @@ from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.place import check_task, task
 from paceline.node.logs import growing_file
 from paceline.node.logs.following import Output, updates
-from paceline.node.logs.reader import Choice, read
+from paceline.node.logs.query import LogQuery
+from paceline.node.logs.reader import read
 from paceline.node.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -272,8 +273,8 @@ def running(path: Path) -> RunDirectory:
 def test_the_last_lines_are_read_after_the_end(tmp_path: Path, late_bytes: None) -> None:
     run, is_over = running(tmp_path / "it"), threading.Event()
     found = []
-    for text in read(run.path, Choice(follow=True), is_over.is_set):
-        found.append(text.data)
+    for text in read(run.path, LogQuery(None, follow=True), is_over.is_set):
+        found.append(text.text)
         if not is_over.is_set():
             elsewhere(run.log(0, 0), "last\n")
             is_over.set()

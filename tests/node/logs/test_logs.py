@@ -16,7 +16,8 @@ from tests.conftest import eventually
 
 from paceline.node.eventloop.loop import Loop
 from paceline.node.logs import time_index
-from paceline.node.logs.reader import Choice, Text, attempts, read
+from paceline.node.logs.query import LogLines, LogQuery
+from paceline.node.logs.reader import attempts, read
 from paceline.node.rundir.directory import RunDirectory
 
 # Who writes what: any bytes, with and without line ends, and an empty write for a moment in which nothing is noted.
@@ -81,10 +82,10 @@ def expected(
     return lines, {(rank, stream, line) for (rank, stream), line in rest.items() if line}
 
 
-def split(texts: list[Text]) -> list[tuple[int, str, bytes]]:
+def split(texts: list[LogLines]) -> list[tuple[int, str, bytes]]:
     lines = []
     for text in texts:
-        parts = text.data.split(b"\n")
+        parts = text.text.split(b"\n")
         lines += [(text.rank, text.stream, part + b"\n") for part in parts[:-1]]
         lines += [(text.rank, text.stream, parts[-1])] if parts[-1] else []
     return lines
@@ -101,16 +102,16 @@ def test_every_line_comes_once_in_the_order_of_time(
             attempt.write(*write)
         attempt.index.touch()
         lines, rest = expected(writes)
-        whole = split(list(read(Path(folder), Choice(timed=True))))
+        whole = split(list(read(Path(folder), LogQuery(None, timed=True))))
         assert whole[: len(lines)] == [line[1:] for line in lines]
         assert set(whole[len(lines) :]) == rest and len(whole) == len(lines) + len(rest)
-        assert split(list(read(Path(folder), Choice(tail=tail)))) == whole[len(whole) - min(tail, len(whole)) :]
+        assert split(list(read(Path(folder), LogQuery(None, tail=tail)))) == whole[len(whole) - min(tail, len(whole)) :]
         late = [line[1:] for line in lines if line[0] >= since] + whole[len(lines) :]
-        assert split(list(read(Path(folder), Choice(since=since)))) == late
+        assert split(list(read(Path(folder), LogQuery(None, since=since)))) == late
         for rank in range(4):
             mine = [line for line in whole if line[0] == rank]
-            assert split(list(read(Path(folder), Choice(frozenset([rank]))))) == mine
-            assert split(list(read(Path(folder), Choice(frozenset([rank]), tail=2)))) == mine[-2:]
+            assert split(list(read(Path(folder), LogQuery((rank,))))) == mine
+            assert split(list(read(Path(folder), LogQuery((rank,), tail=2)))) == mine[-2:]
 
 
 @settings(max_examples=20, deadline=None)
@@ -126,20 +127,22 @@ def test_a_follower_reads_what_is_written_meanwhile(writes: list[tuple[int, str,
         for write in writes[:half]:
             attempt.write(*write)
         with _held(Path(folder)) as lock:
-            texts: list[Text] = []
-            follower = threading.Thread(target=lambda: texts.extend(read(Path(folder), Choice(follow=True, raw=raw))))
+            texts: list[LogLines] = []
+            follower = threading.Thread(
+                target=lambda: texts.extend(read(Path(folder), LogQuery(None, follow=True, raw=raw)))
+            )
             follower.start()
             for write in writes[half:]:
                 attempt.write(*write)
             lock.release()
             follower.join()
         for rank, stream in itertools.product(range(4), "oe"):
-            data = b"".join(text.data for text in texts if (text.rank, text.stream) == (rank, stream))
+            data = b"".join(text.text for text in texts if (text.rank, text.stream) == (rank, stream))
             assert data == attempt.log(rank, stream).read_bytes()
-        assert raw or all(b"\n" in text.data[-1:] or text in _lasts(texts) for text in texts)
+        assert raw or all(b"\n" in text.text[-1:] or text in _lasts(texts) for text in texts)
 
 
-def _lasts(texts: list[Text]) -> list[Text]:
+def _lasts(texts: list[LogLines]) -> list[LogLines]:
     """The last text of each log, the only one that may have no line end."""
     return list({(text.rank, text.stream): text for text in texts}.values())
 
@@ -168,7 +171,7 @@ def test_the_index_tells_when_lines_were_written(tmp_path: Path) -> None:
     attempt.write(0, "o", b"a\nb")
     attempt.write(1, "o", b"c\n")
     attempt.write(0, "o", b"\n")
-    found = [(text.time, text.data) for text in read(tmp_path, Choice(timed=True))]
+    found = [(text.time, text.text) for text in read(tmp_path, LogQuery(None, timed=True))]
     assert found == [(1.0, b"a\n"), (2.0, b"c\n"), (3.0, b"b\n")]
 
 
@@ -178,11 +181,11 @@ def test_processes_that_were_not_started_again_are_read_where_they_ended(tmp_pat
     first.write(0, "o", b"early 0\n")
     first.write(1, "o", b"early 1\n")
     second.write(1, "o", b"late 1\n")
-    assert [text.data for text in read(tmp_path, Choice())] == [b"early 0\n", b"late 1\n"]
-    assert [text.data for text in read(tmp_path, Choice(attempt=1))] == [b"late 1\n"]
+    assert [text.text for text in read(tmp_path, LogQuery(None))] == [b"early 0\n", b"late 1\n"]
+    assert [text.text for text in read(tmp_path, LogQuery(None, attempt=1))] == [b"late 1\n"]
     assert attempts(tmp_path) == [0, 1]
     RunDirectory(tmp_path).spec.write_text('{"framework": "torch"}')  # its ranks are all started again, others perhaps
-    assert [text.data for text in read(tmp_path, Choice())] == [b"late 1\n"]
+    assert [text.text for text in read(tmp_path, LogQuery(None))] == [b"late 1\n"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"17", b"=", b"x 0o:5\n", b"5.0 0o:\n", b"\n\n"])
@@ -191,16 +194,16 @@ def test_a_damaged_index_loses_no_line(tmp_path: Path, damage: bytes) -> None:
     attempt.write(0, "o", b"a\n")
     attempt.index.write_bytes(damage)
     attempt.log(1, "o").write_bytes(b"b\n")
-    assert sorted(text.data for text in read(tmp_path, Choice())) == [b"a\n", b"b\n"]
+    assert sorted(text.text for text in read(tmp_path, LogQuery(None))) == [b"a\n", b"b\n"]
 
 
 def test_long_logs_are_read_from_the_end(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path)
     long = b"x" * 200_000
     attempt.write(0, "o", b"first\n" + long + b"\nlast\n")
-    choice = Choice(tail=2)
-    assert b"".join(text.data for text in read(tmp_path, choice)) == long + b"\nlast\n"
-    assert [text.data for text in read(tmp_path, Choice(tail=0))] == []
+    query = LogQuery(None, tail=2)
+    assert b"".join(text.text for text in read(tmp_path, query)) == long + b"\nlast\n"
+    assert [text.text for text in read(tmp_path, LogQuery(None, tail=0))] == []
 
 
 def test_logs_that_were_emptied_or_deleted(tmp_path: Path) -> None:
@@ -208,9 +211,9 @@ def test_logs_that_were_emptied_or_deleted(tmp_path: Path) -> None:
     attempt.write(0, "o", b"a much longer line\n")
     attempt.write(1, "o", b"b\n")
     attempt.log(0, "o").write_bytes(b"c\n")  # as whoever opens /dev/stdout anew does
-    assert sorted(text.data for text in read(tmp_path, Choice())) == [b"b\n", b"c\n"]
+    assert sorted(text.text for text in read(tmp_path, LogQuery(None))) == [b"b\n", b"c\n"]
     attempt.log(1, "o").unlink()
-    assert [text.data for text in read(tmp_path, Choice())] == [b"c\n"]
+    assert [text.text for text in read(tmp_path, LogQuery(None))] == [b"c\n"]
 
 
 def test_the_agent_notes_sizes_as_files_grow(tmp_path: Path) -> None:

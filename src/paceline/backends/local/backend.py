@@ -194,9 +194,12 @@ class Local(Backend):
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
-        from .logs import read_logs
+        from paceline.node.logs.reader import check, read
 
-        return read_logs(self._run(name).path, query)
+        run = self._run(name)
+        with refusals():
+            check(run.path, query)
+        return read(run.path, query)
 
     def check(self, progress: ProgressReporter) -> Inspected:
         """What this machine has, and what would go wrong."""

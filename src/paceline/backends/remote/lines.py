@@ -58,7 +58,7 @@ class RemoteLines:
             for answer in self._answers:
                 if "end" in answer:
                     return
-                moment, attempt, rank, stream = answer["text"]
+                moment, attempt, rank, stream = answer["lines"]
                 yield LogLines(moment, attempt, rank, stream, answer["data"])
 
     def close(self) -> None:

@@ -199,7 +199,7 @@ class Slurm(Backend):
         from paceline.backends.follow import lines
         from paceline.backends.remote.lines import RemoteLines
 
-        request = {"do": "slurm_logs", "name": name, "choice": dataclasses.asdict(query)}
+        request = {"do": "slurm_logs", "name": name, "query": dataclasses.asdict(query)}
         return lines({name: RemoteLines(self._login, request)}, UserError, follow=query.follow)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:

@@ -396,7 +396,7 @@ class Ssh(Backend):
 
         # Of an elastic job some hosts may have left, and have nothing of its last attempt.
         hosts = self._jobs.last_hosts_of(name) if query.attempt is None else self._jobs.hosts_of(name)
-        request = {"do": "logs", "name": name, "choice": dataclasses.asdict(query), "checked": len(hosts) == 1}
+        request = {"do": "logs", "name": name, "query": dataclasses.asdict(query), "checked": len(hosts) == 1}
         return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable, follow=query.follow)
 
 

@@ -64,17 +64,17 @@ def wait(home: Home, request: Request) -> Iterator[Answer]:
 
 def logs(home: Home, request: Request) -> Iterator[Answer]:
     """What ranks wrote: lines, each followed by the bytes."""
-    from paceline.node.logs.reader import Choice, check, read
+    from paceline.node.logs.query import LogQuery
+    from paceline.node.logs.reader import check, read
 
     end_with_stdin()
     run = home.run(request["name"])
-    ranks = request["choice"].pop("ranks")
-    choice = Choice(None if ranks is None else frozenset(ranks), **request["choice"])
+    query = LogQuery(**request["query"])
     if request["checked"]:
-        check(run.path, choice)
+        check(run.path, query)
     yield {"begin": True}
-    for text in read(run.path, choice):
-        yield {"text": text[:4], "data": text.data}
+    for lines in read(run.path, query):
+        yield {"lines": lines[:4], "data": lines.text}
     yield {"end": True}
 
 

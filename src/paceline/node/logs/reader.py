@@ -8,8 +8,8 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
@@ -17,12 +17,14 @@ from paceline.node.rundir.directory import RunDirectory
 
 from .following import Output, updates
 from .growing_file import CHUNK, GrowingFile
+from .query import LogLines
 from .time_index import find, moments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
+    from .query import LogQuery
     from .time_index import Sizes
 
 _LOG = re.compile(r"rank-(\d+)(\.err)?\.log")
@@ -30,47 +32,6 @@ _BLOCK = 64 * 1024
 _LONGEST = 1024 * 1024  # bytes of a line; a longer line is returned in pieces
 _ELSEWHERE = 0.5  # seconds between two looks at what another machine writes
 _MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that are searched for the last lines
-
-
-class Text(NamedTuple):
-    """Lines of one rank, with their ends; the last one of an attempt may have none, nor a piece of a very long one.
-
-    Attributes:
-        time: when the ends of these lines were written (about), in seconds since the epoch.
-        attempt: the attempt that they belong to.
-        rank: the rank that wrote them.
-        stream: "e" for stderr if it has a file of its own, else "o".
-        data: the bytes as in the file.
-    """
-
-    time: float
-    attempt: int
-    rank: int
-    stream: str
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which lines to read.
-
-    Attributes:
-        ranks: of these ranks; None for all.
-        attempt: of this attempt; None for the last one, and later ones while the job is followed.
-        since: only lines whose end was written then or later, in seconds since the epoch.
-        tail: only that many lines from the end.
-        follow: continue until the job, or the chosen attempt, is over.
-        timed: whether times must be exact even if the order does not need them; otherwise they may be too late.
-        raw: return incomplete lines too, once all earlier lines have been read.
-    """
-
-    ranks: frozenset[int] | None = None
-    attempt: int | None = None
-    since: float | None = None
-    tail: int | None = None
-    follow: bool = False
-    timed: bool = False
-    raw: bool = False
 
 
 def attempts(path: Path) -> list[int]:
@@ -83,21 +44,21 @@ def ranks(path: Path, attempt: int) -> frozenset[int]:
     return frozenset(int(match[1]) for match in _logs(path, attempt))
 
 
-def check(path: Path, choice: Choice) -> None:
+def check(path: Path, query: LogQuery) -> None:
     """Check that the job in a run directory has what is chosen.
 
     Raises:
         Refused: it has no such attempt or rank.
     """
     existing = attempts(path)
-    if choice.attempt is not None and choice.attempt not in existing:
+    if query.attempt is not None and query.attempt not in existing:
         its = f"its only attempt is {existing[0]}" if len(existing) == 1 else f"its attempts are {_listed(existing)}"
         has = its if existing else "none has started yet"
-        raise Refused(f"job {path.name} has no attempt {choice.attempt}; {has}; correct --attempt")
+        raise Refused(f"job {path.name} has no attempt {query.attempt}; {has}; correct --attempt")
     spec = read_json(RunDirectory(path).spec) or {"nproc": 1, "nodes": 1}
     count = spec["nproc"] * spec["nodes"]
-    here = sorted({rank for a in existing if choice.attempt in (None, a) for rank in ranks(path, a)})
-    for rank in sorted(choice.ranks or ()):
+    here = sorted({rank for a in existing if query.attempt in (None, a) for rank in ranks(path, a)})
+    for rank in sorted(query.ranks or ()):
         if rank >= count:
             has = "rank 0 alone" if count == 1 else f"ranks 0 … {count - 1}"
             raise Refused(f"job {path.name} has {has}, not rank {rank}; correct -i")
@@ -110,19 +71,19 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def read(path: Path, choice: Choice, is_over: Callable[[], bool] | None = None) -> Iterator[Text]:
+def read(path: Path, query: LogQuery, is_over: Callable[[], bool] | None = None) -> Iterator[LogLines]:
     """The chosen lines of the job in a run directory, with `follow` also those that it still writes, each line once.
 
     Args:
-        choice: which lines.
+        query: which lines.
         is_over: for a job of another machine, whose lock says nothing here: whether it has ended.
     """
-    if choice.follow:
-        yield from _follow(path, choice, is_over)
+    if query.follow:
+        yield from _follow(path, query, is_over)
         return
-    for attempt, chosen in _chosen(path, choice):
+    for attempt, chosen in _chosen(path, query):
         with contextlib.closing(_Sources(path, attempt, chosen)) as sources:
-            yield from last(_backlog(sources, choice, is_over=True), choice.tail)
+            yield from last(_backlog(sources, query, is_over=True), query.tail)
 
 
 def _folders(path: Path) -> list[int]:
@@ -143,15 +104,16 @@ def _logs(path: Path, attempt: int) -> list[re.Match[str]]:
     return sorted(found, key=lambda match: (int(match[1]), match[2] or ""))
 
 
-def _chosen(path: Path, choice: Choice) -> list[tuple[int, frozenset[int]]]:
+def _chosen(path: Path, query: LogQuery) -> list[tuple[int, frozenset[int]]]:
     """The attempts to read, and the ranks to read there.
 
     Of independent processes those that were not started again have an earlier last attempt.
     """
-    existing = [a for a in attempts(path) if choice.attempt in (None, a)]
+    existing = [a for a in attempts(path) if query.attempt in (None, a)]
     if (read_json(RunDirectory(path).spec) or {}).get("framework") != "indexed":
         existing = existing[-1:]
-    remaining = frozenset().union(*(ranks(path, a) for a in existing)) if choice.ranks is None else choice.ranks
+    everywhere = (rank for attempt in existing for rank in ranks(path, attempt))
+    remaining = frozenset(everywhere if query.ranks is None else query.ranks)
     found = []
     for attempt in reversed(existing):
         here = remaining & ranks(path, attempt)
@@ -195,12 +157,12 @@ class _Source:
 
     Attributes:
         key: its name in the time index.
-        text: has its attempt, rank and stream.
+        lines: have its attempt, rank and stream.
     """
 
-    def __init__(self, path: Path, text: Text) -> None:
-        self.text = text
-        self.key = b"%d%s" % (text.rank, text.stream.encode())
+    def __init__(self, path: Path, lines: LogLines) -> None:
+        self.lines = lines
+        self.key = b"%d%s" % (lines.rank, lines.stream.encode())
         self._file = GrowingFile(path)
         self._rest = Rest()
         self.close = self._file.close
@@ -236,26 +198,26 @@ class _Source:
             position = begin
         return 0
 
-    def take(self, when: float, until: int | None = None) -> Iterator[Text]:
+    def take(self, when: float, until: int | None = None) -> Iterator[LogLines]:
         """The lines that end before `until`, or before the current end of the file."""
         while until is None or self._file.offset < until:
             data = self._file.read(CHUNK if until is None else min(CHUNK, until - self._file.offset))
             if not data:
                 break
-            lines = self._rest.add(data)
-            if lines:
-                yield self.text._replace(time=when, data=lines)
+            text = self._rest.add(data)
+            if text:
+                yield self.lines._replace(time=when, text=text)
 
-    def rest(self, when: float) -> Iterator[Text]:
+    def rest(self, when: float) -> Iterator[LogLines]:
         """The beginning of an incomplete line."""
         if data := self._rest.take():
-            yield self.text._replace(time=when, data=data)
+            yield self.lines._replace(time=when, text=data)
 
 
 class _Sources:
     """The open logs of some ranks of one attempt."""
 
-    def __init__(self, path: Path, attempt: int, chosen: frozenset[int] | None) -> None:
+    def __init__(self, path: Path, attempt: int, chosen: Collection[int] | None) -> None:
         self.times = RunDirectory(path).times(attempt)
         self.opened: dict[Path, _Source] = {}
         for match in _logs(path, attempt):
@@ -263,7 +225,7 @@ class _Sources:
             if chosen is None or rank in chosen:
                 log = path / "logs" / str(attempt) / match[0]
                 with contextlib.suppress(FileNotFoundError):  # deleted just now
-                    self.opened[log] = _Source(log, Text(0.0, attempt, rank, "e" if match[2] else "o", b""))
+                    self.opened[log] = _Source(log, LogLines(0.0, attempt, rank, "e" if match[2] else "o", b""))
 
     def close(self) -> None:
         """Close them."""
@@ -271,19 +233,19 @@ class _Sources:
             source.close()
 
 
-def _backlog(sources: _Sources, choice: Choice, is_over: bool) -> Iterator[Text]:
+def _backlog(sources: _Sources, query: LogQuery, is_over: bool) -> Iterator[LogLines]:
     """The lines so far, in the order of the time index; incomplete last lines too if the attempt `is_over`."""
     opened = {source.key: source for source in sources.opened.values()}
     begins: dict[bytes, int] = {}
-    if choice.tail is not None:
-        begins = {key: source.line_at(source.size, choice.tail) for key, source in opened.items()}
+    if query.tail is not None:
+        begins = {key: source.line_at(source.size, query.tail) for key, source in opened.items()}
         for key, source in opened.items():
             source.begin(begins[key])
-    if len(opened) > 1 or choice.since is not None or choice.timed:
-        yield from _by_index(sources.times, opened, begins, choice.since)
+    if len(opened) > 1 or query.since is not None or query.timed:
+        yield from _by_index(sources.times, opened, begins, query.since)
     for source in opened.values():
         when = source.changed if is_over else time.time()
-        if choice.since is None or when >= choice.since:
+        if query.since is None or when >= query.since:
             yield from source.take(when)
             if is_over:
                 yield from source.rest(when)
@@ -291,7 +253,7 @@ def _backlog(sources: _Sources, choice: Choice, is_over: bool) -> Iterator[Text]
 
 def _by_index(
     times: Path, opened: dict[bytes, _Source], begins: dict[bytes, int], since: float | None
-) -> Iterator[Text]:
+) -> Iterator[LogLines]:
     """The lines that the time index covers."""
     if since is not None:
         start = find(times, lambda when, _: when < since)
@@ -323,44 +285,44 @@ def _skip(opened: dict[bytes, _Source], sizes: Sizes) -> None:
             source.begin(source.line_at(min(size, source.size)))
 
 
-def last(texts: Iterable[Text], count: int | None) -> Iterator[Text]:
-    """The last lines of some text."""
+def last(several: Iterable[LogLines], count: int | None) -> Iterator[LogLines]:
+    """The last `count` lines; all for None."""
     if count is None:
-        yield from texts
+        yield from several
         return
-    kept: collections.deque[tuple[int, Text]] = collections.deque()
+    kept: collections.deque[tuple[int, LogLines]] = collections.deque()
     total = 0
-    for text in texts:
-        lines = text.data.count(b"\n") + (not text.data.endswith(b"\n"))
-        kept.append((lines, text))
-        total += lines
+    for lines in several:
+        number = lines.text.count(b"\n") + (not lines.text.endswith(b"\n"))
+        kept.append((number, lines))
+        total += number
         while total - kept[0][0] >= count:
             total -= kept.popleft()[0]
             if not kept:
                 break
-    for _, text in kept:
+    for _, lines in kept:
         surplus, position = total - count, 0
         while surplus > 0:
-            position = text.data.index(b"\n", position) + 1
+            position = lines.text.index(b"\n", position) + 1
             surplus, total = surplus - 1, total - 1
-        yield text._replace(data=text.data[position:])
+        yield lines._replace(text=lines.text[position:])
 
 
-def _follow(path: Path, choice: Choice, is_over: Callable[[], bool] | None) -> Iterator[Text]:
-    """The lines so far, and then what `live.updates` reads from there on, until the job is over."""
-    chosen, positions = _chosen(path, choice), dict[tuple[int, str], int]()
+def _follow(path: Path, query: LogQuery, is_over: Callable[[], bool] | None) -> Iterator[LogLines]:
+    """The lines so far, and then what `updates` reads from there on, until the job is over."""
+    chosen, positions = _chosen(path, query), dict[tuple[int, str], int]()
     for attempt, others in chosen[:-1]:  # ranks that were not started again
-        yield from read(path, replace(choice, follow=False, attempt=attempt, ranks=others))
+        yield from read(path, replace(query, follow=False, attempt=attempt, ranks=tuple(others)))
     first = chosen[-1][0] if chosen else 0
     if chosen:
         ended = is_over() if is_over is not None else not RunDirectory(path).is_held
-        with contextlib.closing(_Sources(path, first, choice.ranks)) as sources:
-            yield from last(_backlog(sources, choice, ended), choice.tail)
+        with contextlib.closing(_Sources(path, first, query.ranks)) as sources:
+            yield from last(_backlog(sources, query, ended), query.tail)
             positions = {(first, log.name): source.position for log, source in sources.opened.items()}
 
     def is_wanted(it: Output) -> bool:
-        is_chosen = it.attempt >= first if choice.attempt is None else it.attempt == choice.attempt
-        return is_chosen and (choice.ranks is None or it.rank in choice.ranks)
+        is_chosen = it.attempt >= first if query.attempt is None else it.attempt == query.attempt
+        return is_chosen and (query.ranks is None or it.rank in query.ranks)
 
     if not RunDirectory(path).journal.is_file():  # the folder is damaged; a job has a journal before it has a name
         return
@@ -372,12 +334,12 @@ def _follow(path: Path, choice: Choice, is_over: Callable[[], bool] | None) -> I
     try:
         for it in updates(RunDirectory(path), lifeline, is_wanted, poll=poll, tracebacks=True, positions=positions):
             if isinstance(it, Output):
-                text = Text(time.time(), it.attempt, it.rank, "e" if it.stream == "err" else "o", it.data)
-                data = it.data if choice.raw else rests.setdefault((it.rank, text.stream), Rest()).add(it.data)
+                stream = "e" if it.stream == "err" else "o"
+                data = it.data if query.raw else rests.setdefault((it.rank, stream), Rest()).add(it.data)
                 if data:
-                    yield text._replace(data=data)
+                    yield LogLines(time.time(), it.attempt, it.rank, stream, data)
             elif it.name == "started":
-                if choice.attempt is not None and it.details["attempt"] > choice.attempt:
+                if query.attempt is not None and it.details["attempt"] > query.attempt:
                     break
                 attempt = it.details["attempt"]
             elif it.name in ("restarting", "finished"):
@@ -387,11 +349,11 @@ def _follow(path: Path, choice: Choice, is_over: Callable[[], bool] | None) -> I
         os.close(lifeline)
 
 
-def _left_open(rests: dict[tuple[int, str], Rest], attempt: int) -> Iterator[Text]:
+def _left_open(rests: dict[tuple[int, str], Rest], attempt: int) -> Iterator[LogLines]:
     """The beginnings of lines that an attempt has not finished."""
     for (rank, stream), rest in rests.items():
         if data := rest.take():
-            yield Text(time.time(), attempt, rank, stream, data)
+            yield LogLines(time.time(), attempt, rank, stream, data)
 
 
 def _wait(path: Path, is_over: Callable[[], bool] | None, end: int) -> None:

@@ -9,7 +9,8 @@ from paceline.node.errors import Refused
 from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.journal.state import FINAL
-from paceline.node.logs.reader import Choice, attempts, check, read
+from paceline.node.logs.query import LogQuery
+from paceline.node.logs.reader import attempts, check, read
 from paceline.node.logs.readers import Ended, Readers, in_order
 
 from . import job_record
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.node.host.slurm.job_folder import JobFolder
-    from paceline.node.logs.reader import Text
+    from paceline.node.logs.query import LogLines
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home, Request
 
@@ -35,49 +36,48 @@ def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
     """
     end_with_stdin()
     folder = Jobs(home.root).of(request["name"])
-    ranks = request["choice"].pop("ranks")
-    choice = Choice(None if ranks is None else frozenset(ranks), **request["choice"])
-    _check(folder, choice)
+    query = LogQuery(**request["query"])
+    _check(folder, query)
     yield {"begin": True}
-    texts = Follower(home, folder, choice).read() if choice.follow else _written(folder, choice)
-    for text in texts:
-        yield {"text": text[:4], "data": text.data}
+    several = Follower(home, folder, query).read() if query.follow else _written(folder, query)
+    for lines in several:
+        yield {"lines": lines[:4], "data": lines.text}
     yield {"end": True}
 
 
-def _check(folder: JobFolder, choice: Choice) -> None:
+def _check(folder: JobFolder, query: LogQuery) -> None:
     starts = [
-        [run for run in runs if choice.attempt in (None, *attempts(run.path))] for _, runs in job_record.runs_of(folder)
+        [run for run in runs if query.attempt in (None, *attempts(run.path))] for _, runs in job_record.runs_of(folder)
     ]
     having = [runs for runs in starts if runs]
     if not having:
         all_runs = [run for _, runs in job_record.runs_of(folder) for run in runs]
         if all_runs:
-            check(all_runs[-1].path, choice)
-        elif choice.attempt is not None:
-            raise Refused(f"job {folder.name} has no attempt {choice.attempt}; none has started yet; correct --attempt")
+            check(all_runs[-1].path, query)
+        elif query.attempt is not None:
+            raise Refused(f"job {folder.name} has no attempt {query.attempt}; none has started yet; correct --attempt")
         return
     problems = []
     for run in having[-1]:
         try:
-            check(run.path, choice)
+            check(run.path, query)
         except Refused as error:
             problems.append(error)
     if len(problems) == len(having[-1]) and (len(problems) == 1 or "correct --attempt" in str(problems[0])):
         raise problems[0]
-    if len(problems) == len(having[-1]) and not choice.follow and choice.ranks is not None:
+    if len(problems) == len(having[-1]) and not query.follow and query.ranks is not None:
         raise Refused(str(problems[0]).partition(" wrote no log here")[0] + " wrote no log yet; correct -i")
 
 
-def _written(folder: JobFolder, choice: Choice) -> Iterator[Text]:
+def _written(folder: JobFolder, query: LogQuery) -> Iterator[LogLines]:
     """The lines that there are, in the order of time."""
-    return in_order([read(run.path, choice) for run in _runs(folder, choice)])
+    return in_order([read(run.path, query) for run in _runs(folder, query)])
 
 
-def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
+def _runs(folder: JobFolder, query: LogQuery) -> list[RunDirectory]:
     """The run directories with the attempt; those of the last start that has written something."""
     for _, runs in reversed(job_record.runs_of(folder)):
-        having = [run for run in runs if attempts(run.path) and choice.attempt in (None, *attempts(run.path))]
+        having = [run for run in runs if attempts(run.path) and query.attempt in (None, *attempts(run.path))]
         if having:
             return having
     return []
@@ -86,13 +86,13 @@ def _runs(folder: JobFolder, choice: Choice) -> list[RunDirectory]:
 class Follower:
     """Reads the logs of all nodes, and of the starts that come, until the job has ended."""
 
-    def __init__(self, home: Home, folder: JobFolder, choice: Choice) -> None:
-        self._home, self._folder, self._choice = home, folder, choice
-        self._readers: Readers[Path, Text] = Readers()
+    def __init__(self, home: Home, folder: JobFolder, query: LogQuery) -> None:
+        self._home, self._folder, self._query = home, folder, query
+        self._readers: Readers[Path, LogLines] = Readers()
         self._read: set[Path] = set()
         self._over: set[str] = set()  # starts that have ended
 
-    def read(self) -> Iterator[Text]:
+    def read(self) -> Iterator[LogLines]:
         """The lines as they come."""
         is_first, is_over = True, False
         while True:
@@ -100,11 +100,11 @@ class Follower:
             is_over = is_over or self._has_ended()
             self._begin(is_first)
             is_first = False
-            for _, text in self._readers.arrived(_LOOK):
-                if not isinstance(text, Ended):
-                    yield text
-                elif text.error is not None and not isinstance(text.error, OSError):  # it was removed
-                    raise text.error
+            for _, found in self._readers.arrived(_LOOK):
+                if not isinstance(found, Ended):
+                    yield found
+                elif found.error is not None and not isinstance(found.error, OSError):  # it was removed
+                    raise found.error
             if is_over and not self._readers.active:
                 return
 
@@ -115,20 +115,20 @@ class Follower:
     def _begin(self, is_first: bool) -> None:
         """Start to read what has come: at first the chosen lines of the last start, then all of the later ones."""
         starts = job_record.runs_of(self._folder)
-        if self._choice.attempt is not None:
-            runs = _runs(self._folder, self._choice)
+        if self._query.attempt is not None:
+            runs = _runs(self._folder, self._query)
             starts = [(start, those) for start, those in starts if those and those[0] in runs]
         for start, runs in starts[-1:] if is_first else starts:
             for run in runs:
                 if run.path not in self._read:
-                    choice = self._choice if is_first else replace(self._choice, since=None, tail=None)
-                    self._start(run, str(start), choice)
+                    query = self._query if is_first else replace(self._query, since=None, tail=None)
+                    self._start(run, str(start), query)
         if is_first:
             self._read.update(run.path for _, runs in starts for run in runs)
 
-    def _start(self, run: RunDirectory, start: str, choice: Choice) -> None:
+    def _start(self, run: RunDirectory, start: str, query: LogQuery) -> None:
         self._read.add(run.path)
-        self._readers.add(run.path, read(run.path, choice, lambda: self._is_past(run, start)))
+        self._readers.add(run.path, read(run.path, query, lambda: self._is_past(run, start)))
 
     def _is_past(self, run: RunDirectory, start: str) -> bool:
         """Whether nothing is written to a run directory any more."""
