@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import ssl
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
+import trustme
 import yaml
 from tests.conftest import GENEROUS
 
@@ -189,6 +193,36 @@ def test_who_acts_as_another_user_and_another_name_of_the_server(
     groups = [("impersonate-group", "a"), ("impersonate-group", "b")]
     assert found == [("impersonate-user", "carl"), *groups, ("impersonate-extra-x%2fy", "1")]
     assert sent.extensions["sni_hostname"] == "other"
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_certificates(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: bool) -> None:
+    """The server's authority and the user's certificate, in files or within the kubeconfig."""
+    authority, user = trustme.CA(), trustme.CA()
+    context, mine = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), user.issue_cert("user@lab")
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    user.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    content = {
+        "certificate-authority": authority.cert_pem, "client-certificate": mine.cert_chain_pems[0],
+        "client-key": mine.private_key_pem,
+    }  # fmt: skip
+    given_as: dict[str, str] = {}
+    for key, blob in content.items():
+        (tmp_path / key).write_bytes(blob.bytes())
+        given_as[f"{key}-data" if within else key] = base64.b64encode(blob.bytes()).decode() if within else key
+    address = {"server": server.url.replace("http:", "https:")}
+    trusts = {key: it for key, it in given_as.items() if "authority" in key}
+    for known, cluster_has in ((given_as, address | trusts), ({}, address | trusts), (given_as, address)):
+        clusters = [{"name": "one", "cluster": cluster_has}]
+        monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", "", known, clusters=clusters))
+        http = connect(Options.model_validate({}), Limits(GENEROUS, GENEROUS)).http
+        if known is given_as and cluster_has != address:
+            assert http.get("/version").json()["given"] == "none"
+        else:
+            with pytest.raises(httpx2.TransportError):
+                http.get("/version")
 
 
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import secrets
 import tempfile
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 _OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
 _PAUSE = 0.3
+_AT_ONCE = 8  # objects
 _TAKEN = "a job named {} is in this namespace; choose another --name, or delete that job"
 _CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 
@@ -358,8 +360,7 @@ def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
     with _removed_on_failure(cluster, holder_kind, holder):
         made = _created(cluster, kind, objects.owned(_provisional(order), holder))
         with _removed_on_failure(cluster, kind, made):
-            for manifest in objects.dependents(order):
-                _make_owned(cluster, objects.owned(manifest, made))
+            _make_dependents(cluster, order, made)
             go: Object = {"spec": kind.suspension(made, False)} if kind.can_suspend(made) else {}
             if order.is_queued:
                 go = {"metadata": {"labels": {QUEUE: order.spec.queue}}}
@@ -378,8 +379,7 @@ def _make(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
     check_name(order.name, order.nodes, order.kind.margin)
     made = _created(cluster, kind_of(order), _provisional(order))
     with _removed_on_failure(cluster, kind_of(order), made):
-        for manifest in objects.dependents(order):
-            _make_owned(cluster, objects.owned(manifest, made))
+        _make_dependents(cluster, order, made)
         return _confirm(cluster, order, progress)
 
 
@@ -394,6 +394,18 @@ def _confirm(cluster: Cluster, order: Order, progress: ProgressReporter) -> Obje
     if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
         confirmed["activeDeadlineSeconds"] = lease.SECONDS
     return cluster.patch(path, {"spec": confirmed})
+
+
+def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:
+    """Make all that a job's object owns, several at once.
+
+    Raises:
+        UserError: the server refuses one.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        made = [pool.submit(_make_owned, cluster, objects.owned(it, owner)) for it in objects.dependents(order)]
+    for one in made:
+        one.result()
 
 
 def _make_owned(cluster: Cluster, manifest: Object) -> None:
