@@ -275,26 +275,26 @@ class Kubernetes(Backend):
         while True:
             version = self._version(path)
             found = self._found(names)
-            jobs = self._shown(found)
+            jobs = self._described(found)
             over = sum(job.is_over for job in jobs)
             tick(over)
             if over == len(jobs):
                 return True
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 return False
             kinds = [it.kind for it, job in zip(found, jobs, strict=True) if not job.is_over]
             if path not in (paths := [kind.path(self._cluster) for kind in kinds]):
                 path = paths[0]  # from now on
                 continue
-            self._wait_for_change(path, version, names, min(_TICK, left or _TICK))
+            self._wait_for_change(path, version, names, min(_TICK, remaining or _TICK))
 
     def _found(self, names: Sequence[str]) -> list[Found]:
         from .look.jobs import find
 
         return list(find(self._cluster, names).values())
 
-    def _shown(self, found: Sequence[Found]) -> list[Job]:
+    def _described(self, found: Sequence[Found]) -> list[Job]:
         from .look.describe import described
 
         return [described(job, self.name, self._cluster.namespace) for job in found]
@@ -392,13 +392,13 @@ class Kubernetes(Backend):
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Stop jobs: they are suspended, so their pods get SIGTERM and their grace."""
         found = self._found(names)
-        for it, job in zip(found, self._shown(found), strict=True):
+        for it, job in zip(found, self._described(found), strict=True):
             if not job.is_over:
                 self._stop(it, now)
         return {}
 
     def _stop(self, job: Found, now: bool) -> None:
-        (shown,) = self._shown([job])
+        (shown,) = self._described([job])
         times = {STOPPED: time.time(), STARTED: shown.started}  # its pods go, and its object forgets when it started
         marks: dict[str, Any] = {"annotations": {key: None if it is None else text(it) for key, it in times.items()}}
         changes = {"metadata": marks, "spec": job.kind.suspension(job.object, True)}
@@ -421,7 +421,7 @@ class Kubernetes(Backend):
         """Remove jobs that have ended, and in the background all that they own."""
         from paceline.backends.noted import forget
 
-        left = []
+        notes = []
         there = self._found(names)
         for gone in {*names} - {it.name for it in there}:
             forget(self.name, gone)
@@ -434,12 +434,12 @@ class Kubernetes(Backend):
                     self._cluster.get(path)
                     time.sleep(0.1)
                 see = f"kubectl get {it.kind.plural} {name}"
-                left.append(f"the cluster has not removed job {name} yet; a finalizer may keep it: see {see}")
+                notes.append(f"the cluster has not removed job {name} yet; a finalizer may keep it: see {see}")
             except ApiError as error:
                 if error.code != 404:
                     raise
                 forget(self.name, name)
-        return left
+        return notes
 
 
 def _terminal() -> list[str]:

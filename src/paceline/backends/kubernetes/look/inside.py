@@ -104,8 +104,8 @@ def chunks(cluster: Cluster, pod: Pod, command: Sequence[str], until: float | No
     try:
         with cluster.access.http.websocket(url, subprotocols=_PROTOCOLS, params=params) as connection:
             while True:
-                left = _QUIET_SECONDS if until is None else until - time.monotonic()
-                data = connection.receive_bytes(timeout=max(0.01, left))
+                remaining = _QUIET_SECONDS if until is None else until - time.monotonic()
+                data = connection.receive_bytes(timeout=max(0.01, remaining))
                 if data[:1] == bytes([_OUT]):
                     yield data[1:]
                 elif data[:1] == bytes([_END]):

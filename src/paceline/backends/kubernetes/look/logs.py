@@ -184,7 +184,7 @@ class _Lines:
         number, last = self._query.attempt, self._attempts.last
         for entry in itertools.chain(self._found, self._log if self._query.follow else ()):
             if is_wanted(entry, self._query) and (entry.attempt >= last if number is None else entry.attempt == number):
-                yield _shown(entry)
+                yield _lines_of(entry)
         if self.is_cut():
             raise self._log.without_beginning()
 
@@ -206,8 +206,8 @@ def is_wanted(entry: Entry, query: LogQuery) -> bool:
     return (query.ranks is None or entry.rank in query.ranks) and (query.since is None or entry.time >= query.since)
 
 
-def _shown(entry: Entry) -> LogLines:
-    stream = "both" if entry.stream == "out" else "err"
+def _lines_of(entry: Entry) -> LogLines:
+    stream = "o" if entry.stream == "out" else "e"
     return LogLines(entry.time, entry.attempt, max(entry.rank, 0), stream, entry.text)
 
 
@@ -250,10 +250,10 @@ def _kept(found: kept_reader.Kept, query: LogQuery) -> Iterator[LogLines]:
         if entry is None or entry.attempt != wanted or not is_wanted(entry, query):
             continue
         if query.tail is None:
-            yield _shown(entry)
+            yield _lines_of(entry)
         else:
             ends.setdefault(node, collections.deque(maxlen=query.tail)).append(entry)
-    yield from map(_shown, sorted(itertools.chain(*ends.values()), key=lambda entry: entry.time))
+    yield from map(_lines_of, sorted(itertools.chain(*ends.values()), key=lambda entry: entry.time))
 
 
 def events(cluster: Cluster, job: Found, silent: dict[str, UserError], *, is_over: bool) -> list[Entry]:

@@ -22,7 +22,7 @@ _PATCHED = (
     "affinity", "imagePullSecrets", "nodeSelector", "schedulingGates", "securityContext", "serviceAccountName",
     "terminationGracePeriodSeconds", "tolerations", "volumes",
 )  # fmt: skip
-_LEFT = ("subdomain", "restartPolicy", "enableServiceLinks", "automountServiceAccountToken", "containers")
+_OMITTED = ("subdomain", "restartPolicy", "enableServiceLinks", "automountServiceAccountToken", "containers")
 _PATCHED_POD = (
     "spec", "runtimePatches", "trainingRuntimeSpec", "template", "spec", "replicatedJobs", "template", "spec",
     "template", "spec",
@@ -30,7 +30,7 @@ _PATCHED_POD = (
 _GRACE = 30  # seconds that a pod has unless its runtime says otherwise
 _OF_CONTAINER = ("volumeMounts", "securityContext")
 _OF_TRAINER = ("image", "command", "env", "resources")
-_LEFT_OF_CONTAINER = ("name", "ports", "terminationMessagePath", "terminationMessagePolicy")
+_OMITTED_OF_CONTAINER = ("name", "ports", "terminationMessagePath", "terminationMessagePolicy")
 
 
 class TrainJob(Kind):
@@ -78,7 +78,10 @@ class TrainJob(Kind):
         pod, (main, *others) = template["spec"], template["spec"]["containers"]
         if others:
             raise self.refusal("--pod-template", "has one container; leave the others out")
-        for key in (*({*pod} - {*_PATCHED, *_LEFT}), *({*main} - {*_OF_CONTAINER, *_OF_TRAINER, *_LEFT_OF_CONTAINER})):
+        for key in (
+            *({*pod} - {*_PATCHED, *_OMITTED}),
+            *({*main} - {*_OF_CONTAINER, *_OF_TRAINER, *_OMITTED_OF_CONTAINER}),
+        ):
             raise self.refusal("--pod-template", f"cannot change {key} of its pods; leave it out")
         container = {"name": ROLE, **{key: main[key] for key in _OF_CONTAINER if key in main}}
         patched = {key: pod[key] for key in _PATCHED if key in pod}
