@@ -89,7 +89,8 @@ def timeline(file: str) -> None:
     rank, _ = started()
     hvd.start_timeline(file, mark_cycles=True)
     for _ in range(2):
-        hvd.allreduce(torch.ones(2), name="traced")
+        hvd.allreduce(torch.ones(100), name="traced")
+        hvd.allreduce(torch.ones(1), name="small")
     hvd.allgather(torch.ones(2), name="gathered")
     if rank == 0:
         assert "ALLREDUCE" in {event["name"] for event in json.loads(Path(file).read_text() + "]")}  # as they come
@@ -100,6 +101,8 @@ def timeline(file: str) -> None:
         names = [event["name"] for event in events]
         for name in ("NEGOTIATE_ALLREDUCE", "ALLREDUCE", "GLOO_ALLREDUCE", "ALLGATHER", "CYCLE_START"):
             assert name in names, name
+        (small,) = {event["pid"] for event in events if event.get("args") == {"name": "allreduce.small"}}
+        assert "GLOO_ALLREDUCE" not in {event["name"] for event in events if event["pid"] == small}
         for event in {event["pid"] for event in events}:
             depth = 0
             for each in events:

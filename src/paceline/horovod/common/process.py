@@ -315,7 +315,7 @@ def together(kind: str, name: str | None = None, process_set: int = 0, extra: tu
 
 def submitted(entry: Entry) -> Entry:
     """Submit an operation, and wait for its end."""
-    engine().submit(entry)
+    engine().submit(entry, is_awaited=True)
     engine().wait(entry)
     return entry
 

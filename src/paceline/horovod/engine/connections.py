@@ -34,7 +34,8 @@ class Peer:
         self._selector = selector
         self._unsent = bytearray()
         self._is_open = True
-        selector.register(self._socket, selectors.EVENT_READ, self)
+        self._wanted = selectors.EVENT_READ
+        selector.register(self._socket, self._wanted, self)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message now, or as soon as the connection takes it; if the peer is gone, `receive` will say so."""
@@ -51,8 +52,9 @@ class Peer:
             pass
         except OSError:
             self._unsent.clear()
-        if self._is_open:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        if self._is_open and wanted != self._wanted:
+            self._wanted = wanted
             self._selector.modify(self._socket, wanted, self)
 
     def receive(self) -> list[dict[str, Any]]:

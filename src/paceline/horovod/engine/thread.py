@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.train.control.forks import forget_in_children
 
+from . import carried
 from .buffers import Buffers
 from .connections import Peer
 from .errors import HorovodInternalError
@@ -83,6 +84,7 @@ class Engine:
         self._numbers: dict[Key, tuple[int, Request]] = {}  # what this rank may submit as a bit
         self._mask = 0
         self._requests: list[Request] = []
+        self._unsent: list[Entry] = []
         self._is_dirty = False
         self._pending = 0  # bytes that were submitted and not sent
         self._flush = False
@@ -93,6 +95,7 @@ class Engine:
         self._ending = ""  # who has asked to shut down; "" while nobody has
         # Of the thread alone:
         self._cached: dict[int, Response] = {}
+        self._carried: dict[Key, dict[int, str]] = {}  # on the coordinator: what ranks have sent with an operation
         self._plans: dict[int, list[Batch]] = {}
         self._buffers = Buffers(settings.fusion_threshold)
         self._deadline = 0.0
@@ -106,8 +109,8 @@ class Engine:
 
     # -- called by any thread ------------------------------------------------------------------------------------------
 
-    def submit(self, entry: Entry) -> None:
-        """Submit an operation.
+    def submit(self, entry: Entry, *, is_awaited: bool = False) -> None:
+        """Submit an operation; `is_awaited` if `wait` follows at once.
 
         Raises:
             HorovodInternalError: Horovod was shut down, or a rank is gone.
@@ -124,6 +127,7 @@ class Engine:
                     "synchronize it first, or take another name"
                 )
             self._entries[key] = entry
+            self._unsent.append(entry)
             self._has_joined = self._has_joined or request.kind == "join"
             known = self._numbers.get(key)
             if known is not None and known[1] == request:
@@ -134,7 +138,8 @@ class Engine:
             was_enough = self._pending >= _ENOUGH
             self._pending += sum([tensor.nbytes for tensor in entry.inputs])
             becomes_enough = self._pending >= _ENOUGH and not was_enough
-        if not was_dirty or becomes_enough:
+            was_awaited, self._flush = self._flush, self._flush or is_awaited
+        if not was_dirty or becomes_enough or self._flush != was_awaited:
             self._wake()
 
     def wait(self, entry: Entry) -> None:
@@ -233,15 +238,16 @@ class Engine:
 
     def _send_submissions(self) -> None:
         with self._changed:
-            mask, requests = self._mask, self._requests
-            self._mask, self._requests = 0, []
+            mask, requests, unsent = self._mask, self._requests, self._unsent
+            self._mask, self._requests, self._unsent = 0, [], []
             self._is_dirty = self._flush = False
             self._pending = 0
         self._deadline = 0.0
+        data = carried.packed(unsent[0]) if len(unsent) == 1 and carried.fits(unsent[0].request) else ""
         if self._negotiator is not None:
-            self._receive(self._negotiator, 0, mask, requests)
+            self._receive(self._negotiator, 0, mask, requests, data)
         else:
-            self._peers[0].send({"m": f"{mask:x}", "q": requests})
+            self._peers[0].send({"m": f"{mask:x}", "q": requests, "d": data})
 
     def _send_to_all(self, message: dict[str, Any]) -> None:
         for peer in self._peers.values():
@@ -265,7 +271,8 @@ class Engine:
 
     def _from_rank(self, negotiator: Negotiator, rank: int, message: dict[str, Any]) -> None:
         if "q" in message:
-            self._receive(negotiator, rank, int(message["m"], 16), [Request.of(fields) for fields in message["q"]])
+            requests = [Request.of(fields) for fields in message["q"]]
+            self._receive(negotiator, rank, int(message["m"], 16), requests, message["d"])
         elif "end" in message:
             self._ending = self._ending or message["end"]
         elif "drained" in message:
@@ -275,7 +282,7 @@ class Engine:
 
     def _from_coordinator(self, message: dict[str, Any]) -> None:
         if "r" in message:
-            self._do(int(message["m"], 16), [Response.of(fields) for fields in message["r"]])
+            self._do(int(message["m"], 16), [Response.of(fields) for fields in message["r"]], message["d"])
         elif "end" in message:
             self._ending = message["end"]
             self._ends_everywhere = True
@@ -286,24 +293,49 @@ class Engine:
 
     # -- the coordinator -----------------------------------------------------------------------------------------------
 
-    def _receive(self, negotiator: Negotiator, rank: int, mask: int, requests: list[Request]) -> None:
+    def _receive(self, negotiator: Negotiator, rank: int, mask: int, requests: list[Request], data: str) -> None:
+        """What a rank has submitted; `data` is the tensor of an operation that came alone, see `carried`."""
+        if data:
+            for request in (*self._known(mask), *requests):
+                self._carried.setdefault(request.key, {})[rank] = data
         if (timeline := self.timeline) is not None:
-            known = [self._cached[number].request for number in numbers_of(mask) if number in self._cached]
-            timeline.received(rank, [*known, *requests])
+            timeline.received(rank, [*self._known(mask), *requests])
         negotiator.receive(rank, mask, requests)
 
     def _coordinate(self, negotiator: Negotiator) -> None:
         mask, responses = negotiator.responses()
         if mask or responses:
-            self._send_to_all({"m": f"{mask:x}", "r": responses})
-            self._do(mask, responses)
+            data = self._added_up(mask, responses)
+            self._send_to_all({"m": f"{mask:x}", "r": responses, "d": data})
+            self._do(mask, responses, data)
         failure = self._stall.look(negotiator)
         if failure:
             self._abort(failure)
 
+    def _added_up(self, mask: int, responses: list[Response]) -> str:
+        """The result of the only operation that is ready, if its ranks have sent their tensors; else ""."""
+        if not self._carried:
+            return ""
+        ready = [*self._known(mask), *(response.request for response in responses)]
+        parts = [self._carried.pop(request.key, {}) for request in ready]
+        if mask.bit_count() + len(responses) != 1 or not ready or any(response.error for response in responses):
+            return ""
+        ranks = self.sets[ready[0].process_set]
+        return carried.added_up(ready[0], [parts[0][rank] for rank in ranks]) if parts[0].keys() == {*ranks} else ""
+
     # -- doing what is ready -------------------------------------------------------------------------------------------
 
-    def _do(self, mask: int, responses: list[Response]) -> None:
+    def _known(self, mask: int) -> list[Request]:
+        """The cached operations of these numbers."""
+        return [self._cached[number].request for number in numbers_of(mask) if number in self._cached]
+
+    def _do(self, mask: int, responses: list[Response], data: str) -> None:
+        """Do what all have submitted; `data` is the result if that is one operation and has been done."""
+        if data:
+            mine = self._remembered(responses)
+            for request in (*self._known(mask), *(response.request for response in mine)):
+                self._take(request, data)
+            return
         if mask:
             plan = self._plans.get(mask)
             if plan is None:
@@ -315,18 +347,21 @@ class Engine:
                 self._start(batch)
         if not responses:
             return
-        mine = [response for response in responses if self._is_mine(response)]
-        with self._changed:
-            for response in mine:
-                self._remember(response)
-        for batch in batches(mine, self.settings.fusion_threshold):
+        for batch in batches(self._remembered(responses), self.settings.fusion_threshold):
             self._start(batch)
 
     def _is_mine(self, response: Response) -> bool:
         return response.request.process_set in self._members
 
+    def _remembered(self, responses: list[Response]) -> list[Response]:
+        """Those of this rank's process sets; the cache is then as the coordinator has it."""
+        mine = [response for response in responses if self._is_mine(response)]
+        with self._changed:
+            for response in mine:
+                self._remember(response)
+        return mine
+
     def _remember(self, response: Response) -> None:
-        """Keep the cache as the coordinator has it."""
         if response.evicted >= 0:
             old = self._cached.pop(response.evicted, None)
             if old is not None:
@@ -338,6 +373,15 @@ class Engine:
             self._plans.clear()
             if key in self._entries:
                 self._numbers[key] = response.number, self._entries[key].request
+
+    def _take(self, request: Request, result: str) -> None:
+        """Complete an operation that the coordinator has done."""
+        entry = self._entries[request.key]
+        carried.put(entry, result)
+        if (timeline := self.timeline) is not None:
+            timeline.ready([request])
+            timeline.marker([request])("done")
+        self._finish([entry], "")
 
     def _start(self, batch: Batch) -> None:
         first = batch.responses[0]

@@ -43,7 +43,7 @@ def _apply(call: Call[Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call[Any], *tensors: Tensor) -> Any:
-        results = synchronize(submit(call, tensors))
+        results = synchronize(submit(call, tensors, is_awaited=True))
         ctx.call, ctx.shapes = call, [tensor.shape for tensor in tensors]
         if call.kind == "alltoall":
             ctx.received = results[1].cpu().to(torch.int32)

@@ -88,8 +88,12 @@ class Call(Generic[Result]):
     splits: Tensor | None = None
 
 
-def submit(call: Call[Any], tensors: Sequence[Tensor] | None = None, *, in_place: bool = False) -> int:
+def submit(
+    call: Call[Any], tensors: Sequence[Tensor] | None = None, *, in_place: bool = False, is_awaited: bool = False
+) -> int:
     """Submit an operation, with other tensors if they are given; returns its handle.
+
+    `is_awaited` if `synchronize` follows at once.
 
     Raises:
         TypeError: a tensor or the process set is none, or a tensor is a DTensor.
@@ -135,7 +139,7 @@ def submit(call: Call[Any], tensors: Sequence[Tensor] | None = None, *, in_place
         entry.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         entry.ready.record(torch.cuda.current_stream(inputs[0].device))
     handle = next(_numbers)
-    engine.submit(entry)
+    engine.submit(entry, is_awaited=is_awaited)
     _handles[handle] = engine, entry
     return handle
 
@@ -147,7 +151,7 @@ def submit_in_place(call: Call[Any]) -> int:
 
 def in_place(call: Call[Result]) -> Result:
     """Do an operation, and wait for its results, which replace the tensors."""
-    return synchronize(submit_in_place(call))  # type: ignore[no-any-return]
+    return synchronize(submit(call, in_place=True, is_awaited=True))  # type: ignore[no-any-return]
 
 
 def check_tensor(kind: str, tensor: object) -> None:
