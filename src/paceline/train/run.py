@@ -27,6 +27,7 @@ from paceline.train.loop.script_state import SavedState, State, make_reshard
 from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.loop.tune_trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
+from paceline.train.parallel.batch_norm import update_bn
 from paceline.train.parallel.loss_scaling import unscaled
 from paceline.train.parallel.prepared import Prepared
 from paceline.train.parallel.wrapper import unwrap
@@ -322,6 +323,29 @@ class Run(Collectives):
 
     def _together(self) -> contextlib.AbstractContextManager[None]:
         return self._group.guard
+
+    def update_bn(self, loader: Iterable[Any], model: Module, device: torch.device | str | None = None) -> None:
+        """Compute the running statistics of batch norm layers anew, as for an average of weights (`AveragedModel`).
+
+        It takes the place of `torch.optim.swa_utils.update_bn`. All ranks call it, outside of a loop over `loader`, and
+        get the same statistics: the mean over the steps of `loader`, in which the samples of all ranks are one batch.
+        Of a training loader this is a whole epoch; its batches are no steps, and the training goes on where it was.
+
+        Args:
+            loader: of `dataloader`, or any other iterable over batches.
+            model: called with each batch, or with the first element of one that is a list or a tuple.
+            device: where batches go; None means this rank's device.
+
+        Raises:
+            RuntimeError: a loop over a training loader is under way.
+        """
+        batches = loader
+        if isinstance(loader, Feed):
+            if self._steps.in_loop:
+                raise RuntimeError("run.update_bn was called within a loop over batches; call it after the loop")
+            batches = loader.loader.whole_epoch()
+        target = torch.device(device) if device is not None else self.device
+        update_bn(self._group, batches, lambda: getattr(loader, "samples", 1), model, target)
 
     @property
     def accumulating(self) -> bool:

@@ -313,13 +313,14 @@ class TestOrders:
         tail = train(world(3, Numbers(10), loaders[0].state_dict(), sampler=RandomSampler(range(10)), batch_size=1))
         assert sorted(head + tail) == list(range(10))
 
-    def test_user_batches_are_dealt(self) -> None:
+    @pytest.mark.parametrize(("split", "steps", "samples"), [(None, 3, [2, 1]), (False, 2, [3, 0])])
+    def test_user_batches_are_divided_or_dealt(self, split: bool | None, steps: int, samples: list[int]) -> None:
         batches = [[3, 1], [0], [2, 4, 5]]
-        loaders = world(2, Numbers(6), batch_sampler=batches)
+        loaders = world(2, Numbers(6), batch_sampler=batches, split_batches=split)
         for _ in zip(*loaders, strict=True):
             pass
-        assert [(rank.samples, rank.total) for rank in loaders] == [(3, 3), (0, 3)]
-        assert len(loaders[0]) == 2
+        assert [(rank.samples, rank.total) for rank in loaders] == [(each, 3) for each in samples]
+        assert len(loaders[0]) == steps
 
     def test_weights(self) -> None:
         assert set(train(world(2, Numbers(4), weights=[0, 1, 0, 1], batch_size=8, num_samples=100))) == {1, 3}
@@ -464,6 +465,7 @@ class TestIterable:
         (Numbers(0), {"batch_size": 1}, ValueError, "the data set is empty"),
         (Numbers(5), {"batch_size": 1, "shuffle": True, "sampler": [1]}, ValueError, "sampler and shuffle exclude"),
         (Numbers(5), {"batch_size": 1, "batch_sampler": [[1]]}, ValueError, "batch_sampler and batch_size exclude"),
+        (Numbers(5), {"batch_size": 1, "split_batches": True}, ValueError, "split_batches is for the batches of a"),
         (Stream(5), {"batch_size": 1, "shuffle": True}, ValueError, "iterable_dataset and shuffle exclude"),
         (iter([1]), {"batch_size": 1}, TypeError, "can be iterated only once"),
         (object(), {"batch_size": 1}, TypeError, "object is not a data set"),

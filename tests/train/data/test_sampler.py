@@ -295,14 +295,15 @@ class TestUserSampler:
     @given(
         st.integers(1, 60),
         st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(0, 6)), max_size=8),
-        st.booleans(),
+        st.sampled_from(["", "dealt", "divided"]),
     )
-    def test_uses_every_index_once(self, size: int, attempts: list[tuple[int, int, int]], batches: bool) -> None:
+    def test_uses_every_index_once(self, size: int, attempts: list[tuple[int, int, int]], batches: str) -> None:
         """RandomSampler draws from the global generator, and BatchSampler gets its order from there."""
         random_order = RandomSampler(range(size))
 
         def make(global_batch_size: int, **options: Any) -> ShardedSampler:
             if batches:
+                options["split"] = batches == "divided"
                 return UserBatchSampler(BatchSampler(random_order, 4, drop_last=False), size=size, **options)
             return UserSampler(random_order, size=size, global_batch_size=global_batch_size, **options)
 
@@ -346,7 +347,7 @@ class TestUserSampler:
 
     def test_batches_of_any_length_are_dealt_whole(self) -> None:
         batches = [["a"], ["b", "c", "d"], ["e", "f"]]
-        ranks = world(lambda **kw: UserBatchSampler(batches, size=None, **kw), 2)
+        ranks = world(lambda **kw: UserBatchSampler(batches, size=None, split=False, **kw), 2)
         assert [len(rank) for rank in ranks] == [2, 2]
         first, last = steps(ranks)
         assert [(shard.indices, shard.samples, shard.total) for shard in first] == [
@@ -356,6 +357,15 @@ class TestUserSampler:
         assert [(shard.indices, shard.samples, shard.total) for shard in last] == [
             (["e", "f"], 2, 2),
             (["e", "f"], 0, 2),
+        ]
+
+    def test_batches_of_any_length_are_divided(self) -> None:
+        batches = [["a"], ["b", "c", "d"], ["e", "f"]]
+        ranks = world(lambda **kw: UserBatchSampler(batches, size=None, **kw), 2)
+        assert [[(s.indices, s.samples, s.total, s.end) for s in rank] for rank in steps(ranks)] == [
+            [(["a"], 1, 1, 1), (["a"], 0, 1, 1)],
+            [(["b", "c"], 2, 3, 2), (["d"], 1, 3, 2)],
+            [(["e"], 1, 2, 3), (["f"], 1, 2, 3)],
         ]
 
     def test_drop_last(self) -> None:

@@ -7,7 +7,9 @@ received is read again after a resume.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -99,7 +101,18 @@ class Loader:
         return self._steps()
 
     def __iter__(self) -> Iterator[Any]:
+        refuse_update_bn(sys._getframe(1))
         return self._evaluate() if self._evaluation else self._batches()
+
+    def whole_epoch(self) -> Iterator[Any]:
+        """The batches of a whole epoch, after which training goes on where it was."""
+        state = self.state_dict()
+        self._workers_follow = False
+        self._position.rewind()
+        try:
+            yield from self._batches()
+        finally:
+            self.load_state_dict(state)
 
     def _evaluate(self) -> Iterator[Any]:
         """The batches; `on_evaluation` is called for each."""
@@ -193,7 +206,7 @@ class Loader:
     @property
     def done(self) -> int:
         """Batches of the current size up to the current position of the epoch."""
-        return self.position // (self._position.global_batch_size or self._world_size)
+        return self.position // self._position.per_step
 
     @property
     def samples(self) -> int:
@@ -274,6 +287,19 @@ class Loader:
             self._position.global_batch_size = size
         self._iterations += 1
         self._workers_follow = False
+
+
+def refuse_update_bn(caller: FrameType) -> None:
+    """Refuse to be iterated by torch's `update_bn`.
+
+    Raises:
+        RuntimeError: it is the caller.
+    """
+    if caller.f_code.co_name == "update_bn" and caller.f_globals.get("__name__") == "torch.optim.swa_utils":
+        raise RuntimeError(
+            "torch's update_bn sees the batches of one rank only, and those for training would count as steps; "
+            "call run.update_bn(loader, model) instead"
+        )
 
 
 def _nothing() -> None:

@@ -40,6 +40,7 @@ def make_loader(
     collate_fn: Collate | None = None,
     sampler: Iterable[Any] | None = None,
     batch_sampler: Iterable[list[Any]] | None = None,
+    split_batches: bool | None = None,
     weights: Tensor | Iterable[float] | None = None,
     replacement: bool = True,
     num_samples: int | None = None,
@@ -72,6 +73,8 @@ def make_loader(
         device: where batches go.
         sampler: the user's own order, see `UserSampler`.
         batch_sampler: the user's own batches, see `UserBatchSampler`.
+        split_batches: whether each of these is divided among the ranks, so that the number of steps does not depend on
+            that of ranks; the default. If False, each rank gets a whole one per step.
         weights: one number per sample, for weighted draws, see `ElasticSampler`.
         replacement: whether weighted draws may repeat a sample within an epoch.
         num_samples: weighted draws per epoch; the length of the data set if None.
@@ -127,6 +130,8 @@ def make_loader(
     else:
         cuts = {"batch_size": batch_size, "global_batch_size": global_batch_size, "drop_last": drop_last or None}
         _at_most_one(batch_sampler=batch_sampler, **cuts)
+    if split_batches is not None and batch_sampler is None:
+        raise ValueError("split_batches is for the batches of a batch_sampler: pass one, or leave it out")
     if _is_iterable(dataset):
         _at_most_one(iterable_dataset=dataset, **orders)
         stream = StreamFetch(dataset, collate, stand_in=not evaluation, **sharding)
@@ -153,6 +158,8 @@ def make_loader(
     draws = {"weights": weights, "replacement": replacement, "num_samples": num_samples}
     if batch_sampler is None:
         sharding |= {"global_batch_size": size}
+    else:
+        sharding |= {"split": split_batches is not False}
     shards = _sampler(dataset, sampler, batch_sampler, {"shuffle": shuffle, **draws}, sharding)
     fetch, plan = MapFetch(dataset, collate, seed), _Plan(shards, stand_in=not evaluation)
     batches: Any = plan  # the DataLoader passes on whatever its batch sampler yields

@@ -108,6 +108,11 @@ class EpochPosition:
         """Samples of the epoch that come after the global batch of `shard`; None if that is not known."""
         return None
 
+    @property
+    def per_step(self) -> int:
+        """What `position` counts in a full step: samples, or batches of the user's."""
+        return self.global_batch_size
+
     def mark(self) -> Mark:
         """The position of training, for `go_back`."""
         return self.epoch, self.position, self.stream, self.is_over, self.batches
@@ -347,23 +352,18 @@ class UserSampler(ShardedSampler):
         self._sampler = sampler
         self._drop_last = drop_last
 
-    @property
-    def _group_size(self) -> int:
-        """Number of elements that all ranks together take from the sampler per step."""
-        return self.global_batch_size
-
     def __len__(self) -> int:
         if not isinstance(self._sampler, Sized):
             raise TypeError(f"the {self.order} has no length: the number of steps is not known")
-        rest = 0 if self._drop_last else self._group_size - 1
-        return (len(self._sampler) + rest) // self._group_size
+        rest = 0 if self._drop_last else self.per_step - 1
+        return (len(self._sampler) + rest) // self.per_step
 
     def remaining(self, shard: Shard) -> int | None:
         """See `EpochPosition.remaining`."""
         if not isinstance(self._sampler, Sized):
             return None
         rest = len(self._sampler) - shard.end
-        return rest - rest % self._group_size if self._drop_last else rest
+        return rest - rest % self.per_step if self._drop_last else rest
 
     def _groups(self) -> Iterator[tuple[list[Any], bool]]:
         """The elements that all ranks together take from the sampler in each step, from the current position on.
@@ -383,8 +383,8 @@ class UserSampler(ShardedSampler):
 
         def read() -> list[Any]:
             with stream.active(continued=True):
-                group = list(itertools.islice(indices, self._group_size))
-            return [] if self._drop_last and len(group) < self._group_size else group
+                group = list(itertools.islice(indices, self.per_step))
+            return [] if self._drop_last and len(group) < self.per_step else group
 
         group = read()
         while group:
@@ -402,7 +402,7 @@ class UserSampler(ShardedSampler):
 
 
 class UserBatchSampler(UserSampler):
-    """Gives each rank one batch per step of a user's own batch sampler; each batch is used exactly once.
+    """Divides each batch of a user's own batch sampler among the ranks; each batch is used exactly once.
 
     The position counts batches instead of samples. Everything else is as in `UserSampler`.
 
@@ -411,7 +411,9 @@ class UserBatchSampler(UserSampler):
         size: length of the data set, or None if it has none.
         seed: any integer, the same on every rank.
         rank: this rank.
-        world_size: number of ranks, and of batches per step.
+        world_size: number of ranks.
+        split: whether a step is one batch, divided among the ranks. If not, each rank gets a whole batch per step, so
+            a step takes as many batches as there are ranks.
 
     Raises:
         TypeError: the batch sampler can be iterated only once.
@@ -420,14 +422,22 @@ class UserBatchSampler(UserSampler):
     order = "batch_sampler"
 
     def __init__(
-        self, batch_sampler: Iterable[list[Any]], *, size: int | None, seed: int = 0, rank: int = 0, world_size: int = 1
+        self,
+        batch_sampler: Iterable[list[Any]],
+        *,
+        size: int | None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        split: bool = True,
     ) -> None:
         super().__init__(batch_sampler, size=size, global_batch_size=0, seed=seed, rank=rank, world_size=world_size)
+        self._split = split
 
     @property
-    def _group_size(self) -> int:
-        """One batch per rank."""
-        return self._world_size
+    def per_step(self) -> int:
+        """Batches in a full step."""
+        return 1 if self._split else self._world_size
 
     def remaining(self, shard: Shard) -> int | None:
         """See `EpochPosition.remaining`; batches may differ in size."""
@@ -436,11 +446,16 @@ class UserBatchSampler(UserSampler):
     def _shards(self) -> Iterator[Shard]:
         epoch, start = self.epoch, self.position
         for batches, is_last in self._groups():
-            low, _, own = share(0, len(batches), self._rank, self._world_size)
-            batch = list(batches[low])
-            total = sum(len(other) for other in batches)
             end = start + len(batches)
-            yield Shard(batch, len(batch) if own else 0, total, epoch, start + low, end, is_last)
+            if self._split:
+                (batch,) = map(list, batches)
+                low, high, samples = share(0, len(batch), self._rank, self._world_size)
+                yield Shard(batch[low:high], samples, len(batch), epoch, start, end, is_last)
+            else:
+                low, _, own = share(0, len(batches), self._rank, self._world_size)
+                batch = list(batches[low])
+                total = sum(len(other) for other in batches)
+                yield Shard(batch, len(batch) if own else 0, total, epoch, start + low, end, is_last)
             start = end
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.train.data.loader import refuse_update_bn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +79,7 @@ class Feed:
         raise AttributeError(f"a training loader has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Any]:
+        refuse_update_bn(sys._getframe(1))
         steps, body = self._steps, self._steps.body
         if steps.needs_ends:
             self.loader.look_ahead()
