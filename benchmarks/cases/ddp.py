@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from ..case import Case, Goal, Pair, Side
@@ -9,6 +10,7 @@ from ..lab import SCRIPTS, Lab, installed
 from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "ddp_step.py")
+ONE_RANK = str(SCRIPTS / "one_rank.py")
 RANKS = 2
 
 
@@ -40,6 +42,22 @@ def _log_case(model: str, parameters: str) -> Case:
     )
 
 
+def _one_rank(lab: Lab, count: int, kind: str) -> Iterator[Pair]:
+    for ours, other in lab.answer([sys.executable, ONE_RANK, str(count), kind]):
+        yield Sample(*ours), Sample(*other)
+
+
+def _one_rank_case(name: str, kind: str, data: str) -> Case:
+    return Case(
+        name,
+        f"a step of one rank, {data}",
+        Side("run.backward, run.dataloader"),
+        Side("torch alone"),
+        Goal(1.02),
+        together=lambda lab, count: _one_rank(lab, count, kind),
+    )
+
+
 DIGITS, CHARGPT = "convnet of 0.15 M parameters", "transformer of 0.62 M parameters"
 CASES = [
     _case("digits", DIGITS),
@@ -47,4 +65,6 @@ CASES = [
     _case("100mb", "linear layers of 25 M parameters"),
     _log_case("digits", DIGITS),
     _log_case("chargpt", CHARGPT),
+    _one_rank_case("one-rank", "tensors", "a TensorDataset"),
+    _one_rank_case("one-rank-own", "own", "a data set that reads sample by sample"),
 ]

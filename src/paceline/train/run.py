@@ -288,11 +288,14 @@ class Run(Collectives):
             inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
             options["inputs"] = inputs
         is_sum = reduction == "sum"
-        with self._steps.backward(weight, is_sum=is_sum, inputs=inputs, again=retain_graph) as factor:
+
+        def compute(factor: float | Tensor) -> None:
             self._metrics.times.backward(loss, factor, **options)
-            self._prepared.saw_loss(unscaled(loss))
+            self._prepared.saw_loss(loss)
             if self._trial is not None:
                 self._trial.saw_loss(unscaled(loss))
+
+        self._steps.backward(compute, weight, is_sum=is_sum, inputs=inputs, again=retain_graph)
 
     def step_done(self) -> None:
         """Say that the current batch was trained on, in a loop that steps by hand.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset, get_worker_info
 
 import paceline
 from paceline.train.data.loader import Loader
@@ -38,6 +38,10 @@ class Numbers(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         self.read.append(index)
         return index
+
+
+class Named(torch.Tensor):
+    """A tensor of another class, which collation keeps."""
 
 
 class Augmented(Numbers):
@@ -324,6 +328,22 @@ class TestOrders:
 
     def test_weights(self) -> None:
         assert set(train(world(2, Numbers(4), weights=[0, 1, 0, 1], batch_size=8, num_samples=100))) == {1, 3}
+
+    def test_batches_of_tensors_are_those_of_torch(self) -> None:
+        images = torch.randn(7, 4, 4, 3).permute(0, 3, 1, 2)  # not contiguous
+        whole = TensorDataset(images, torch.arange(7), torch.randn(7, 2).to(torch.bfloat16))
+        part = Subset(Subset(whole, [6, 2, 0, 5, 3]), [4, 1, 0, 2])
+        named = TensorDataset(torch.arange(7).as_subclass(Named))
+        for dataset in (whole, part, Subset(whole, np.array([3, 1])), named):
+            for workers in (0, 1) if dataset is whole else (0,):
+                ours = list(make_loader(dataset, batch_size=3, num_workers=workers))
+                theirs = list(DataLoader(dataset, batch_size=3))
+                assert same(ours, theirs)
+                layouts = [[(type(batch), [(type(x), x.dtype, x.stride()) for x in batch]) for batch in both]
+                           for both in (ours, theirs)]  # fmt: skip
+                assert layouts[0] == layouts[1]
+        (last,) = make_loader(whole, batch_size=3, sampler=[-1])
+        assert same(last, next(iter(DataLoader(whole, batch_size=3, sampler=[-1]))))
 
     def test_many_items_are_read_in_one_call(self) -> None:
         class Table(Numbers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import random
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def derive_seed(*parts: int) -> int:
@@ -59,53 +58,65 @@ class RandomStream:
     """
 
     def __init__(self) -> None:
-        self._seed = 0
-        self._python: tuple[Any, ...] = ()
-        self._torch: Any = None
-        self._numpy: Any = None
+        self.seed = 0
+        self.python: tuple[Any, ...] = ()
+        self.torch: Any = None
+        self.numpy: Any = None
 
-    @contextlib.contextmanager
-    def active(self, seed: int | None = None, *, continued: bool = False) -> Iterator[None]:
+    def active(self, seed: int | None = None, *, continued: bool = False) -> _Active:
         """Draw from this stream within the block.
 
         Args:
             seed: start the stream from this seed; None continues where the last block has ended.
             continued: whether a later block will continue from the end of this one; costs 15 µs.
         """
-        outside = random.getstate(), torch.default_generator.get_state()
-        if seed is None:
-            random.setstate(self._python)
-            torch.default_generator.set_state(self._torch)
-        else:
-            self._seed = seed
-            random.seed(seed)
-            torch.default_generator.manual_seed(seed)
-        try:
-            with self._numpy_active(anew=seed is not None):
-                yield
-        finally:
-            if continued:
-                self._python, self._torch = random.getstate(), torch.default_generator.get_state()
-            random.setstate(outside[0])
-            torch.default_generator.set_state(outside[1])
+        return _Active(self, seed, continued)
 
-    @contextlib.contextmanager
-    def _numpy_active(self, *, anew: bool) -> Iterator[None]:
-        """Replace the generator itself: reading and writing its state takes 40 times as long."""
-        numpy_random: Any = sys.modules.get("numpy.random")
-        if not hasattr(numpy_random, "set_bit_generator"):
-            yield
-            return
-        outside = numpy_random.get_bit_generator()
-        anew = anew or self._numpy is None
-        self._numpy = self._numpy or numpy_random.MT19937()
-        numpy_random.set_bit_generator(self._numpy)
-        if anew:
-            numpy_random.seed(self._seed % 2**32)
-        try:
-            yield
-        finally:
-            numpy_random.set_bit_generator(outside)
+
+class _Active:
+    """A block in which a stream is active. It is entered for each batch, so it is short."""
+
+    __slots__ = ("_continued", "_numpy", "_python", "_seed", "_stream", "_torch")
+
+    def __init__(self, stream: RandomStream, seed: int | None, continued: bool) -> None:
+        self._stream, self._seed, self._continued = stream, seed, continued
+
+    def __enter__(self) -> None:
+        stream, seed, generator = self._stream, self._seed, torch.default_generator
+        self._python, self._torch = random.getstate(), generator.get_state()
+        if seed is None:
+            random.setstate(stream.python)
+            generator.set_state(stream.torch)
+        else:
+            stream.seed = seed
+            random.seed(seed)
+            generator.manual_seed(seed)
+        self._numpy = None
+        if (module := _numpy_random()) is not None:
+            # The generator itself is replaced: to read and write its state takes 40 times as long.
+            self._numpy = module.get_bit_generator()
+            is_new = stream.numpy is None
+            stream.numpy = stream.numpy or module.MT19937()
+            module.set_bit_generator(stream.numpy)
+            if is_new or seed is not None:
+                module.seed(stream.seed % 2**32)
+
+    def __exit__(self, *_: object) -> None:
+        generator = torch.default_generator
+        if self._continued:
+            self._stream.python, self._stream.torch = random.getstate(), generator.get_state()
+        random.setstate(self._python)
+        generator.set_state(self._torch)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_bit_generator(self._numpy)
+
+
+def _numpy_random() -> Any:
+    """The module, if numpy is imported, which imports it when it is first used; None if its generator is fixed."""
+    module: Any = sys.modules.get("numpy.random")
+    if module is None and "numpy" in sys.modules:
+        module = importlib.import_module("numpy.random")
+    return module if hasattr(module, "set_bit_generator") else None
 
 
 def random_states() -> dict[str, Any]:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from .part_reader import PartReader
 from .random_state import RandomStream, derive_seed
@@ -40,12 +42,34 @@ class MapFetch(Dataset[Any]):
         self._random = RandomStream()
 
     def __getitems__(self, shard: Shard) -> tuple[Any, Shard]:
+        if (batch := self._batch_of_tensors(shard.indices)) is not None:
+            return batch, shard
         with self._random.active(derive_seed(self._seed, shard.epoch, shard.first)):
             if callable(read_many := getattr(self._dataset, "__getitems__", None)):
                 samples = read_many(shard.indices)
             else:
                 samples = [self._dataset[index] for index in shard.indices]
             return self._collate_fn(samples), shard
+
+    def _batch_of_tensors(self, indices: Sequence[Any]) -> list[Tensor] | None:
+        """Samples of tensors, read at once: what their collation gives; None if anything else is to be read.
+
+        Neither reading nor collating them draws random numbers.
+        """
+        dataset: Any = self._dataset
+        while type(dataset) is Subset:
+            dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+        if type(dataset) is not TensorDataset or self._collate_fn is not default_collate:
+            return None
+        if not all(type(index) is int for index in indices) or any(map(_is_special, dataset.tensors)):
+            return None
+        rows = torch.tensor(indices)
+        return [tensor[rows].contiguous() for tensor in dataset.tensors]
+
+
+def _is_special(tensor: Tensor) -> bool:
+    """Whether rows of a tensor may not be collated as one expects."""
+    return type(tensor) is not Tensor or tensor.layout is not torch.strided
 
 
 class StreamFetch(IterableDataset[Any]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from .accumulation import MEAN, SUM, WEIGHT, GivenWeights, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -77,19 +76,20 @@ class Gradients:
 
     # -- the current batch ---------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
     def backward(
         self,
+        compute: Callable[[float | Tensor], None],
         batch: Loader | Pass | None,
         step: int,
         weight: float | Tensor | None = None,
         *,
         is_sum: bool = False,
         inputs: Sequence[Tensor] | None = None,
-    ) -> Iterator[float | Tensor]:
-        """The context of a backward; yields the factor for the loss of this rank's batch.
+    ) -> None:
+        """Do a backward.
 
         Args:
+            compute: computes the gradients; called with the factor for the loss of this rank's batch.
             batch: the loader of the batch; None in a loop whose batches are not counted, where each backward is one.
             step: number of the current step.
             weight: weight of the loss; None means the number of samples of the batch.
@@ -106,8 +106,7 @@ class Gradients:
         self._stepped = False
         self._is_within = self._is_weighted = True
         try:
-            with self._prepared.backward(factor, step, inputs):
-                yield factor
+            self._prepared.backward(compute, factor, step, inputs)
         finally:
             self._is_within = False
         self.trained = self.has_seen = True

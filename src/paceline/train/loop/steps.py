@@ -290,19 +290,18 @@ class Steps:
 
     # -- the current step ----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
     def backward(
         self,
+        compute: Callable[[float | Tensor], None],
         weight: float | Tensor | None = None,
         *,
         is_sum: bool = False,
         inputs: Sequence[Tensor] | None = None,
         again: bool = False,
-    ) -> Iterator[float | Tensor]:
-        """The context of a backward; see `Gradients.backward`."""
+    ) -> None:
+        """Do a backward; see `Gradients.backward`."""
         batch = self._batches[0] if self._batches else None
-        with self._gradients.backward(batch, self.done + 1, weight, is_sum=is_sum, inputs=inputs) as factor:
-            yield factor
+        self._gradients.backward(compute, batch, self.done + 1, weight, is_sum=is_sum, inputs=inputs)
         self._prepared.check_gradients(self, again)
 
     def optimizer_stepped(self, number: int) -> None:

@@ -274,7 +274,7 @@ class Metrics:
     def _report_if_there(self) -> None:
         """Write and show what was reduced, if that does not wait for other ranks."""
         pending = self._pending
-        if self._group.is_main and pending is not None and pending is not self._reported and pending.is_there():
+        if pending is not None and pending is not self._reported and self._group.is_main and pending.is_there():
             self._report(pending)
 
     def _report(self, pending: Reduction) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from paceline.train.group.sharded import check_savable
 
 from .alike import check_alike, check_kind, check_optimizer_kind
 from .errors import UnusedParameters
+from .loss_scaling import unscaled
 from .model import Model
 from .optimizer import prepare_optimizer
 from .step_counts import StepCounts
@@ -320,7 +320,7 @@ class Prepared:
         Raises:
             RuntimeError: strategies differ, and the loss was computed with models of several strategies, or of none.
         """
-        found = set(self.accumulates)
+        found = self.accumulates
         if len(found) > 1:
             found = {model.accumulate for model in self._models if model.was_called}
             if len(found) != 1:
@@ -331,15 +331,19 @@ class Prepared:
                     f"this loss was computed with {what}, so it is not known how many batches make a step; "
                     "call the models that run.setup returned, and run.backward before the next one is called"
                 )
-        return found.pop()
+        return next(iter(found))
 
-    @contextlib.contextmanager
     def backward(
-        self, factor: float | torch.Tensor, step: int, inputs: Sequence[torch.Tensor] | None
-    ) -> Iterator[None]:
-        """The context of a backward, which is a collective if gradients are exchanged.
+        self,
+        compute: Callable[[float | torch.Tensor], None],
+        factor: float | torch.Tensor,
+        step: int,
+        inputs: Sequence[torch.Tensor] | None,
+    ) -> None:
+        """Do a backward, which is a collective if gradients are exchanged.
 
         Args:
+            compute: computes the gradients; called with `factor`.
             factor: factor for the loss.
             step: number of the current step.
             inputs: the tensors whose gradients are computed; None means all.
@@ -356,15 +360,15 @@ class Prepared:
         for model in self._models:
             if given is not None and model.check_inputs(given):
                 expects = True
-        if not any(model.exchanges for model in self._models):
-            yield
+        if not any([model.exchanges for model in self._models]):
+            compute(factor)
             return
         self._step_counts.exchanges(step)
         with self._group.guard:
             for model in self._models:
                 model.prepare_to_repeat()
             try:
-                yield
+                compute(factor)
             except RuntimeError as error:
                 self._explain(error)
                 raise
@@ -376,10 +380,10 @@ class Prepared:
             )
 
     def saw_loss(self, loss: torch.Tensor) -> None:
-        """Note the loss of this rank's batch."""
+        """Note the loss of this rank's batch, as a GradScaler has scaled it or not."""
         for model in self._models:
             if model.synchroniser is not None and model.was_called:
-                model.synchroniser.saw_loss(loss)
+                model.synchroniser.saw_loss(unscaled(loss))
 
     def _explain(self, error: RuntimeError) -> None:
         """Raise why an exchange has failed, if that is why a backward has: torch passes on its text at most."""
