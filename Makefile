@@ -2,7 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+TORCH := torch==2.13.0
+OF_TORCH := filelock fsspec jinja2 'networkx>=2.5.1' 'setuptools>=77.0.3' 'sympy>=1.13.3' 'typing-extensions>=4.10'
+BUILD := hatchling==1.32.4 'editables>=0.3'
+AUDIT := .venv-audit
+LOCK := .venv-lock
 FRAMEWORKS := .venv-frameworks
 PYTEST := $(BIN)/python -m pytest
 FOUR := -n 4 --dist worksteal
@@ -11,7 +16,7 @@ ALL := tests --ignore tests/frameworks $(wildcard fake_kubernetes)
 HERE := tests --ignore tests/lab --ignore tests/frameworks
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench clean
+.PHONY: help demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -20,12 +25,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Stamps: an environment is set up again when what it is made of has changed.
-$(VENV)/.examples: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[examples]'
+# A demo takes the versions, and only what it needs; what the gate installs is checked by its hashes as well.
+$(VENV)/.examples: $(BIN)/python pyproject.toml constraints.txt Makefile
+	sed -n 's/^\([a-z][^\\]*[^ \\]\) *\\$$/\1/p' constraints.txt > $(VENV)/versions.txt
+	$(PIP) -c $(VENV)/versions.txt $(TORCH) -e '.[examples]'
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[examples,dev,bench]'
+# The last line finds nothing to install, unless constraints.txt lacks what pyproject.toml asks for.
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt Makefile
+	$(PIP) --require-hashes --no-deps -r constraints.txt
+	$(PIP) $(TORCH)
+	$(PIP) --no-index --no-build-isolation -e '.[examples,dev,bench]'
 	@touch $@
 
 $(FRAMEWORKS)/.ready: pyproject.toml tests/frameworks/requirements.txt
@@ -68,5 +78,23 @@ lint: $(VENV)/.dev ## Style, types, and which room may import which
 bench: $(VENV)/.dev ## paceline beside the others, as ratios
 	$(BIN)/python -m benchmarks
 
+audit: ## Known vulnerabilities of the versions in constraints.txt, but those in audit.txt, which are accepted
+	test -d $(AUDIT) || $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes -r constraints.txt \
+		$$(sed -n 's/^\(CVE-[^ ]*\) .*/--ignore-vuln \1/p' audit.txt) \
+		|| { echo "make audit: not all is known to be sound; what was known last:"; cat audit.txt; exit 1; } >&2
+
+constraints: ## constraints.txt anew: as pyproject.toml asks; UPGRADE=--upgrade takes the newest versions
+	test -d $(LOCK) || $(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
+	grep '^#' constraints.txt > $(LOCK)/head.txt
+	echo "torch ; python_version < '3'" > $(LOCK)/without.txt
+	printf '%s\n' $(BUILD) $(OF_TORCH) > $(LOCK)/more.in
+	$(LOCK)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
+		$(UPGRADE) --all-extras --override $(LOCK)/without.txt pyproject.toml $(LOCK)/more.in -o constraints.txt
+	cat $(LOCK)/head.txt constraints.txt > $(LOCK)/new.txt
+	mv $(LOCK)/new.txt constraints.txt
+
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) .mypy_cache .ruff_cache .pytest_cache .hypothesis
