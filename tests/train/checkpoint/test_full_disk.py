@@ -122,3 +122,24 @@ def test_how_a_run_ends_whose_last_state_is_lost(
     again = run_script(paceline, "script.py", str(disk), "99", "4", timeout=GENEROUS)  # the disk is full until step 4
     assert (again.returncode, again.stdout) == (0, "the end 10\n"), again.stderr
     assert "resuming after step 4 in epoch 1" in again.stderr
+
+
+def test_a_lost_checkpoint_is_due_again_before_a_long_interval_ends(
+    tmp_path: Path, small_disk: Callable[[Path, int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.train.loop.checkpointing._TRY_AGAIN", 0.0)
+    disk = small_disk(tmp_path / "disk", 1000)
+    with paceline.init(checkpoint_dir=disk / "checkpoints", checkpoint_every="1h", progress=False) as run:
+        run.register(buffer=torch.nn.Linear(100, 400))
+        for number in run.steps(range(25)):
+            if number == 4:
+                (disk / "others").write_bytes(bytes(900_000))
+                run.step_done()
+                run.save(block=True)  # is lost
+                (disk / "others").unlink()
+            run.step_done()
+            store = run._steps._checkpoints._store
+            assert store is not None
+            store.wait()
+            if number == 24:
+                assert [path.name for path in (disk / "checkpoints").glob("step-*")] == ["step-000010"]
