@@ -83,8 +83,9 @@ FOR_A_JOB = (
     "paceline.node.spec", "paceline.node.store.lifecycle",
 )  # fmt: skip
 NOT_FOR_A_JOB = (
-    "pydantic.v1", "pydantic.networks", "paceline.backends.foreground", "paceline.job.settings", "paceline.node.logs",
-    "paceline.node.devicequeue.ticket", "paceline.node.machine.gpus", "paceline.node.store.moving",
+    "pydantic.v1", "pydantic.networks", "paceline.backends.foreground", "paceline.job.settings",
+    "paceline.node.logs.reader", "paceline.node.devicequeue.ticket",
+    "paceline.node.machine.gpus", "paceline.node.store.moving",
 )  # fmt: skip
 IMPORTED = """
 import atexit, json, sys

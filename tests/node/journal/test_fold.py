@@ -30,7 +30,9 @@ DEAD = "its agent (pid 7) was killed"
 def many(test: Callable[..., None]) -> Callable[..., None]:
     """The test with a few hundred cases, and with ten thousand at night."""
 
-    @pytest.mark.parametrize("cases", [CASES, pytest.param(10_000, marks=pytest.mark.nightly)])
+    @pytest.mark.parametrize(
+        "cases", [CASES, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+    )
     def with_cases(cases: int) -> None:
         settings(max_examples=cases, deadline=None)(test)()
 

@@ -93,6 +93,15 @@ class Host:
             command += ["-i", os.path.expanduser(self.identity_file)]
         return [*command, "--", self.name, remote]
 
+    def disconnect(self) -> None:
+        """Have the next command make a connection of its own: what hangs on this side of sshd may hang for ever."""
+        if not self.is_here:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    self.command("", "-O", "stop"), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ENDING,
+                    check=False,
+                )  # fmt: skip
+
     @property
     def says(self) -> str:
         """What its messages begin with."""
@@ -217,6 +226,8 @@ class Answers:
         self._limit = limit
         self._patience = patience
         self._is_first = self._is_fresh = True
+        self._do_when_silent: Callable[[Silent], None] = lambda _: None
+        limit.on_expiry = self._expire
 
     def __iter__(self) -> Answers:
         return self
@@ -298,6 +309,8 @@ class Answers:
             self._process.stdin.close()
         if self._process.poll() is None:
             self._process.terminate()
+            if self._is_first and not self._limit.is_over:
+                self._host.disconnect()
         try:
             self._process.wait(_ENDING)
         except subprocess.TimeoutExpired:  # it ignores the signal, as this process may do, from which it has that
@@ -306,7 +319,12 @@ class Answers:
 
     def when_silent(self, do: Callable[[Silent], None]) -> None:
         """Call `do`, in another thread, when the host takes too long."""
-        self._limit.on_expiry = lambda: do(Silent(self._silence()))
+        self._do_when_silent = do
+
+    def _expire(self) -> None:
+        if self._is_first:
+            self._host.disconnect()  # before others go on, perhaps to the end of this process
+        self._do_when_silent(Silent(self._silence()))
 
     def abandon(self) -> None:
         """End the connection, and wait for nothing; for another thread than the one that listens."""
