@@ -397,7 +397,11 @@ def test_a_pipe_gets_plain_lines(paceline: Paceline) -> None:
     ]
     assert done.stdout == "between epochs\n" * 2
     last = json.loads((paceline.job() / "progress.json").read_text())
-    assert (last["epoch_seconds_left"], last["seconds_left"], last["metrics"]) == (0, 0, {"loss": 0.52})
+    assert (last["epoch_seconds_left"], last["seconds_left"], last["metrics"]) == (
+        0,
+        0,
+        {"loss": pytest.approx(0.52)},
+    )
 
 
 def test_a_plain_line_in_mid_epoch_says_how_long_the_rest_takes(paceline: Paceline) -> None:
