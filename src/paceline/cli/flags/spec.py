@@ -48,10 +48,14 @@ def say_what_means_nothing(given: Mapping[str, Any]) -> None:
             click.echo(f"paceline: --{name.replace('_', '-')} has no effect: {instead}", err=True)
 
 
-def say_what_may_surprise(spec: JobSpec) -> None:
-    """Say on stderr, once, which variables look like secrets and are stored with the job, and what devices idle."""
+def say_what_is_exposed(spec: JobSpec) -> None:
+    """Say on stderr, once, which variables look like secrets and are stored with the job."""
     for line in notes_on_secrets(spec.env, spec.has_unused_credentials):
         warn(line)
+
+
+def say_what_idles(spec: JobSpec) -> None:
+    """Say on stderr, once, that a job that can start has more devices than ranks."""
     if isinstance(spec.devices, tuple) and len(spec.devices) > 1 and "ranks" not in spec.model_fields_set:
         warn(f"one rank starts for {len(spec.devices)} devices; -n gpu starts one for each")
 

@@ -14,7 +14,7 @@ from paceline.backends.registry import HERE
 from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN, USUAL
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known
-from paceline.cli.flags.spec import fields, say_what_may_surprise
+from paceline.cli.flags.spec import fields, say_what_is_exposed
 from paceline.cli.flags.where import (
     backend,
     backend_before,
@@ -73,7 +73,7 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
     before = here.spec(job)
     changes.update(_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}))
     spec = _changed(here.replaced(before, changes), {"name": _next_name(old, before), **changes})
-    say_what_may_surprise(spec)
+    say_what_is_exposed(spec)
     return dry_run(spec, here) if given["dry_run"] else detached(spec, here)
 
 
@@ -91,7 +91,7 @@ def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], chang
         destination = able(there, Moves)
     changes.update(_changes({**given, "nnodes": nodes, **(where if names_hosts else {})}))
     spec = _changed(before.model_copy(update=kept), {"name": _next_name(old, before), **changes})
-    say_what_may_surprise(spec)
+    say_what_is_exposed(spec)
     _check_nodes(spec, there)
     prepared = destination.prepare_moved(spec, export)
     if given["dry_run"]:

@@ -26,7 +26,13 @@ def _run(**given: Any) -> int:
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from paceline.cli.flags.spec import rank_streams, say_what_may_surprise, say_what_means_nothing, spec_of
+    from paceline.cli.flags.spec import (
+        rank_streams,
+        say_what_idles,
+        say_what_is_exposed,
+        say_what_means_nothing,
+        spec_of,
+    )
     from paceline.cli.terminal.ending import ended_by_signals
 
     from .submit import detached, dry_run, refuse_script
@@ -34,7 +40,7 @@ def _run(**given: Any) -> int:
     typed = given
     spec, given = spec_of(given, run)
     say_what_means_nothing(given)
-    say_what_may_surprise(spec)
+    say_what_is_exposed(spec)
     there = backend_for(given, target_of(spec))
     if not given["detach"] and (found := in_allocation(given, spec, there)) is not None:
         there, follows = found
@@ -51,6 +57,7 @@ def _run(**given: Any) -> int:
 
     with ended_by_signals(), ProgressLine() as progress:
         prepared = there.prepare(spec, detached=False)
+        say_what_idles(spec)
         watched = rank_streams(given, prepared)
         job = there.run(prepared, progress, watched)
         interrupt_on_signals(job)

@@ -25,11 +25,11 @@ def _submit(**given: Any) -> int:
 
     Flags take precedence over the file. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
     """
-    from paceline.cli.flags.spec import say_what_may_surprise, say_what_means_nothing, spec_of
+    from paceline.cli.flags.spec import say_what_is_exposed, say_what_means_nothing, spec_of
 
     spec, given = spec_of(given, submit)
     say_what_means_nothing(given)
-    say_what_may_surprise(spec)
+    say_what_is_exposed(spec)
     refuse_script(given)
     there = backend_for(given, target_of(spec))
     return dry_run(spec, there) if given["dry_run"] else detached(spec, there, verbose=given["verbose"])
@@ -58,7 +58,10 @@ def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
 
 def detached(spec: JobSpec, there: Backend, *, verbose: bool = False) -> int:
     """Start the job, and say what to type next."""
+    from paceline.cli.flags.spec import say_what_idles
+
     prepared = there.prepare(spec)
+    say_what_idles(spec)
     return started(prepared, there, verbose=verbose)
 
 

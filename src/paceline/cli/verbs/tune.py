@@ -101,7 +101,7 @@ def _tune(**given: Any) -> int:
     SCRIPT is unchanged; it trains with run.setup, and leaves Strategy(sync=…) out. Only methods that average gradients
     in every step are chosen.
     """
-    from paceline.cli.flags.spec import JOB_FILES, say_what_may_surprise, say_what_means_nothing, spec_of
+    from paceline.cli.flags.spec import JOB_FILES, say_what_is_exposed, say_what_means_nothing, spec_of
     from paceline.cli.terminal.ending import ended_by_signals
 
     from .submit import dry_run, refuse_script
@@ -111,7 +111,7 @@ def _tune(**given: Any) -> int:
     spec, given = spec_of(given, tune)
     methods, steps, output = _methods(given["methods"] or _METHODS), given["steps"] or _STEPS, given["output"]
     say_what_means_nothing(given)
-    say_what_may_surprise(spec)
+    say_what_is_exposed(spec)
     refuse_script(given)
     target = None
     if not given["no_write"]:
