@@ -422,13 +422,16 @@ def _make_owned(cluster: Cluster, manifest: Object) -> None:
             cluster.create(path, manifest)
             return
         except ApiError as error:
-            if error.reason != "AlreadyExists" or time.monotonic() > until:
+            if error.reason != "AlreadyExists":
                 raise
+            exists = error
         try:
             old = cluster.get(f"{path}/{name}")["metadata"]
             owners = {it["uid"] for it in old.get("ownerReferences") or ()}
             if owner["uid"] in owners:
-                return  # the answer to the first try was lost
+                return  # the answer to the first try was lost, perhaps for longer than an old object is waited for
+            if time.monotonic() > until:
+                raise exists
             if not owners or (old.get("labels") or {}).get(INSTANCE) != owner["name"]:
                 kind = manifest["kind"]
                 raise UserError(f"{kind} {name} is there already, and belongs to no job; choose another --name")
@@ -436,7 +439,7 @@ def _make_owned(cluster: Cluster, manifest: Object) -> None:
                 raise NameTaken(_TAKEN.format(owner["name"]))
             cluster.delete(f"{path}/{name}", preconditions={"uid": old["uid"]})
         except ApiError as error:
-            if error.code not in (404, 409):
+            if error is exists or error.code not in (404, 409):
                 raise
         time.sleep(_PAUSE)
 
