@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def test_the_agent_of_a_job_was_killed(paceline: Paceline, is_recorded: bool) ->
     if is_recorded:
         assert job["error"] == "rank 1: ValueError"
     else:
-        assert job["error"].startswith(f"its agent (pid {agent.pid}) was killed")
+        assert job["error"].startswith(f"its agent (pid {agent.pid} on {socket.gethostname()}) was killed")
         assert job["cause"] == "agent"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.conftest import Paceline
 
@@ -46,6 +46,7 @@ THINGS = [
     f"code/.train.paceline.{HEX}/mine.py",
     "code/.other.paceline",
     "code/.third.paceline/made",
+    f"code/.third.paceline/building.{HEX}/mine.py",
     "tensorboard.json",
     "metrics.jsonl",
 ]
@@ -122,6 +123,7 @@ def do(paceline: Paceline, verb: str, name: str, how: str) -> None:
 
 
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@example([("submit", "fresh", "--working-dir"), ("delete", "fresh", "")], False)
 @given(st.lists(VERBS, min_size=2, max_size=5), st.booleans())
 def test_no_verb_touches_what_is_the_users(verbs: list[tuple[str, str, str]], is_home: bool) -> None:
     folder = Path(tempfile.mkdtemp())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -84,13 +85,25 @@ def test_a_claim_of_a_killed_client_keeps_nobody_out(tmp_path: Path) -> None:
     assert not os.listdir(place.parent)
 
 
-def test_what_a_killed_process_was_building_is_removed_a_day_later(tmp_path: Path) -> None:
-    old, new, other = (tmp_path / "code" / name for name in (".a.paceline.0123abcd", ".b.paceline.0123abcd", ".other"))
-    for folder in (old, new, other):
-        (folder / "part").mkdir(parents=True)
-    for folder in (old, other):
-        os.utime(folder, (0, 0))
-    assert bring(tmp_path / "code" / "mine", "one")
-    assert not old.exists()
-    assert new.exists()
-    assert other.exists()
+def test_what_a_killed_process_was_building_goes_with_the_claim(tmp_path: Path) -> None:
+    place = tmp_path / "code" / "mine"
+    users = [tmp_path / "code" / name / "part" for name in (".a.paceline.0123abcd", ".mine.paceline.0123abcd")]
+    for folder in users:
+        folder.mkdir(parents=True)
+        os.utime(folder.parent, (0, 0))
+
+    def killed(job_id: str) -> None:
+        os.close(code_folder.claim(place, job_id))
+        with code_folder.building(place) as building:
+            shutil.copytree(building, building.with_name("building.killed"))
+            (building.with_name("building.killed") / "part").touch()
+            place.mkdir()  # so that this one leaves nothing
+        place.rmdir()
+
+    killed("one")
+    assert bring(place, "other")  # which nobody keeps out
+    killed_too = place.with_name(".mine.paceline") / "building.killed"
+    killed_too.mkdir()
+    code_folder.discard(place, "other")
+    assert sorted(os.listdir(place.parent)) == sorted(folder.parent.name for folder in users)
+    assert all(folder.exists() for folder in users)

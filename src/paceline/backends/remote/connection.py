@@ -13,6 +13,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,14 +94,19 @@ class Host:
             command += ["-i", os.path.expanduser(self.identity_file)]
         return [*command, "--", self.name, remote]
 
-    def disconnect(self) -> None:
-        """Have the next command make a connection of its own: what hangs on this side of sshd may hang for ever."""
-        if not self.is_here:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(
-                    self.command("", "-O", "stop"), stdin=subprocess.DEVNULL, capture_output=True, timeout=_ENDING,
-                    check=False,
-                )  # fmt: skip
+    def disconnect(self, seconds: float = _ENDING) -> None:
+        """Have the next command make a connection of its own: what hangs on this side of sshd may hang for ever.
+
+        Args:
+            seconds: how long to wait until that is so; without a wait it happens all the same.
+        """
+        if self.is_here:
+            return
+        null = subprocess.DEVNULL
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            command = self.command("", "-O", "stop")
+            stopping = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+            stopping.wait(seconds)
 
     @property
     def says(self) -> str:
@@ -227,6 +233,7 @@ class Answers:
         self._patience = patience
         self._is_first = self._is_fresh = True
         self._do_when_silent: Callable[[Silent], None] = lambda _: None
+        self._is_left = threading.Event()  # when it was silent: no other command uses the connection
         limit.on_expiry = self._expire
 
     def __iter__(self) -> Answers:
@@ -307,9 +314,11 @@ class Answers:
         self._limit.end()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        if self._process.poll() is None:
+        if self._limit.is_over:
+            self._is_left.wait()
+        elif self._process.poll() is None:
             self._process.terminate()
-            if self._is_first and not self._limit.is_over:
+            if self._is_first:
                 self._host.disconnect()
         try:
             self._process.wait(_ENDING)
@@ -324,11 +333,14 @@ class Answers:
     def _expire(self) -> None:
         if self._is_first:
             self._host.disconnect()  # before others go on, perhaps to the end of this process
+        self._is_left.set()
         self._do_when_silent(Silent(self._silence()))
 
     def abandon(self) -> None:
         """End the connection, and wait for nothing; for another thread than the one that listens."""
         self._process.terminate()
+        if self._is_first:
+            self._host.disconnect(seconds=0)
 
     def _failure(self) -> str:
         """Why there are no more answers."""

@@ -1,9 +1,9 @@
 """A job's copy of its code, in a folder that several machines may share: it is complete, or not there.
 
 Beside `code/train` is `code/.train.paceline/<id of the job>`, with a file for each machine that needs the code; the
-machine that removes the last of these files removes the code. Each machine builds the code under a hidden name; the
-first that renames it succeeds. Its inode is in `code/.train.paceline/made`, so that nothing else is removed that a user
-has put there meanwhile.
+machine that removes the last of these files removes the code. Each machine builds the code in a folder beside these
+files; the first that moves it to its place succeeds. Its inode is in `code/.train.paceline/made`, so that nothing else
+is removed that a user has put there meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import socket
-import time
 from typing import TYPE_CHECKING
 
 from paceline.contract.code_folder import GITIGNORE
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_ABANDONED = 86400.0  # seconds after which no process is building a folder any more
 _MADE = "made"  # beside the folders of jobs, whose names are identifiers
+_BUILDING = "building."  # begins the names of folders that become the code, or that a killed process has left
 
 
 def check_free(destination: Path, job_id: str) -> None:
@@ -84,6 +83,8 @@ def _is_abandoned(destination: Path, *, remove: bool = False) -> bool:
     found = 0
     try:
         for job_id in os.listdir(marks):
+            if job_id.startswith(_BUILDING):
+                continue
             if os.listdir(marks / job_id) != [socket.gethostname()]:
                 return False
             mark = marks / job_id / socket.gethostname()
@@ -144,11 +145,9 @@ def claimed(destination: Path, job_id: str) -> Iterator[None]:
 @contextlib.contextmanager
 def building(destination: Path) -> Iterator[Path]:
     """A folder that becomes `destination` at the end of the block, unless another machine was faster."""
-    for killed in destination.parent.glob(".*.paceline.????????"):
-        with contextlib.suppress(OSError):
-            if time.time() - killed.lstat().st_mtime > _ABANDONED:
-                shutil.rmtree(killed)
-    new = _hidden(destination)
+    marks = _marks(destination)
+    # The code in a job's own folder, which nobody claims, has no marks.
+    new = marks / f"{_BUILDING}{secrets.token_hex(4)}" if marks.is_dir() else _hidden(destination)
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
@@ -161,8 +160,8 @@ def building(destination: Path) -> Iterator[Path]:
             if not destination.is_dir():
                 raise
         else:
-            with contextlib.suppress(OSError):  # a destination in a job's own folder, which nobody claims, has no marks
-                (_marks(destination) / _MADE).write_text(str(inode))  # so that `discard` may remove it
+            with contextlib.suppress(OSError):
+                (marks / _MADE).write_text(str(inode))  # so that `discard` may remove it
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -190,6 +189,8 @@ def discard(destination: Path, job_id: str) -> None:
     with contextlib.suppress(OSError):
         if made == str(destination.lstat().st_ino):
             shutil.rmtree(destination, ignore_errors=True)
+    for left in marks.glob(f"{_BUILDING}*"):
+        shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
         marks.rmdir()
 

@@ -274,7 +274,7 @@ def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: boo
     else:
         guard = (agent.get("guard") or {}).get("pid")
         others = f", or the guard above it (pid {guard})" if guard else ""
-        why = f"its agent (pid {agent['pid']}) was killed{others}, and its ranks with it"
+        why = f"its agent (pid {agent['pid']} on {agent['host']}) was killed{others}, and its ranks with it"
     return False, f"{why}; {again(name, has_checkpoint(run))}"
 
 
