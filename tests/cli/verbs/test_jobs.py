@@ -277,7 +277,10 @@ def test_a_killed_agent_leaves_no_running_job(paceline: Paceline) -> None:
     assert paceline("wait", "it").returncode == 1
     after = get(paceline, "it")
     assert after["state"] == "FAILED"
-    assert f"its agent (pid {agent} on {socket.gethostname()}) was killed, or the guard above it (pid {guard}), and" in after["error"]
+    assert (
+        f"its agent (pid {agent} on {socket.gethostname()}) was killed, or the guard above it (pid {guard}), and"
+        in after["error"]
+    )
     assert "paceline resubmit it" in after["error"]
     assert after["finished"] >= job["started"]
     assert [i["state"] for i in after["instances"]] == ["FAILED", "FAILED"]
