@@ -43,6 +43,7 @@ VERBS = {
     "data": ("data", "List the named volumes, and whether they can be read."),
     "top": ("top", "Show what jobs and machines use now."),
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard, and start it if needed."),
+    "init": ("init", "Write a first job file, after three questions."),
     "schema": ("schema", "Print the JSON schema of job files."),
 }
 
