@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PACKAGES = {  # of Debian, by the programs that tests start; .ci/run installs them
     "git": "git",
+    "groff": "groff-base",
     "ip": "iproute2",
     "iptables": "iptables",
     "mariadbd": "mariadb-server-core",
