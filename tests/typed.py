@@ -10,7 +10,8 @@ import tempfile
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from paceline.cli.flags import everywhere, where
+from paceline.backends import everywhere
+from paceline.cli.flags import where
 from paceline.cli.main import run
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def typed(paceline: Paceline, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a command line of paceline in its folder, with its variables, to its end."""
-    for cache in (everywhere._loaded, where._first_found):
+    for cache in (everywhere._loaded, everywhere._on_hosts, where._first_found):
         cache.cache_clear()
     before = os.getcwd()
     os.chdir(paceline.folder)

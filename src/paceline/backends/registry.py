@@ -100,6 +100,36 @@ def load(
     return _configured(target.backend, name, {**target.options, **options}, given_by, where)
 
 
+def kinds_of_hosts() -> set[str]:
+    """The kinds of backends whose hosts flags can name; jobs there are noted under the kind, as under a target."""
+    return {kind for kind, those in flags().items() for flag in those if flag.names_hosts is not None}
+
+
+def on_hosts(kind: str, options: Mapping[str, Any], given_by: Mapping[str, str] | None = None) -> Backend:
+    """The backend of hosts that flags named when a job was submitted to them.
+
+    Args:
+        kind: of backend.
+        options: as they were noted then, with `hosts`.
+        given_by: option → the flag that set it now, for messages.
+
+    Raises:
+        UserError: an option is invalid.
+    """
+    from . import hosts
+
+    listed = ",".join(options["hosts"])
+    words: list[str] = []
+    for flag in flags()[kind]:
+        if flag.names_hosts == "list":
+            words += [flag.names[0], listed]
+            named = hosts.in_list(flag.names[0], listed)
+        elif flag.names_hosts is None and not flag.job and options.get(flag.option) is not None:
+            words += [flag.names[0], str(options[flag.option])]
+    exact = {"hosts": [f"{name}:{slots or 0}" for name, slots in named], "exact": True}
+    return load(kind, {**options, **exact}, kind=kind, given_by=given_by, where=shlex.join(words))
+
+
 def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapping[str, str], where: str) -> Backend:
     """A backend with its options.
 

@@ -184,6 +184,7 @@ class NodeRecord(MachineUseRecord):
     """A machine that runs jobs; see `paceline.job.job.Node`."""
 
     name: str
+    address: str
     devices: tuple[str, ...]
     allocated: dict[str, tuple[str, ...]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     )
 
 STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
-ELSEWHERE = ("external_id", "url", "logs")  # fields of a job that records lack
+ELSEWHERE = ("external_id", "url", "logs", "kind", "allocated")  # fields of a job that records lack
 FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _TIMES = ("created", "started", "finished", "kept_since")
 
@@ -57,7 +58,7 @@ class Job:
         name: unique on its backend.
         state: one of `STATES`.
         backend: where it runs.
-        framework: whose variables the ranks get.
+        framework: that it trains with; None where that is not known.
         nodes: how many nodes it has.
         ranks: how many ranks it has, on all nodes together.
         attempt: the number of the last attempt, from 0.
@@ -72,7 +73,7 @@ class Job:
         waiting: what it waits for, in one line.
         restarts: how many attempts were restarts after a failure.
         max_restarts: how many such restarts it may have.
-        devices: names of the accelerators it was given.
+        devices: names of the accelerators it was given, where they have names.
         devices_asked: how many it asked for, or which.
         priority: a waiting job with a higher one starts first.
         queue: the backend's queue.
@@ -92,6 +93,8 @@ class Job:
         external_id: what the system calls it that its backend hands jobs to, such as the number of a Slurm job.
         url: of a page there that shows it.
         logs: where copies of its logs are kept, or that none are; "" where they are in its folder.
+        kind: of object that it is there, such as PyTorchJob.
+        allocated: how many accelerators it has now, where only their number is known.
     """
 
     name: str
@@ -132,6 +135,8 @@ class Job:
     external_id: str = ""
     url: str = ""
     logs: str = ""
+    kind: str = ""
+    allocated: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -169,8 +174,8 @@ class Node:
 
     Attributes:
         name: its host name.
-        devices: names of its accelerators, or of its slots where it has none.
-        allocated: device → the jobs that have it.
+        devices: names of its accelerators, or of its slots where it has none; empty if only their number is known.
+        allocated: device → the jobs that have it, for these names.
         cores: how many a job may use.
         load: how many are busy.
         memory: its total memory.
@@ -181,6 +186,11 @@ class Node:
             percent, bytes, degrees Celsius and watts; None if the driver does not report it.
         state: whether it takes jobs, where a scheduler says so: ready, or why not.
         partitions: that it belongs to, where there are some.
+        address: at which other machines reach it.
+        roles: that a cluster gives it, such as control-plane.
+        device_count: how many devices it has.
+        allocated_count: how many of them jobs have.
+        jobs: job → how many devices it has there.
     """
 
     name: str
@@ -195,6 +205,17 @@ class Node:
     gpus: tuple[GpuRecord, ...] = ()
     state: str = ""
     partitions: tuple[str, ...] = ()
+    address: str = ""
+    roles: tuple[str, ...] = ()
+    device_count: int = 0
+    allocated_count: int = 0
+    jobs: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.devices:  # what the names say is not said twice
+            jobs = Counter(job for those in self.allocated.values() for job in those)
+            counted = {"device_count": len(self.devices), "allocated_count": len(self.allocated), "jobs": dict(jobs)}
+            vars(self).update(counted)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ def test_the_volumes_of_both_files(paceline: Paceline) -> None:
     assert here == ["here", str(paceline.folder), "yes", str(project)]
     assert mnist == ["mnist", "/no/such/place", "no:", "no", "such", "file", "or", "directory", str(user)]
     wide = paceline("data", "list", "-o", "wide").stdout.splitlines()
-    assert wide[0].endswith("SIZE       FREE") or wide[0].split()[-2:] == ["SIZE", "FREE"]
+    assert wide[0].split() == ["NAME", "PATH", "SIZE", "FREE", "READABLE", "DEFINED", "IN"]
     found = json.loads(paceline("data", "list", "-o", "json").stdout)
-    keys = {"name", "path", "problem", "file", "size", "free", "access", "owner", "created"}
+    keys = {"name", "path", "problem", "file", "size", "free", "access", "owner", "created", "target"}
     assert [set(volume) for volume in found] == [keys] * 2
     assert found[1] == {
         "name": "mnist",
@@ -39,6 +39,7 @@ def test_the_volumes_of_both_files(paceline: Paceline) -> None:
         "access": [],
         "owner": None,
         "created": None,
+        "target": "local",
     }
     names = [volume["name"] for volume in yaml.safe_load(paceline("data", "list", "-o", "yaml").stdout)]
     assert names == ["here", "mnist"]

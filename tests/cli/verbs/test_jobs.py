@@ -624,6 +624,7 @@ def test_from_python(paceline: Paceline) -> None:
         "jobs = paceline.jobs\n"
         "job = jobs.submit(jobs.JobSpec(script='script.py', ranks=2, name='py'))\n"
         "assert jobs.wait('py').state == 'SUCCEEDED'\n"
+        "assert jobs.get('py').framework is None, 'the script imports none'\n"
         "assert [job.name for job in jobs.list_jobs()] == ['py']\n"
         "jobs.delete('py')\n"
         "try:\n"

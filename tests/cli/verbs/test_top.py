@@ -77,13 +77,16 @@ def test_jobs_and_the_machine(paceline: Paceline) -> None:
     assert 0 < node["memory_used"] < node["memory"]
     assert 0 < node["disk_used"] < node["disk"]
     table = paceline("top", "node").stdout.splitlines()
-    assert re.split(r"  +", table[0])[:3] == ["NODE", "DEVICES", "ALLOCATED"]
-    assert re.split(r"  +", table[1])[1:3] == ["3", "2"]
-    assert table[1].endswith("0: busy, 2: busy")
-    table = paceline("top", "job", "busy", "-o", "wide").stdout.splitlines()
-    assert re.split(r"  +", table[1])[:4] == ["busy", "RUNNING", "0,2", "2 (0,2)"]
+    shown = dict(zip(*(re.split(r"  +", line) for line in table[:2]), strict=True))
+    assert (shown["DEVICES"], shown["ALLOCATED"], shown["JOBS"]) == ("3", "2", "busy (0,2)")
+    assert table[2] == "devices allocated: 2/3 (67 %)"
+    table = paceline("top", "job", "-o", "wide").stdout.splitlines()
+    shown = dict(zip(*(re.split(r"  +", line) for line in (table[0], table[2])), strict=True))
+    assert [shown[it] for it in ("JOB", "REQUESTED", "ALLOCATED", "DEVICES")] == ["busy", "2", "2", "0,2"]
+    assert table[3] == "devices: 3 requested, 2 allocated"
     finish(paceline, "busy", "waits")
     assert look(paceline, "job") == []
+    assert [row["name"] for row in look(paceline, "job", "-A")] == ["waits", "busy"]
     (over,) = look(paceline, "job", "busy")
     assert (over["state"], over["cpu"], over["memory"], over["gpus"]) == ("SUCCEEDED", None, None, None)
 

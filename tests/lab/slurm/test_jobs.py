@@ -121,7 +121,7 @@ def test_gpus_are_those_that_slurm_grants(user: Client) -> None:
     user.paceline("wait", "it")
     assert user.paceline("logs", "it").stdout == "0,1 0,1\n"
     shown = json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout)
-    assert [(node["name"], node["partitions"], len(node["devices"])) for node in shown] == [
+    assert [(node["name"], node["partitions"], node["device_count"]) for node in shown] == [
         (f"n{number}", ["main", "short", "urgent"], 2) for number in range(3)
     ]
 

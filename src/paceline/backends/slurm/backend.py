@@ -207,13 +207,11 @@ class Slurm(Backend):
         return [self._node(found) for found in self._login.ask({"do": "slurm_nodes"})["nodes"]]
 
     def _node(self, found: Mapping[str, Any]) -> Node:
-        kind = found["gpu"] or "gpu"
-        devices = tuple(f"{kind}:{number}" for number in range(found["gpus"]))
         state = f"{found['state']}: {found['reason']}" if found["reason"] else found["state"]
         return Node(
-            found["name"], devices, {device: ("allocated",) for device in devices[: found["gpus_allocated"]]},
-            found["cpus"], found["cpus_allocated"], found["memory"], found["memory_allocated"], 0, 0,
-            state=state, partitions=tuple(found["partitions"]),
+            found["name"], (), {}, found["cpus"], found["cpus_allocated"], found["memory"], found["memory_allocated"],
+            disk=0, disk_used=0, state=state, partitions=tuple(found["partitions"]), address=found["address"],
+            device_count=found["gpus"], allocated_count=found["gpus_allocated"],
         )  # fmt: skip
 
     def check(self, progress: ProgressReporter) -> Report:

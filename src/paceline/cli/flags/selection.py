@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from typing import TYPE_CHECKING
 
+from paceline.backends import everywhere
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration
@@ -13,10 +15,11 @@ from paceline.job.quantities import show_duration
 from .where import backend, is_narrowed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from paceline.backends.base import Backend, Listing
+    from paceline.backends.everywhere import Place
     from paceline.job.job import Job
 
 _INSTANCE = re.compile(r"(?:(?P<job>.+)-)?(?P<role>master|worker)-(?P<number>\d{1,9})")
@@ -32,30 +35,37 @@ def warn(line: str) -> None:
         say(line)
 
 
-def all_jobs(since: float | None = None, *, everywhere: bool = False, repeats: bool = False) -> Listing:
-    """All jobs, or those that have not ended before a time; says which hosts they lack.
+def all_jobs(
+    since: float | None = None,
+    *,
+    repeats: bool = False,
+    each: Callable[[Backend, list[Job]], None] | None = None,
+) -> Listing:
+    """The jobs of all targets, or of where flags say; warns of the machines whose jobs are missing.
 
     Args:
-        since: seconds since the epoch.
-        everywhere: those of all targets, unless flags say where.
+        since: leave out those that ended before this time, in seconds since the epoch.
         repeats: this is called every few seconds.
+        each: called with the jobs of each target.
     """
-    if everywhere and not is_narrowed():
-        found = _of_all_targets(since, repeats)
-    else:
-        if repeats:
-            backend().look_repeatedly()
-        found = backend().describe(since=since)
+    return _warned_of(everywhere.describe(places(since), since, repeats=repeats, each=each))
+
+
+def jobs_there(since: float | None = None) -> Listing:
+    """The jobs of the backend of this command line; see `all_jobs`."""
+    return _warned_of(backend().describe(since=since))
+
+
+def _warned_of(found: Listing) -> Listing:
     for line in found.warnings:
         warn(line)
     return found
 
 
-def _of_all_targets(since: float | None, repeats: bool) -> Listing:
-    from .everywhere import describe, places
-
-    asked = places(since)
-    return backend().describe(since=since) if len(asked) == 1 else describe(asked, since, repeats=repeats)
+def places(since: float | None = None) -> list[Place]:
+    """All places with jobs, see `everywhere.places`; only one of them if flags say where, or there is no other."""
+    asked = [] if is_narrowed() else everywhere.places(since)
+    return asked if len(asked) > 1 else [everywhere.Place("", backend)]
 
 
 def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = None) -> list[Job]:
@@ -74,7 +84,7 @@ def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = 
         if name not in found:
             import difflib  # not needed where all is well
 
-            others = [job.name for job in all_jobs().jobs]
+            others = [job.name for job in (there or backend()).describe().jobs]
             close = difflib.get_close_matches(name, others[:1000], n=1, cutoff=0.5)
             where = backend().where
             hint = f"there is none yet; start one with paceline submit{where}"
@@ -108,6 +118,14 @@ def rank_of(job: Job, text: str) -> int:
         others = f" … {job.ranks - 1} (master-0, worker-0 …)" if job.ranks > 1 else " (master-0)"
         raise UserError(f"-i {text}: job {job.name} has no such instance; it has rank{'s' * (job.ranks > 1)} 0{others}")
     return rank
+
+
+def node_of(job: Job) -> str | None:
+    """The node of rank 0, and how many others there are; None where that is this machine, or not known."""
+    nodes = list(dict.fromkeys(rank.node.partition("/")[0] for rank in job.instances if rank.node))
+    if not nodes or nodes == [socket.gethostname()]:
+        return None
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"
 
 
 def failed(failure: Mapping[str, Any]) -> str:

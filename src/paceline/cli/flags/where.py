@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.backends import registry
+from paceline.backends import everywhere, registry
 from paceline.backends.base import Backend
 from paceline.job import settings_files
 from paceline.job.errors import UserError
-from paceline.job.paths import jobs_folder, submitted_options, targets_with
+from paceline.job.paths import submitted_options
 
 from .options import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.backends.base import Flag
     from paceline.backends.hosts import NamedHost
@@ -68,7 +67,7 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
         return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, **kind, **place)
 
     # A kind whose flags name no hosts needs no target.
-    kinds = "".join(f", or {kind}" for kind in registry.flags() if kind not in kinds_of_hosts())
+    kinds = "".join(f", or {kind}" for kind in registry.flags() if kind not in registry.kinds_of_hosts())
     return [
         option(
             "--on",
@@ -105,11 +104,6 @@ def _naming_hosts(given: dict[str, Any]) -> list[tuple[str, Flag]]:
 def is_elsewhere(given: dict[str, Any]) -> bool:
     """Whether the flags name other machines than this one."""
     return bool(given.get("on") or given.get("host_discovery_script") or _naming_hosts(given))
-
-
-def kinds_of_hosts() -> set[str]:
-    """The kinds of backends whose hosts flags can name; jobs there are noted under the kind, as under a target."""
-    return {kind for kind, flag in _flags() if flag.names_hosts is not None}
 
 
 def kind_of_hosts(given: dict[str, Any]) -> str:
@@ -303,11 +297,11 @@ def backend_before(name: str, there: Backend) -> Backend | None:
     """
     if not is_narrowed():
         return None
-    known = _submitted_to(name)
-    if known is None or (known == there.name and known not in kinds_of_hosts()):
+    known = everywhere.target_of(name)
+    if known is None or (known == there.name and known not in registry.kinds_of_hosts()):
         return None
     elsewhere = _backend_of((name,), {})
-    if known in kinds_of_hosts() and elsewhere.where == there.where:
+    if known in registry.kinds_of_hosts() and elsewhere.where == there.where:
         return None
     try:
         found = there.describe([name]).jobs
@@ -334,38 +328,15 @@ def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
     Raises:
         UserError: they are in several places, or the place is not in the settings any more.
     """
-    found = {name: target for name in names if (target := _submitted_to(name)) is not None}
+    found = {name: target for name in names if (target := everywhere.target_of(name)) is not None}
     one, here = next(iter(found.items()), ("", None))
     for other, there in found.items():
         if there != here:
             raise UserError(f"job {one} is on {here}, and {other} on {there}; name the jobs of one target, or add --on")
-    if here in kinds_of_hosts():  # it was submitted to hosts that flags named
-        return backend_for({**given, **flags_for(here, submitted_options(here, one))})
+    if here in registry.kinds_of_hosts():  # it was submitted to hosts that flags named
+        options = {**options_of(given, job=False), **submitted_options(here, one)}
+        return registry.on_hosts(here, options, flag_options(given))
     return backend_for(given, here or default_target())
-
-
-def flags_for(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that name hosts with these options."""
-    given = {
-        flag.parameter: options[flag.option]
-        for other, flag in _flags()
-        if other == kind and flag.names_hosts is None and flag.option in options
-    }
-    return {**given, _listing(kind).parameter: ",".join(options["hosts"])}
-
-
-def _submitted_to(name: str) -> str | None:
-    """Where a job of this name is, as far as this machine knows; a job here goes before those elsewhere.
-
-    Raises:
-        UserError: several targets have one.
-    """
-    if "/" in name or os.path.lexists(jobs_folder() / name):
-        return registry.HERE
-    targets = targets_with(name)
-    if len(targets) > 1:
-        raise UserError(f"there is a job {name} on {' and on '.join(targets)}; say which with --on")
-    return targets[0] if targets else None
 
 
 def target_of(spec: JobSpec) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 GAP = "  "
-_LEAST = 8  # columns of the terminal that a shortened cell keeps
+_LEAST = 8  # columns of the terminal that a shortened cell keeps, unless its column needs more
 _MORE = "  …"  # in the heading, where columns are left out
 STATE_COLOURS = {
     "PENDING": "yellow",
@@ -44,6 +44,9 @@ class Column(Generic[Row]):
         text: what it shows of a row; None shows as `-`.
         wide: only in a wide table.
         is_text: text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not.
+        is_optional: only in a table where some row has it.
+        least: columns of the terminal that its text needs to be worth reading.
+        keep: a narrow terminal has columns with a higher one first, and of equal ones the left.
         colours: text → the colour that it has on a terminal.
     """
 
@@ -51,6 +54,9 @@ class Column(Generic[Row]):
     text: Callable[[Row], str | None]
     wide: bool = False
     is_text: bool = False
+    is_optional: bool = False
+    least: int = _LEAST
+    keep: int = 0
     colours: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -75,12 +81,29 @@ def show(
     click.echo("\n".join(table(rows, columns, output, sys.stdout)))
 
 
+def show_newest(
+    rows: Sequence[Row],
+    columns: Sequence[Column[Row]],
+    output: str,
+    to_dict: Callable[[Row], dict[str, Any]],
+    *,
+    watch: bool,
+) -> None:
+    """`show` jobs, which come the newest first: on a terminal that is too low for all, the newest last."""
+    is_low = sys.stdout.isatty() and not watch and len(rows) + 2 > shutil.get_terminal_size().lines
+    if output in ("json", "yaml") or not is_low:
+        show(rows, columns, output, to_dict)
+        return
+    show(rows[::-1], columns, output, to_dict)
+    click.echo(f"paceline: {len(rows)} jobs, the newest last", err=True)
+
+
 def table(rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, stream: TextIO) -> list[str]:
     """The lines of a table for a stream: the heading, and one for each row.
 
     It has its heading also in a pipe; on a terminal it has colours, unless NO_COLOR is set, and fits the terminal's
-    width: text is cut, then the last columns are left out, which the heading shows by `…`. Nothing in a row can command
-    the terminal: control characters are shown as escapes.
+    width: text is cut, then columns are left out, which the heading shows by `…`. Nothing in a row can command the
+    terminal: control characters are shown as escapes.
     """
     chosen = [column for column in columns if output == "wide" or not column.wide]
     terminal = stream.isatty()
@@ -106,22 +129,24 @@ def show_data(data: Any, output: str) -> None:
 
 def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | None, colour: bool) -> list[str]:
     """The lines of a table, the heading first. Works by column: that is several times faster than by cell."""
-    cells = [_clean([column.title, *map(column.text, rows)]) for column in columns]
+    found = [(column, list(map(column.text, rows))) for column in columns]
+    found = [(it, texts) for it, texts in found if not it.is_optional or any(text is not None for text in texts)]
+    columns, cells = [it for it, _ in found], [_clean([it.title, *texts]) for it, texts in found]
     widths = [max(map(len if "".join(texts).isascii() else display_width, texts)) for texts in cells]
-    rooms = widths if width is None else _fit(widths, [column.is_text for column in columns], width)
-    is_cut = len(rooms) < len(columns)
-    columns, cells = columns[: len(rooms)], cells[: len(rooms)]
-    last = len(columns) - 1
-    for i, column in enumerate(columns):
-        texts, room, fill = cells[i], rooms[i], i < last
+    rooms = dict(enumerate(widths)) if width is None else _fit(widths, columns, width)
+    is_cut, last = len(rooms) < len(columns), max(rooms, default=0)
+    drawn = []
+    for i, room in rooms.items():
+        column, texts, fill = columns[i], cells[i], i < last
         if room < widths[i] or column.colours or not "".join(texts).isascii():
-            drawn = {text: _cell(text, room, fill) for text in set(texts)}
+            shown = {text: _cell(text, room, fill) for text in set(texts)}
             if colour:
-                drawn.update({t: click.style(drawn[t], fg=c) for t, c in column.colours.items() if t in drawn})
-            cells[i] = [drawn[text] for text in texts]
+                shown.update({t: click.style(shown[t], fg=c) for t, c in column.colours.items() if t in shown})
+            texts = [shown[text] for text in texts]
         elif fill:
-            cells[i] = [text.ljust(room) for text in texts]
-    lines = list(map(GAP.join, zip(*cells, strict=True)))
+            texts = [text.ljust(room) for text in texts]
+        drawn.append(texts)
+    lines = list(map(GAP.join, zip(*drawn, strict=True)))
     if is_cut:
         lines[0] = f"{lines[0]}{' ' * (rooms[last] - display_width(cells[last][0]))}{_MORE}"
     if colour:
@@ -135,28 +160,28 @@ def _clean(texts: list[str | None]) -> list[str]:
     return filled if "".join(filled).isprintable() else [printable(text) for text in filled]
 
 
-def _fit(widths: list[int], are_text: list[bool], width: int) -> list[int]:
-    """The widths of the columns that fit: text is cut first, then the last columns go, then the first one is cut."""
-    fitted = list(widths)
+def _fit(widths: list[int], columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
+    """Column → width, of those that fit: text is cut first, then columns are left out, then the first one is cut."""
+    least = {i: min(widths[i], it.least) if it.is_text else widths[i] for i, it in enumerate(columns)}
 
-    def excess() -> int:
-        more = len(_MORE) if len(fitted) < len(widths) else 0
-        return sum(fitted) + len(GAP) * (len(fitted) - 1) + more - width
+    def excess(chosen: dict[int, int], more: bool) -> int:
+        return sum(chosen.values()) + len(GAP) * (len(chosen) - 1) + (len(_MORE) if more else 0) - width
 
-    def shrink(among: list[int], least: int) -> None:
-        while among and (over := excess()) > 0:
-            widest = max(among, key=fitted.__getitem__)
-            if fitted[widest] <= least:
-                break
-            others = max((fitted[i] for i in among if i != widest), default=0)
-            fitted[widest] = max(least, fitted[widest] - over, min(others, fitted[widest] - 1))
-
-    shrink([i for i, is_text in enumerate(are_text) if is_text], _LEAST)
-    while len(fitted) > 1 and excess() > 0:
-        fitted.pop()
-        fitted[:] = widths[: len(fitted)]  # what is left out makes room for text
-        shrink([i for i, is_text in enumerate(are_text[: len(fitted)]) if is_text], _LEAST)
-    shrink([0], 1)
+    is_cut = excess(least, False) > 0
+    chosen = {0: least[0]} if is_cut else least
+    full = None  # the last `keep` of which there is no room for all
+    for i in sorted(range(1, len(columns)), key=lambda i: -columns[i].keep) if is_cut else ():
+        if columns[i].keep != full and excess({**chosen, i: least[i]}, True) <= 0:
+            chosen[i] = least[i]
+        else:
+            full = columns[i].keep
+    fitted = {i: widths[i] for i in sorted(chosen)}
+    while (over := excess(fitted, is_cut)) > 0 and (among := [i for i in fitted if fitted[i] > least[i]]):
+        widest = max(among, key=fitted.__getitem__)
+        others = max((fitted[i] for i in among if i != widest), default=0)
+        fitted[widest] = max(least[widest], fitted[widest] - over, min(others, fitted[widest] - 1))
+    if over > 0:
+        fitted[0] = max(1, fitted[0] - over)
     return fitted
 
 

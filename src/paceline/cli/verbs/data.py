@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from paceline.backends.base import Volumes, able
+from paceline.backends.everywhere import Place, ask
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.selection import warn
+from paceline.cli.flags.selection import places, warn
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
 
 if TYPE_CHECKING:
     from paceline.job.job import Volume
+
+
+class _Row(NamedTuple):
+    volume: Volume
+    target: str  # "" if there is only one
 
 
 @click.group()
@@ -38,29 +44,30 @@ def _list(output: str) -> None:
     def age(volume: Volume) -> str | None:
         return None if volume.created is None else show_duration(max(0.0, time.time() - volume.created))
 
-    columns: list[Column[Volume]] = [
-        Column("NAME", lambda volume: volume.name),
-        Column("PATH", lambda volume: volume.path, is_text=True),
-        Column("READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}", is_text=True),
-        Column("DEFINED IN", lambda volume: volume.file, is_text=True),
-        Column("SIZE", lambda volume: size(volume.size), wide=True),
-        Column("FREE", lambda volume: size(volume.free), wide=True),
-    ]
-    volumes = able(backend(), Volumes).volumes(warn)
-    if any(volume.access for volume in volumes):  # they belong to a cluster, not to settings
-        columns = [
-            Column("NAME", lambda volume: volume.name),
-            Column("ACCESS", lambda volume: ",".join(volume.access) or None),
-            Column("SIZE", lambda volume: size(volume.size)),
-            Column("OWNER", lambda volume: volume.owner),
-            Column("AGE", age),
-            Column(
-                "READABLE", lambda volume: "yes" if volume.problem is None else f"no: {volume.problem}", is_text=True
-            ),
-            Column("VOLUME", lambda volume: volume.path or None, wide=True, is_text=True),
-        ]
-    show(volumes, columns, output, asdict)
-    if not volumes:
+    def look(place: Place) -> list[_Row]:
+        there = able(place.load(), Volumes)
+        return [_Row(volume, place.name) for volume in there.volumes(warn)]
+
+    answers, missing = ask(places(), look, "its volumes are not shown")
+    for line in missing:
+        warn(line)
+    rows = [row for _, found in answers for row in found]
+    are_claims = any(row.volume.access for row in rows)  # of a cluster: their size is what they were made for
+    columns: list[Column[_Row]] = [
+        Column("NAME", lambda row: row.volume.name),
+        Column("TARGET", lambda row: row.target or None, is_optional=True, keep=4),
+        Column("PATH", lambda row: row.volume.path or None, is_text=True, least=24, keep=2),
+        Column("ACCESS", lambda row: ",".join(row.volume.access) or None, is_optional=True, keep=3),
+        Column("SIZE", lambda row: size(row.volume.size), is_optional=True, wide=not are_claims),
+        Column("FREE", lambda row: size(row.volume.free), is_optional=True, wide=True),
+        Column("OWNER", lambda row: row.volume.owner, is_optional=True),
+        Column("AGE", lambda row: age(row.volume), is_optional=True),
+        Column("READABLE", lambda row: "yes" if row.volume.problem is None else f"no: {row.volume.problem}",
+               is_text=True, keep=5),
+        Column("DEFINED IN", lambda row: row.volume.file, is_text=True, is_optional=bool(rows)),
+    ]  # fmt: skip
+    show(rows, columns, output, lambda row: {**asdict(row.volume), "target": row.target or backend().name})
+    if not rows:
         from paceline.job.settings_files import PROJECT_FILE, user_file
 
         where = f"{PROJECT_FILE} or {user_file()}"

@@ -13,7 +13,6 @@ import click
 
 from paceline.backends import registry
 from paceline.cli.flags.options import Count, Option, SectionedCommand
-from paceline.cli.flags.where import kinds_of_hosts
 from paceline.cli.terminal.write import say
 from paceline.job import settings_files
 from paceline.job.errors import UserError, nearest
@@ -78,7 +77,7 @@ def _init(**given: Any) -> int:
     found = _scripts()
     shown = f" ({', '.join(found[:_MOST_SHOWN])}{' …' if len(found) > _MOST_SHOWN else ''})" if len(found) > 1 else ""
     fields = {"script": answer("script", f"Which script{shown}?", found[0] if found else "", _script)}
-    kinds = sorted(kinds_of_hosts())
+    kinds = sorted(registry.kinds_of_hosts())
     places = [*registry.BACKENDS, *(name for name in settings.targets if name not in registry.BACKENDS)]
     if hosts and given["on"] is None:
         given["on"] = kinds[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.selection import all_jobs, known, warn
+from paceline.cli.flags.selection import jobs_there, known, warn
 from paceline.cli.flags.where import backend, remember_jobs, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data, table
 from paceline.cli.terminal.write import say
@@ -100,7 +100,7 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool, yes: bool, o
     going = _going(
         [
             job
-            for job in all_jobs().jobs
+            for job in jobs_there().jobs
             if job.is_over
             and (not states or job.state in states)
             and (job.has_expired(now) or _ended_before(job, now, age))

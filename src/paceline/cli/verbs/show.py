@@ -12,10 +12,17 @@ import click
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
 from paceline.cli.flags.options import SectionedCommand, parse_pairs
-from paceline.cli.flags.selection import all_jobs, failed, known
+from paceline.cli.flags.selection import all_jobs, failed, known, node_of
 from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
-from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data
+from paceline.cli.terminal.tables import (
+    STATE_COLOURS,
+    Column,
+    output_option,
+    show,
+    show_data,
+    show_newest,
+)
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, show_duration, show_time
@@ -69,7 +76,7 @@ def _states(given: Iterable[str]) -> set[str]:
 def list_(
     every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str, *, watch: bool
 ) -> int:
-    """List jobs, the newest first."""
+    """List jobs, the newest first; the newest last where a terminal is too low for all."""
     states = _states(state)
     age = _seconds("--since", since, "h")
     wanted = parse_pairs("--label", label)
@@ -77,7 +84,7 @@ def list_(
 
     def look() -> bool:
         now = time.time()
-        found = all_jobs(now - _RECENT if recent else None, everywhere=True, repeats=watch)
+        found = all_jobs(now - _RECENT if recent else None, repeats=watch)
         shown = [
             job
             for job in found.jobs
@@ -87,7 +94,7 @@ def list_(
         ]
         has_targets = any(job.backend != HERE for job in found.jobs) and not is_narrowed()
         columns = [column for column in _LIST if column.title != "TARGET" or has_targets]
-        show(shown, columns, output, _listed)
+        show_newest(shown, columns, output, _listed, watch=watch)
         if recent and output in ("table", "wide") and found.hidden and not watch:
             click.echo(
                 f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
@@ -118,22 +125,45 @@ def _text(number: int | None) -> str | None:
     return None if number is None else str(number)
 
 
+def _done(job: Job) -> str | None:
+    """How much of the training is done: its part in percent where the library knows that."""
+    progress = job.progress
+    if not progress:
+        return None
+    epoch, epochs, step, steps = progress["epoch"], progress.get("epochs"), progress["step"], progress.get("steps")
+    if epochs and steps:
+        return f"{100 * min(1.0, (epoch + step / steps) / epochs):.0f} %"
+    if epochs:
+        return f"epoch {epoch + 1}/{epochs}"
+    return f"step {step}" if not epoch else f"epoch {epoch + 1}"
+
+
+def _left(job: Job) -> str | None:
+    """The time that the training will take from now on."""
+    seconds = (job.progress or {}).get("seconds_left")
+    return None if seconds is None or job.state != "RUNNING" else show_duration(seconds)
+
+
 _LIST: list[Column[Job]] = [
     Column("NAME", lambda job: job.name),
-    Column("TARGET", lambda job: job.backend),
-    Column("STATE", lambda job: job.state, colours=STATE_COLOURS),
-    Column("FRAMEWORK", lambda job: job.framework),
-    Column("NODES", lambda job: str(job.nodes)),
-    Column("RANKS", lambda job: str(job.ranks)),
-    Column("AGE", lambda job: _ago(job.created, time.time())),
-    Column("DURATION", _duration),
+    Column("TARGET", lambda job: job.backend, keep=3),
+    Column("STATE", lambda job: job.state, colours=STATE_COLOURS, keep=9),
+    Column("DONE", _done, is_optional=True, keep=7),
+    Column("LEFT", _left, is_optional=True, keep=6),
+    Column("RANKS", lambda job: str(job.ranks), keep=4),
+    Column("NODE", node_of, is_optional=True, keep=3),
+    Column("FRAMEWORK", lambda job: job.framework, is_optional=True, keep=1),
+    Column("KIND", lambda job: job.kind or None, is_optional=True),
+    Column("AGE", lambda job: _ago(job.created, time.time()), keep=5),
+    Column("DURATION", _duration, is_optional=True, keep=2),
+    Column("NODES", lambda job: str(job.nodes), wide=True),
     Column("RESTARTS", lambda job: str(job.restarts), wide=True),
-    Column("EXIT", lambda job: _text(job.exit_code), wide=True),
-    Column("DEVICES", lambda job: ",".join(job.devices) or None, wide=True),
-    Column("LABELS", lambda job: ",".join(f"{k}={v}" for k, v in job.labels.items()) or None, wide=True, is_text=True),
-    Column("ID", lambda job: job.external_id or None, wide=True),
-    Column("URL", lambda job: job.url or None, wide=True, is_text=True),
-    Column("REASON", lambda job: job.error or job.waiting, wide=True, is_text=True),
+    Column("EXIT", lambda job: _text(job.exit_code), is_optional=True, wide=True),
+    Column("DEVICES", lambda job: ",".join(job.devices) or None, is_optional=True, wide=True),
+    Column("LABELS", lambda job: _pairs(job.labels, ","), is_optional=True, wide=True, is_text=True),
+    Column("ID", lambda job: job.external_id or None, is_optional=True, wide=True),
+    Column("URL", lambda job: job.url or None, is_optional=True, wide=True, is_text=True),
+    Column("REASON", lambda job: job.error or job.waiting, is_optional=True, is_text=True, least=32, keep=8),
 ]
 
 
@@ -194,13 +224,14 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("waiting", job.waiting),
         ("command", job.command),
         ("framework", job.framework),
+        ("kind", job.kind),
         ("ranks", f"{job.ranks} on {job.nodes} node{'' if job.nodes == 1 else 's'}"),
-        ("devices", ", ".join(job.devices)),
+        ("device" if len(job.devices) == 1 else "devices", ", ".join(job.devices) or _count_of_devices(job)),
         ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),
         ("last restart", _last_restart(job)),
         ("priority", job.priority or None),
         ("queue", job.queue),
-        ("labels", ", ".join(f"{name}={value}" for name, value in job.labels.items())),
+        ("labels", _pairs(job.labels, ", ")),
         ("options", ", ".join(_options(job.options))),
         ("created", f"{show_time(job.created)} ({_ago(job.created, now)} ago)"),
         ("started", show_time(job.started)),
@@ -217,6 +248,17 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("logs", job.logs),
     ]
     return [(key, str(value)) for key, value in facts if value not in (None, "")]
+
+
+def _count_of_devices(job: Job) -> str | None:
+    """How many devices a job has whose names are not known; that it needs none."""
+    if job.allocated is not None:
+        return f"{job.allocated} allocated" if job.allocated else None
+    return "none" if job.devices_asked == 0 else None
+
+
+def _pairs(labels: Mapping[str, str], between: str) -> str | None:
+    return between.join(f"{name}={value}" for name, value in labels.items()) or None
 
 
 def _options(options: Mapping[str, Value], within: str = "") -> Iterator[str]:

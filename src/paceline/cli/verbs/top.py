@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from paceline.backends.base import Metered, able
-from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.selection import all_jobs, known, warn
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.backends.registry import HERE
+from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.selection import all_jobs, known, node_of, warn
+from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
-from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show
+from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_newest
+from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from paceline.backends.base import Backend
     from paceline.contract.records import GpuRecord, GpuUseRecord, SyncRecord
     from paceline.job.job import Job, Node, Usage
 
-_OF_EXCHANGE = ("SYNC", "SENT/STEP", "NETWORK/STEP")  # columns that are shown if some job exchanges gradients
 _Number = TypeVar("_Number", int, float)
 
 
@@ -34,24 +36,49 @@ def top() -> None:
     """Show what jobs and machines use now."""
 
 
-def _job(jobs: tuple[str, ...], watch: bool, output: str) -> None:
+def _job(jobs: tuple[str, ...], every: bool, watch: bool, output: str) -> None:
     """Show what JOBs use now: devices, cores, memory, the use and memory of their GPUs, and the network in each step.
 
     Without JOB, show all jobs that have not ended. With -w, continue until the named jobs have ended.
     """
-    here = able(backend(), Metered)
 
     def look() -> bool:
-        shown = known(jobs) if jobs else [job for job in all_jobs().jobs if not job.is_over]
-        usage = here.usage([job.name for job in shown if not job.is_over], warn)
-        exchanges = any(_sync(job) for job in shown)
-        columns = [column for column in _job_columns() if exchanges or column.title not in _OF_EXCHANGE]
-        show([_Row(job, usage.get(job.name)) for job in shown], columns, output, _job_to_dict)
-        if not shown and output in ("table", "wide") and not watch:
-            click.echo("paceline: no job runs; see those that have ended with: paceline list", err=True)
+        usage: dict[tuple[str, float], Usage] = {}
+
+        def measure(there: Backend, found: list[Job]) -> None:
+            running = [job for job in found if not job.is_over]
+            try:
+                used = able(there, Metered).usage([job.name for job in running], warn)
+            except UserError as error:
+                warn(str(error))
+                return
+            usage.update({(job.name, job.created): used[job.name] for job in running if job.name in used})
+
+        if jobs:
+            shown = known(jobs)
+            measure(backend(), shown)
+        else:
+            shown = [job for job in all_jobs(repeats=watch, each=measure).jobs if every or not job.is_over]
+        has_targets = any(job.backend != HERE for job in shown) and not jobs and not is_narrowed()
+        columns = [column for column in _job_columns() if column.title != "TARGET" or has_targets]
+        rows = [_Row(job, usage.get((job.name, job.created))) for job in shown]
+        show_newest(rows, columns, output, _job_to_dict, watch=watch)
+        if output in ("table", "wide"):
+            if counts := _totals_of_jobs(shown):
+                click.echo(counts)
+            if not shown and not watch:
+                hint = "no jobs; start one with: paceline submit SCRIPT" if every else "no job runs; see all with -A"
+                click.echo(f"paceline: {hint}", err=True)
         return not jobs or not all(job.is_over for job in shown)
 
     once_or_live(look, watch, "paceline top job")
+
+
+def _totals_of_jobs(jobs: list[Job]) -> str | None:
+    """How many devices they have requested, and have; None without any."""
+    going = [job for job in jobs if not job.is_over]
+    requested, allocated = sum(_requested(job) or 0 for job in going), sum(_allocated(job) or 0 for job in going)
+    return f"devices: {requested} requested, {allocated} allocated" if requested or allocated else None
 
 
 def _node(watch: bool, output: str) -> None:
@@ -60,10 +87,11 @@ def _node(watch: bool, output: str) -> None:
 
     def look() -> bool:
         nodes = here.nodes(warn)
-        has_states = any(node.state for node in nodes)
-        has = {"STATE": has_states, "PARTITIONS": any(node.partitions for node in nodes)}
-        columns = [column for column in _node_columns() if has.get(column.title, True)]
-        show(nodes, columns, output, asdict)
+        show(nodes, _node_columns(), output, asdict)
+        has, taken = sum(node.device_count for node in nodes), sum(node.allocated_count for node in nodes)
+        if has and output in ("table", "wide"):
+            is_gpus = all(node.gpus or not node.devices for node in nodes if node.device_count)
+            click.echo(f"{'GPUs' if is_gpus else 'devices'} allocated: {taken}/{has} ({100 * taken / has:.0f} %)")
         return True
 
     once_or_live(look, watch, "paceline top node")
@@ -80,20 +108,25 @@ def _job_columns() -> list[Column[_Row]]:
 
     return [
         Column("JOB", lambda row: row.job.name),
-        Column("STATE", lambda row: row.job.state, colours=STATE_COLOURS),
-        Column("DEVICES", lambda row: _asked(row.job)),
-        Column("ALLOCATED", lambda row: _allocated(row.job)),
-        Column("CPU", lambda row: f"{row.usage.cpu:.1f}" if row.usage else None),
-        Column("MEMORY", lambda row: size(row.usage.memory) if row.usage else None),
-        Column("GPU", lambda row: _percent(_sum(gpu["use"] for gpu in _gpus(row)))),
-        Column("GPU MEMORY", lambda row: size(_sum(gpu["memory"] for gpu in _gpus(row)))),
-        Column("SYNC", lambda row: sync["method"] if (sync := _sync(row.job)) else None),
-        Column("SENT/STEP", lambda row: size(sync["sent_bytes"]) if (sync := _sync(row.job)) else None),
-        Column("NETWORK/STEP", lambda row: _waited(_sync(row.job))),
+        Column("TARGET", lambda row: row.job.backend, keep=1),
+        Column("STATE", lambda row: row.job.state, colours=STATE_COLOURS, keep=9),
+        Column("REQUESTED", lambda row: _text(_requested(row.job)), is_optional=True, keep=7),
+        Column("ALLOCATED", lambda row: _text(_allocated(row.job)), is_optional=True, keep=8),
+        Column("NODE", lambda row: node_of(row.job), is_optional=True, keep=1),
+        Column("GPU", lambda row: _percent(_sum(gpu["use"] for gpu in _gpus(row))), is_optional=True, keep=6),
+        Column("GPU MEMORY", lambda row: size(_sum(gpu["memory"] for gpu in _gpus(row))), is_optional=True, keep=5),
+        Column("CPU", lambda row: f"{row.usage.cpu:.1f}" if row.usage else None, is_optional=True, keep=4),
+        Column("MEMORY", lambda row: size(row.usage.memory) if row.usage else None, is_optional=True, keep=3),
+        Column("SYNC", lambda row: sync["method"] if (sync := _sync(row.job)) else None, is_optional=True),
+        Column("SENT/STEP", lambda row: size(sync["sent_bytes"]) if (sync := _sync(row.job)) else None,
+               is_optional=True),
+        Column("NETWORK/STEP", lambda row: _waited(_sync(row.job)), is_optional=True, keep=2),
+        Column("DEVICES", lambda row: ",".join(row.job.devices) or None, is_optional=True, wide=True),
         Column("RANKS", lambda row: str(row.job.ranks), wide=True),
-        Column("PROCESSES", lambda row: str(row.usage.processes) if row.usage else None, wide=True),
-        Column("BY DEVICE", lambda row: _by_device(row.usage), wide=True, is_text=True),
-    ]
+        Column("PROCESSES", lambda row: str(row.usage.processes or "-") if row.usage else None, is_optional=True,
+               wide=True),
+        Column("BY DEVICE", lambda row: _by_device(row.usage), is_optional=True, wide=True, is_text=True),
+    ]  # fmt: skip
 
 
 def _sync(job: Job) -> SyncRecord | None:
@@ -109,13 +142,21 @@ def _waited(sync: SyncRecord | None) -> str | None:
     return f"{1000 * sync['sync_seconds']:.3g} ms ({_percent(share)})"
 
 
-def _asked(job: Job) -> str | None:
+def _requested(job: Job) -> int | None:
+    """How many devices a job has asked for, on all nodes together; None if it did not say."""
     asked = job.devices_asked
-    return None if asked is None else str(asked) if isinstance(asked, int) else ",".join(asked)
+    return None if asked is None else job.nodes * (asked if isinstance(asked, int) else len(asked))
 
 
-def _allocated(job: Job) -> str | None:
-    return f"{len(job.devices)} ({','.join(job.devices)})" if job.devices else None
+def _allocated(job: Job) -> int | None:
+    """How many devices a job has now; None if it has none."""
+    if job.is_over:
+        return None
+    return len(job.devices) or job.allocated or None
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
 
 
 def _gpus(row: _Row) -> tuple[GpuUseRecord, ...]:
@@ -146,10 +187,12 @@ def _job_to_dict(row: _Row) -> dict[str, Any]:
     job, usage = row
     return {
         "name": job.name,
+        "target": job.backend,
         "state": job.state,
         "ranks": job.ranks,
         "devices_asked": job.devices_asked,
         "devices": job.devices,
+        "allocated": _allocated(job) or 0,
         "processes": usage and usage.processes,
         "cpu": usage and usage.cpu,
         "memory": usage and usage.memory,
@@ -169,20 +212,26 @@ def _node_columns() -> list[Column[Node]]:
 
     return [
         Column("NODE", lambda node: node.name),
-        Column("STATE", lambda node: node.state or None),
-        Column("PARTITIONS", lambda node: ",".join(node.partitions) or None, is_text=True),
-        Column("DEVICES", lambda node: str(len(node.devices))),
-        Column("ALLOCATED", lambda node: str(len(node.allocated))),
-        Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}"),
-        Column("MEMORY", lambda node: part(node.memory_used, node.memory)),
-        Column("DISK", lambda node: part(node.disk_used, node.disk) if node.disk else None),
-        Column(
-            "JOBS",
-            lambda node: ", ".join(f"{d}: {'+'.join(jobs)}" for d, jobs in node.allocated.items()) or None,
-            is_text=True,
-        ),
-        Column("GPUS", lambda node: ", ".join(map(_gpu, node.gpus)) or None, wide=True, is_text=True),
+        Column("IP", lambda node: node.address or None, is_optional=True, keep=2),
+        Column("ROLE", lambda node: ",".join(node.roles) or None, is_optional=True, keep=1),
+        Column("STATE", lambda node: node.state or None, is_optional=True, is_text=True, least=16, keep=8),
+        Column("PARTITIONS", lambda node: ",".join(node.partitions) or None, is_optional=True, is_text=True),
+        Column("DEVICES", lambda node: str(node.device_count), keep=9),
+        Column("ALLOCATED", lambda node: str(node.allocated_count), keep=9),
+        Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}", keep=6),
+        Column("MEMORY", lambda node: part(node.memory_used, node.memory), keep=5),
+        Column("DISK", lambda node: part(node.disk_used, node.disk) if node.disk else None, is_optional=True),
+        Column("JOBS", _jobs_of, is_optional=True, is_text=True, least=20, keep=7),
+        Column("GPUS", lambda node: ", ".join(map(_gpu, node.gpus)) or None, is_optional=True, wide=True, is_text=True),
     ]
+
+
+def _jobs_of(node: Node) -> str | None:
+    """Which devices each job has, or how many where these have no names."""
+    if not node.allocated:
+        return ", ".join(f"{job}: {count}" for job, count in node.jobs.items()) or None
+    devices = {job: [name for name, those in node.allocated.items() if job in those] for job in node.jobs}
+    return ", ".join(f"{job} ({','.join(names)})" for job, names in devices.items())
 
 
 def _gpu(gpu: GpuRecord) -> str:
@@ -203,6 +252,7 @@ top.add_command(
         help=_job.__doc__,
         params=[
             click.Argument(["jobs"], nargs=-1, metavar="[JOB]…", callback=remember_jobs),
+            Option(["-A", "--all", "every"], is_flag=True, help="Also jobs that have ended."),
             *where_options(),
             watch_option(),
             output_option(),

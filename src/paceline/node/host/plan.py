@@ -90,7 +90,7 @@ def _has_checkpoint(home: Home, request: Request) -> bool:
 
 
 def _framework(home: Home, request: Request) -> str | None:
-    """The framework that a job's ranks import, None if they do not run Python. Ports are checked at the start.
+    """The framework that a job's ranks import, None if they import none. Ports are checked at the start.
 
     Raises:
         Refused: the job cannot run here.

@@ -255,3 +255,9 @@ def own_address() -> str:
     """The address at which others reach this machine: the server's address of this ssh connection, else its name."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return connection[2] if len(connection) == 4 else socket.gethostname()
+
+
+def visible_address() -> str:
+    """An address at which others may reach this machine; "" if it has none but the loopback's."""
+    found = [it.ipv4 or next(iter(it.ipv6), "") for it in interfaces() if it.up is not False and not it.loopback]
+    return next(filter(None, found), "")

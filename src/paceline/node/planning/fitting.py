@@ -80,6 +80,8 @@ class Here:
 def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, Any]:
     """Complete a job from its script and this machine, and refuse what cannot work; starts nothing.
 
+    Its framework stays None if its script imports none; the ranks of such a job get torch's variables.
+
     Args:
         job: the requested job; its working dir is an absolute path, unless it has code of its own.
         code: the job's own copy of its code; None if it has none, or none yet: then what depends on it stays open.
@@ -94,7 +96,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
             raise Refused(f"no folder {folder} to run in; correct --working-dir")
         job = _check_program(job, folder)
         imports = _imports(job, folder)
-    framework = job["framework"] or imports.framework or "torch"
+    framework = job["framework"] or imports.framework or ("torch" if job["code"] is not None and code is None else None)
     if job["pass_index"] and framework != "indexed":
         raise Refused("--pass-index needs independent processes; add --framework indexed")
     if job.get("horovod") and framework != "horovod":
@@ -160,7 +162,7 @@ def _imported(job: Mapping[str, Any]) -> str:
 
 def _package(job: Mapping[str, Any]) -> str | None:
     """The package that a job's framework needs; None if it needs none."""
-    framework: str = job["framework"]
+    framework: str = job["framework"] or ""
     return PACKAGES.get("torch" if framework == "horovod" and job.get("horovod") != "real" else framework)
 
 

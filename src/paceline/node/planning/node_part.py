@@ -55,7 +55,7 @@ def node_spec(
         job=job["name"],
         job_id=job_id,
         program=Program(kind, target, tuple(job["args"])),
-        framework=job["framework"],
+        framework=job["framework"] or "torch",
         nproc=ranks,
         python=here.python,
         working_dir=str(folder or job["working_dir"]),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 # What trains with these uses optimizers, although it may not mention them.
 _TRAINERS = frozenset({"accelerate", "fastai", "lightning", "pytorch_lightning", "transformers"})
+_NEED_TORCH = _TRAINERS | {"paceline"}
 # These set variables from a file.
 _SETTERS = frozenset({"dotenv", "environs"})
 _MAX_FILES = 200
@@ -55,7 +56,7 @@ class Imports:
             for module, name in _IMPORTS.items():
                 if module in level:
                     return name
-        return None
+        return "torch" if self.every & _NEED_TORCH else None
 
 
 def is_shell_text(path: Path, start: bytes | None = None) -> bool:

@@ -148,7 +148,8 @@ class New:
         placed = undo.enter_context(_brought(plan, checkpoint, hidden, work))
         # The requested job, not the completed one: another time it may be completed differently.
         spec = {**asked, "devices": job["devices"]}
-        lifecycle.write_down(self._staging.directory, {**record, "spec": spec, "created": time.time()}, node)
+        record.update(spec=spec, framework=job["framework"], created=time.time())
+        lifecycle.write_down(self._staging.directory, record, node)
         undo.enter_context(_registered(home, plan.path))
         undo.enter_context(_marked_as_used(plan.path, node))
         try:

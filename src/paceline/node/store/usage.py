@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.node.devicequeue import ticket
 from paceline.node.machine.meter import Meter
+from paceline.node.machine.network import visible_address
 from paceline.node.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Gauge:
         devices = (*self._devices, *sorted(holders.keys() - set(self._devices)))
         return {
             "name": socket.gethostname(),
+            "address": visible_address(),
             "devices": devices,
             "allocated": {device: holders[device] for device in devices if device in holders},
             **self._meter.machine(self._jobs),

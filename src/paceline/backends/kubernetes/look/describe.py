@@ -48,7 +48,10 @@ def described(job: Found, target: str, namespace: str, reports: Mapping[int, Rep
     parts = _parts(job, reports)
     record = fold(_facts(job, target, reports.values()), parts, _scheduler(job, parts))
     found = Job.from_record({**record, **_of_cluster(job, record)})  # type: ignore[typeddict-item]
-    return replace(found, external_id=f"{namespace}/{job.name}", logs=kept.shown(kept.of(job.annotations)))
+    return replace(
+        found, external_id=f"{namespace}/{job.name}", logs=kept.shown(kept.of(job.annotations)), kind=job.kind.title,
+        allocated=_allocated(job),
+    )  # fmt: skip
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -223,7 +226,7 @@ def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
          "exit_code": None} for rank in range(record["ranks"]) if rank not in there
     ]  # fmt: skip
     return {
-        "started": started, "devices": tuple(_devices(job)),
+        "started": started, "devices": (),
         "checkpoint": record["checkpoint"] if not over or _outlasts(job, record["checkpoint"]) else None,
         "ttl": None if over and job.ending is None else record["ttl"],  # a suspended job is kept
         "exit_code": code if state != "FAILED" or code else next(filter(None, codes), 1),
@@ -241,13 +244,12 @@ def _outlasts(job: Found, checkpoint: CheckpointRecord | None) -> bool:
     return any(kept.is_below(checkpoint["folder"], folder) for folder in folders)
 
 
-def _devices(job: Found) -> list[str]:
-    """The devices that its pods have now, as NODE RANK:NUMBER."""
+def _allocated(job: Found) -> int | None:
+    """How many devices its pods have now; which ones, only they know."""
     count = job.spec.get("devices")
     if not isinstance(count, int):
-        return []
-    having = [index for index, pod in sorted(job.newest().items()) if pod.node and not pod.is_over]
-    return [f"{index}:{number}" for index in having for number in range(count)]
+        return None
+    return count * sum(bool(pod.node) and not pod.is_over for pod in job.newest().values())
 
 
 def _labels(job: Found) -> dict[str, str]:

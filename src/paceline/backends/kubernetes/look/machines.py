@@ -19,6 +19,7 @@ _UNITS = {
     "m": 1e-3, "n": 1e-9, "u": 1e-6, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
 }  # fmt: skip
+_ROLE = "node-role.kubernetes.io/"  # a label's name begins so
 
 
 @dataclass
@@ -29,7 +30,8 @@ class Machine:
         state: ready, or why it takes no pods.
         allocatable: resource → how much pods may have.
         requested: resource → how much they have.
-        gpus: name of a job, or of another pod's namespace → how many GPUs it has.
+        gpus: name of a job, or of another pod → how many GPUs it has.
+        address: within the cluster.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Machine:
     labels: Mapping[str, str]
     requested: dict[str, float] = field(default_factory=dict)
     gpus: dict[str, int] = field(default_factory=dict)
+    address: str = ""
 
     @property
     def allocated_gpus(self) -> int:
@@ -72,7 +75,10 @@ def machines(cluster: Cluster, warn: Callable[[str], None]) -> list[Machine]:
             status = node.get("status") or {}
             name = node["metadata"]["name"]
             labels = node["metadata"].get("labels") or {}
-            found[name] = Machine(name, _state(node), status.get("allocatable") or {}, labels)
+            addresses = {it["type"]: it["address"] for it in reversed(status.get("addresses") or ())}
+            found[name] = Machine(
+                name, _state(node), status.get("allocatable") or {}, labels, address=addresses.get("InternalIP", "")
+            )
     running = "status.phase!=Succeeded,status.phase!=Failed"
     try:
         _add(found, cluster, "/api/v1/pods", running)
@@ -133,11 +139,11 @@ def nodes(cluster: Cluster, warn: Callable[[str], None]) -> list[Node]:
     """
     found = []
     for machine in machines(cluster, warn):
-        devices = tuple(str(number) for number in range(gpus_of(machine, cluster.gpu_resource)))
-        owners = [owner for owner, count in machine.gpus.items() for _ in range(count)]
+        roles = (label.removeprefix(_ROLE) for label in machine.labels if label.startswith(_ROLE))
         found.append(Node(
-            name=machine.name, devices=devices,
-            allocated={device: (owner,) for device, owner in zip(devices, owners, strict=False)},
+            name=machine.name, address=machine.address, roles=tuple(sorted(filter(None, roles))),
+            devices=(), allocated={}, device_count=gpus_of(machine, cluster.gpu_resource),
+            allocated_count=machine.allocated_gpus, jobs=dict(machine.gpus),
             cores=amount(machine.allocatable.get("cpu")), load=machine.requested.get("cpu", 0.0),
             memory=int(amount(machine.allocatable.get("memory"))), memory_used=int(machine.requested.get("memory", 0)),
             disk=int(amount(machine.allocatable.get("ephemeral-storage"))),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _FIELDS = {
     "NodeHost": 64, "Partition": 64, "StateLong": 24, "CPUsState": 32, "CPUsLoad": 16, "Memory": 20, "AllocMem": 20,
-    "FreeMem": 20, "Gres": 256, "GresUsed": 256, "Reason": 128,
+    "FreeMem": 20, "Gres": 256, "GresUsed": 256, "Reason": 128, "NodeAddr": 64,
 }  # fmt: skip
 _GPU = re.compile(r"\bgpu(?::(?P<type>[A-Za-z][\w.-]*))?:(?P<count>\d+)")
 NOT_UP = re.compile(r"down|drain|fail|maint|unk|inval|\*$")  # states in which a node starts nothing
@@ -70,6 +70,7 @@ def _node(column: dict[str, str]) -> dict[str, Any]:
     reason = column["Reason"] if column["Reason"] not in ("none", "(null)", "") else ""
     return {
         "name": column["NodeHost"],
+        "address": column["NodeAddr"] if column["NodeAddr"] != column["NodeHost"] else "",
         "partitions": [column["Partition"].rstrip("*")],
         "state": column["StateLong"],
         "reason": reason,

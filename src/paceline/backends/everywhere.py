@@ -1,0 +1,196 @@
+"""What all targets know, at once; a target that does not answer holds the others up no longer than a few seconds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from paceline.job import settings_files
+from paceline.job.errors import UserError
+from paceline.job.paths import jobs_folder, jobs_on_named_hosts, submitted_options, targets_in_use, targets_with
+
+from . import limits, registry
+from .base import Listing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.job.job import Job
+
+    from .base import Backend
+
+_MORE = 2.0  # seconds beyond its limit for hosts in which a target says which of them do not answer
+_T = TypeVar("_T")
+
+
+class Place(NamedTuple):
+    """A place where jobs are.
+
+    Attributes:
+        name: of the target, or its hosts; "" for the one that a command line names.
+        load: its backend, always the same one.
+        jobs: the names of the jobs there that are asked for; None for all.
+    """
+
+    name: str
+    load: Callable[[], Backend]
+    jobs: tuple[str, ...] | None = None
+
+
+def places(since: float | None = None) -> list[Place]:
+    """This machine, the targets of the settings, and what flags named for jobs that were submitted from here.
+
+    Args:
+        since: leave out hosts whose jobs are known to have ended before this time, in seconds since the epoch.
+
+    Raises:
+        UserError: the settings cannot be read.
+    """
+    names = [registry.HERE]
+    if settings_files.exist():
+        from paceline.job.settings import load
+
+        names += load().targets
+    names += [name for name in targets_in_use() if name not in names and registry.needs_no_target(name)]
+    found = [Place(name, functools.partial(_loaded, name)) for name in names]
+    for kind in sorted(registry.kinds_of_hosts()):
+        groups: dict[str, list[str]] = {}
+        for job, options in jobs_on_named_hosts(kind, since or 0.0):
+            groups.setdefault(json.dumps(options, sort_keys=True), []).append(job)
+        for text, jobs in groups.items():
+            hosts = ",".join(json.loads(text)["hosts"])
+            found.append(Place(hosts, functools.partial(_on_hosts, kind, text), tuple(jobs)))
+    return found
+
+
+@functools.cache
+def _loaded(name: str) -> Backend:
+    return registry.load(name)
+
+
+@functools.cache
+def _on_hosts(kind: str, options: str) -> Backend:
+    return registry.on_hosts(kind, json.loads(options))
+
+
+def target_of(name: str) -> str | None:
+    """Where a job of this name is, as far as this machine knows; a job here goes before those elsewhere.
+
+    Raises:
+        UserError: several targets have one.
+    """
+    if "/" in name or os.path.lexists(jobs_folder() / name):
+        return registry.HERE
+    targets = targets_with(name)
+    if len(targets) > 1:
+        raise UserError(f"there is a job {name} on {' and on '.join(targets)}; say which with --on")
+    return targets[0] if targets else None
+
+
+def backend_with(name: str) -> Backend:
+    """The backend that a job of this name was submitted to from here; this machine's if none was.
+
+    Raises:
+        UserError: see `target_of`; or the place is not in the settings any more.
+    """
+    target = target_of(name)
+    if target in registry.kinds_of_hosts():  # it was submitted to hosts that flags named
+        return registry.on_hosts(target, submitted_options(target, name))
+    return registry.load(target)
+
+
+def describe(
+    asked: Sequence[Place],
+    since: float | None = None,
+    *,
+    repeats: bool = False,
+    each: Callable[[Backend, list[Job]], None] | None = None,
+) -> Listing:
+    """The jobs of these places, the newest first; the warnings say which places are left out, and why.
+
+    Args:
+        asked: the places.
+        since: leave out jobs that ended before this time, in seconds since the epoch.
+        repeats: this is called every few seconds.
+        each: called with the jobs of each place before the time for its answer is over.
+
+    Raises:
+        UserError: there is only one place, and it does not answer.
+    """
+
+    def look(place: Place) -> Listing:
+        there = place.load()
+        if repeats:
+            there.look_repeatedly()
+        found = there.describe(place.jobs, since)
+        if place.jobs is not None:
+            recent = [job for job in found.jobs if since is None or not job.is_over or (job.finished or 0.0) >= since]
+            lost = (f"{place.name}: {job.error}" for job in recent if job.state == "LOST")
+            found = Listing(recent, len(found.jobs) - len(recent), tuple(dict.fromkeys((*found.warnings, *lost))))
+        if each is not None:
+            each(there, found.jobs)
+        return found
+
+    answers, missing = ask(asked, look, "its jobs are not shown")
+    jobs: dict[tuple[str, float], Job] = {}
+    hidden = 0
+    warnings: list[str] = []
+    for place, found in answers:
+        for job in found.jobs:  # hosts that flags named may be those of a target, too
+            key = job.name, job.created
+            if key not in jobs or place.jobs is None:
+                jobs[key] = job
+        hidden += found.hidden
+        warnings += found.warnings
+    newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
+    return Listing(newest_first, hidden, tuple(dict.fromkeys((*warnings, *missing))))
+
+
+def ask(
+    asked: Sequence[Place], question: Callable[[Place], _T], without: str
+) -> tuple[list[tuple[Place, _T]], list[str]]:
+    """What these places answer, all at the same time; and a line about each that is left out.
+
+    Args:
+        asked: the places.
+        question: asks one.
+        without: what is missing if it raises UserError.
+
+    Raises:
+        UserError: there is only one place, and that is what it raises.
+    """
+    if len(asked) == 1:
+        return [(asked[0], question(asked[0]))], []
+    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def one(number: int) -> None:
+        try:
+            answers.put((number, question(asked[number])))
+        except UserError as error:
+            answers.put((number, error))
+
+    for number in range(len(asked)):  # not waited for at the end: one may hang
+        threading.Thread(target=one, args=(number,), daemon=True).start()
+    found: list[tuple[Place, _T]] = []
+    warnings: list[str] = []
+    missing = dict.fromkeys(range(len(asked)))
+    seconds = limits.load().look
+    deadline = time.monotonic() + seconds + _MORE
+    while missing:
+        try:
+            number, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        del missing[number]
+        if isinstance(answer, UserError):
+            warnings.append(f"{asked[number].name}: {answer}; {without}")
+        else:
+            found.append((asked[number], answer))
+    warnings += [f"{asked[number].name} does not answer within {seconds:g} s; {without}" for number in missing]
+    return sorted(found, key=lambda answer: asked.index(answer[0])), warnings
