@@ -42,6 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from paceline.contract.functions import RankFailed
     from paceline.contract.placement import ContractError
     from paceline.train.checkpoint.errors import CheckpointError, CheckpointFolderTaken
     from paceline.train.control.connect import NotConnected
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from paceline.train.control.exit_report import Preempted
     from paceline.train.data.agreement import DataMismatch
     from paceline.train.group.join import Disagreement
-    from paceline.train.launch import RankFailed, launch
+    from paceline.train.launch import launch
     from paceline.train.metrics.reduction import LogMismatch
     from paceline.train.parallel.errors import (
         AccumulationChanged,
@@ -87,7 +88,7 @@ _HOMES = {
     "OptimizerMismatch": "train.parallel.errors",
     "PeerLost": "train.control.errors",
     "Preempted": "train.control.exit_report",
-    "RankFailed": "train.launch",
+    "RankFailed": "contract.functions",
     "UnusedParameters": "train.parallel.errors",
     "WrongDevice": "train.parallel.errors",
 }  # fmt: skip

@@ -7,6 +7,9 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
+import threading
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +21,7 @@ from tests.train.launching import launch  # noqa: E402
 from tests.train.scripts import Script  # noqa: E402
 
 import paceline  # noqa: E402 - after torch is known to be there
-from paceline.train.launch import RankFailed  # noqa: E402
+from paceline.contract.functions import RankFailed  # noqa: E402
 from paceline.train.parallel.errors import ModelMismatch  # noqa: E402
 
 if TYPE_CHECKING:
@@ -341,7 +344,7 @@ def test_launch_returns_tensors_and_finishes_saves(tmp_path: Any, method: str) -
 
 
 def unpicklable() -> Any:
-    return lambda: 1
+    return threading.Lock()
 
 
 def test_launch_says_what_cannot_be_returned() -> None:
@@ -455,3 +458,32 @@ def test_a_loader_has_its_data_set(evaluation: bool) -> None:
     with paceline.init() as run:
         loader = run.dataloader(list(range(7)), batch_size=2, evaluation=evaluation)
         assert (len(loader.dataset), len(loader)) == (7, 4)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_ranks_leave_the_report_of_an_interrupt_to_the_process_that_waits(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankFailed, match="exited with code 130"):
+        launch(interrupted)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_program_that_is_no_file_launches_by_fork_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as in a notebook
+    here = [threading.current_thread()]
+    assert paceline.launch(lambda: here == [threading.current_thread()], nproc=2) == [True, True]
+    idle = threading.Event()
+    thread = threading.Thread(target=idle.wait, name="loader")
+    thread.start()
+    try:
+        assert paceline.launch(lambda: 1 + len(threading.enumerate())) == [2]  # by cloudpickle
+        monkeypatch.setitem(sys.modules, "cloudpickle", None)
+        why = "ranks cannot be copies of this process, because its thread 'loader' runs; .* install cloudpickle"
+        (cell := lambda: 1).__module__ = "__main__"
+        with pytest.raises(RuntimeError, match=why):
+            paceline.launch(cell)
+    finally:
+        idle.set()
+        thread.join()

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import multiprocessing as mp
 import os
-import pickle
 import secrets
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-import traceback
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from paceline.contract import CONTRACTS, ERROR_FILE, OWN_CONTRACT, RANK_KEY, Placement, thread_count
+from paceline.contract.functions import Outcome, Pickled, RankFailed, raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,27 +31,11 @@ T = TypeVar("T")
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
 _CAUSE = 30.0  # seconds to wait for the rank that failed first, where another one has already failed because of it
 _PR_SET_PDEATHSIG = 1
-
-
-class RankFailed(RuntimeError):
-    """A rank ended without an exception that could be passed on: it was killed, or exited by itself."""
-
-    __module__ = "paceline"  # where users find it
-
-
-class _RemoteTraceback(Exception):
-    """Shows, as the cause of a rank's exception, where in the rank it was raised."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
+_KERNEL = frozenset({"ipykernel", "IPython", "debugpy", "pydevd", "_pydevd_bundle", "tqdm"})  # whose threads may run
 
 
 def launch(
-    fn: Callable[..., T], args: Sequence[Any] = (), nproc: int = 1, method: Literal["spawn", "fork"] = "spawn"
+    fn: Callable[..., T], args: Sequence[Any] = (), nproc: int = 1, method: Literal["spawn", "fork"] | None = None
 ) -> list[T]:
     """Call `fn(*args)` on `nproc` ranks of this machine; each finds the others with `paceline.init()`.
 
@@ -58,7 +44,8 @@ def launch(
         args: arguments of `fn`, the same on all ranks.
         nproc: number of ranks.
         method: "spawn" starts fresh interpreters; "fork" copies this process, which must have neither threads nor an
-            initialised GPU.
+            initialised GPU. By default "spawn"; in a notebook, and wherever else the program is no file, "fork" if
+            nothing speaks against it, else "spawn", with `fn` pickled by cloudpickle.
 
     Returns:
         What each rank returned, in rank order.
@@ -67,10 +54,12 @@ def launch(
         Exception: the one that the first failing rank raised, with its own traceback as the cause; the other ranks
             are ended first.
         RankFailed: the first failing rank was killed or exited.
+        RuntimeError: this process cannot be copied, and `fn` cannot be passed to others.
         ValueError: `nproc` is less than 1.
     """
     if nproc < 1:
         raise ValueError(f"nproc={nproc} starts no rank; take 1 or more")
+    method, work = _chosen(partial(fn, *args)) if method is None else (method, partial(fn, *args))
     context: Any = mp.get_context(method)
     held = _held_port()
     port = held.getsockname()[1]
@@ -85,7 +74,7 @@ def launch(
             )
             receiver, sender = context.Pipe(duplex=False)
             own = {RANK_KEY: key, ERROR_FILE: os.path.join(reports.name, str(rank))}
-            process = context.Process(target=_rank, args=(partial(fn, *args), placement, sender, os.getpid(), own))
+            process = context.Process(target=_rank, args=(work, placement, sender, os.getpid(), own))
             process.start()
             sender.close()  # so that the receiver gets EOF when the rank is gone
             processes.append(process)
@@ -101,6 +90,51 @@ def launch(
                 process.join()
         held.close()
         reports.cleanup()
+
+
+def _chosen(work: partial[T]) -> tuple[Literal["spawn", "fork"], Callable[[], T]]:
+    """How ranks start for this function, and what they call.
+
+    Raises:
+        RuntimeError: they cannot start.
+    """
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return "spawn", work
+    why = against_fork()
+    if why is None:
+        return "fork", work
+    if find_spec("cloudpickle") is not None:
+        return "spawn", Pickled(work, "paceline.launch")
+    if getattr(work.func, "__module__", "__main__") != "__main__":
+        return "spawn", work
+    raise RuntimeError(
+        f"paceline.launch: ranks cannot be copies of this process, because {why}; restart the kernel and launch before "
+        "that, install cloudpickle, or put the function into a module"
+    )
+
+
+def against_fork() -> str | None:
+    """Why a copy of this process might hang or fail; None if it works.
+
+    Threads are missing in a copy, and what they have locked stays locked. Those of a notebook's kernel do not matter
+    there. Nor do compute threads of OpenMP and BLAS, which have the name of the process: a rank starts its own.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "it has used a GPU"
+    known = set()
+    for thread in threading.enumerate():
+        known.add(thread.native_id)
+        homes = {type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None) or ""}
+        if thread is not threading.current_thread() and not any(it.split(".")[0] in _KERNEL for it in homes):
+            return f"its thread {thread.name!r} runs"
+    own = Path("/proc/self/comm").read_text()
+    for folder in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            name = (folder / "comm").read_text()
+            if int(folder.name) not in known and name != own and not name.startswith("ZMQbg/"):
+                return f"a library's thread {name.strip()!r} runs"
+    return None
 
 
 def _held_port() -> socket.socket:
@@ -129,35 +163,33 @@ def _collect(processes: list[BaseProcess], results: dict[Connection, int], repor
             assert isinstance(connection, Connection)
             rank = waiting.pop(connection)
             try:
-                good, value, text = pickle.loads(connection.recv_bytes())
-                kind = type(value).__name__
+                outcome = Outcome.from_bytes(connection.recv_bytes())
+                kind = type(outcome.value).__name__
             except EOFError:
                 processes[rank].join()
-                code = processes[rank].exitcode or 0
-                good, (value, text, kind) = False, _ended(rank, code, reports / str(rank))
-            if good:
-                returned[rank] = value
+                outcome, kind = _ended(rank, processes[rank].exitcode or 0, reports / str(rank))
+            if outcome.is_good:
+                returned[rank] = outcome.value
                 continue
-            if text:
-                value.__cause__ = _RemoteTraceback(f"rank {rank}:\n{text}")
+            error = outcome.error_of(rank)
             if kind != "PeerLost":
-                raise value
+                raise error
             if lost is None:
-                lost, deadline = value, time.monotonic() + _CAUSE
+                lost, deadline = error, time.monotonic() + _CAUSE
     if lost is not None:
         raise lost
     return [returned[rank] for rank in range(len(processes))]
 
 
-def _ended(rank: int, code: int, report: Path) -> tuple[Exception, str, str]:
-    """What to raise for a rank that has ended without a result; if it has recorded one, its traceback and its error."""
+def _ended(rank: int, code: int, report: Path) -> tuple[Outcome, str]:
+    """For a rank that has ended without a result: what to raise, and the type of the error that it has recorded."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     try:
         recorded = json.loads(report.read_text())
     except FileNotFoundError:
-        return RankFailed(f"rank {rank} {how}"), "", ""
+        return Outcome(False, RankFailed(f"rank {rank} {how}")), ""
     error = RankFailed(f"rank {rank} {how}: {recorded['type']}: {recorded['message']}")
-    return error, recorded["traceback"], recorded["type"]
+    return Outcome(False, error, recorded["traceback"]), recorded["type"]
 
 
 def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, parent: int, own: dict[str, str]) -> None:
@@ -173,17 +205,22 @@ def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, par
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.update(CONTRACTS["torch"].write(placement))
     os.environ.update({**OWN_CONTRACT.write(placement), **own})
-    if isinstance(mp.current_process(), mp.get_context("fork").Process) and "torch" in sys.modules:
-        # A fork has none of its parent's compute threads, and torch would wait for them.
-        sys.modules["torch"].set_num_threads(1)
+    if isinstance(mp.current_process(), mp.get_context("fork").Process):
+        if "torch" in sys.modules:  # a fork has none of its parent's compute threads, and torch would wait for them
+            sys.modules["torch"].set_num_threads(1)
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            if type(getattr(sys, name)).__module__.startswith("ipykernel"):  # it needs threads, and tears lines
+                setattr(sys, name, os.fdopen(number, "w", 1, "utf-8", closefd=False))
     try:
         value = work()
         _leave_runs(None)
-        sender.send_bytes(_packed(True, value, ""))
+        sender.send_bytes(Outcome(True, value).to_bytes())
     except BaseException as error:
         if isinstance(error, Exception):  # before the other ranks fail because of it
-            sender.send_bytes(_packed(False, _portable(error), traceback.format_exc()))
+            sender.send_bytes(raised(error).to_bytes())
         _leave_runs(error)
+        if isinstance(error, KeyboardInterrupt):  # Ctrl-C reaches the process that waits too, and is shown there
+            sys.exit(128 + signal.SIGINT)
         if not isinstance(error, Exception):
             raise
 
@@ -191,21 +228,3 @@ def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, par
 def _leave_runs(error: BaseException | None) -> None:
     if "paceline.train.run" in sys.modules:
         sys.modules["paceline.train.run"].leave_all(error)
-
-
-def _packed(good: bool, value: Any, text: str) -> bytes:
-    """Pickle a result. multiprocessing would pass tensors as shared memory, which ends with this process."""
-    try:
-        return pickle.dumps((good, value, text))
-    except Exception as error:
-        why = f"its result cannot be pickled: {type(error).__name__}: {error}"
-        return pickle.dumps((False, RankFailed(why), text or traceback.format_exc()))
-
-
-def _portable(error: Exception) -> Exception:
-    """The exception, or a description of it if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RankFailed(f"{type(error).__name__}: {error}")
-    return error

@@ -18,7 +18,7 @@ from tests.train.scripts import run as run_script  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402 - after torch is known to be there
 
 import paceline  # noqa: E402
-from paceline.train.launch import RankFailed  # noqa: E402
+from paceline.contract.functions import RankFailed  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -28,15 +27,6 @@ def split_list(items: Sequence[T], parts: int) -> list[list[T]]:
 def num_rank_is_power_2(count: int) -> bool:
     """Whether a number of ranks is a power of two."""
     return count > 0 and count & (count - 1) == 0
-
-
-def dumps(value: object) -> bytes:
-    """Pickle an object; by cloudpickle where that is installed, which takes functions and classes of any place."""
-    try:
-        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        return pickle.dumps(value)
-    return bytes(cloudpickle.dumps(value))
 
 
 @contextlib.contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from paceline.contract import CONTRACTS, recognise
-from paceline.horovod.common.util import dumps
+from paceline.contract.functions import Pickled
 
 T = TypeVar("T")
 
@@ -72,25 +71,14 @@ def run(
                 f"horovod.run({name}={given!r}) works on this machine only; make the function a script, and run it "
                 "with paceline run -H HOST:RANKS,…"
             )
-    return launch(_Pickled(functools.partial(func, *args, **(kwargs or {}))), (), np or num_proc or 1)
+    work = Pickled(functools.partial(func, *args, **(kwargs or {})), "horovod.run")
+    return launch(_call, (work,), np or num_proc or 1, "spawn")
 
 
-class _Pickled:
-    """A function that any rank can unpickle."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        try:
-            self._data = dumps(function)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise pickle.PicklingError(
-                f"horovod.run: the function or its arguments cannot be pickled: {error}. Define it at the top level of "
-                "a module, or install cloudpickle"
-            ) from error
-
-    def __call__(self) -> Any:
-        placement = recognise(os.environ, sys.argv).placement
-        os.environ.update(CONTRACTS["horovod"].write(placement))  # the process that launched the ranks may be one, too
-        return pickle.loads(self._data)()
+def _call(work: Callable[[], T]) -> T:
+    placement = recognise(os.environ, sys.argv).placement
+    os.environ.update(CONTRACTS["horovod"].write(placement))  # the process that launched the ranks may be one, too
+    return work()
 
 
 def _is_here(hosts: str) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from paceline.contract.functions import dumps
 from paceline.horovod.common.process import rank
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.horovod.common.util import dumps
 from paceline.train.group import sharded
 
 from .mpi_ops import allgather, broadcast_, broadcast_async_, synchronize
