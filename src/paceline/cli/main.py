@@ -23,7 +23,6 @@ _COLLECT_EVERY = 50_000  # objects; imports make more than that, and Python woul
 # verb → (module, what `paceline --help` says of it)
 VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
-    "horovodrun": ("horovodrun", "The same, as horovodrun is called."),
     "submit": ("submit", "Start a job that outlives this terminal."),
     "warm": ("warm", "Keep a framework imported, so that jobs start at once."),
     "tune": ("tune", "Measure which way to exchange gradients is the fastest."),
@@ -46,23 +45,36 @@ VERBS = {
     "init": ("init", "Write a first job file, after three questions."),
     "schema": ("schema", "Print the JSON schema of job files."),
 }
+# The verbs that take lines of other launchers, likewise.
+DIALECTS = {
+    "explain": ("dialect", "Print what a line of another launcher is here."),
+    "torchrun": ("dialect", "Take a line of torchrun."),
+    "torch-launch": ("dialect", "Take a line of python -m torch.distributed.launch."),
+    "horovodrun": ("dialect", "Take a line of horovodrun."),
+    "paddle-launch": ("dialect", "Take a line of python -m paddle.distributed.launch."),
+    "mpirun": ("dialect", "Take a line of mpirun."),
+    "srun": ("dialect", "Take a line of srun."),
+    "arena": ("dialect", "Take a line of Arena."),
+    "paddlecloud": ("dialect", "Take a line of paddlecloud."),
+}
+_ALL = {**VERBS, **DIALECTS}
 
 
 def _attribute(verb: str) -> str:
     """The command's name in its module: a name of Python's gets an underscore."""
-    return f"{verb}_" if hasattr(builtins, verb) else verb
+    return f"{verb}_" if hasattr(builtins, verb) else verb.replace("-", "_")
 
 
 class _Verbs(click.Group):
     """Loads a verb's module when the verb is used, so that `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(_ALL)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        if cmd_name not in _ALL:
             return None
-        module = importlib.import_module(f"paceline.cli.verbs.{VERBS[cmd_name][0]}")
+        module = importlib.import_module(f"paceline.cli.verbs.{_ALL[cmd_name][0]}")
         command: click.Command = getattr(module, _attribute(cmd_name))
         return command
 
@@ -72,15 +84,18 @@ class _Verbs(click.Group):
                 click.echo(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from paceline.job.errors import UserError, nearest
+        if args and args[0] not in _ALL and not args[0].startswith("-"):
+            from paceline.cli.dialects.tools import old_verb
+            from paceline.job.errors import UserError
 
-            raise UserError(f"paceline has no verb {args[0]!r}; {nearest(args[0], VERBS)}")
+            raise UserError(old_verb(args[0], tuple(_ALL)))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+        with formatter.section("Lines of other launchers"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in DIALECTS.items()])
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -163,5 +178,12 @@ def _open_closed_streams() -> None:
 
 def _one_line(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        from paceline.cli.dialects.tools import old_flag
+
+        with context.scope(cleanup=False):
+            answer = old_flag(context.info_name, sys.argv[2:])
+        if answer is not None:
+            return answer
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{text}; see {context.command_path} --help" if context is not None else text

@@ -406,6 +406,14 @@ HOROVODRUN = [
         metavar="PROGRAM",
         help="Program that prints the present hosts as HOST:SLOTS; called every second.",
     ),
+    Option(
+        ["--blacklist-cooldown-range", "cooldown"],
+        section="horovodrun",
+        type=click.FloatRange(0, min_open=True),
+        nargs=2,
+        metavar="MIN MAX",
+        help="Seconds after which a host that has failed comes back: MIN, then twice as many each time, up to MAX.",
+    ),
     Option(["--output-filename"], section="horovodrun", metavar="DIR", help="The same as --log-dir, on this machine."),
 ]
 

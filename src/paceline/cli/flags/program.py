@@ -14,6 +14,11 @@ from paceline.job.errors import UserError
 from .where import is_elsewhere
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
+# Launchers, and kinds of jobs of Arena's: what people type in the place of SCRIPT who have used these.
+_OTHERS = frozenset({
+    "torchrun", "horovodrun", "fleetrun", "mpirun", "mpiexec", "orterun", "srun", "arena", "paddlecloud",
+    "pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob",
+})  # fmt: skip
 
 
 def program_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -35,6 +40,11 @@ def program_of(given: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise UserError(f"{words[0]!r}: {str(error).lower()}; write the command without quotes around it") from None
     is_file = not os.path.isabs(words[0]) and os.path.isfile(os.path.join(folder, words[0]))
+    if not is_file and words[0] in _OTHERS:
+        from paceline.cli.dialects.tools import old_program
+
+        if (answer := old_program(words[0], words[1:])) is not None:
+            raise UserError(answer)
     if not _PYTHON.fullmatch(os.path.basename(words[0])) or is_file:
         return {**given, "script": words[0], "args": tuple(words[1:])}
     python, *rest = words

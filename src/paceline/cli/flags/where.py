@@ -204,7 +204,11 @@ def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
     text: str | None = given["nnodes"]
     least, most = given["min_np"], given["max_np"]
     if least is None and most is None and given["host_discovery_script"] is None:
+        if given["cooldown"] is not None:
+            raise UserError("--blacklist-cooldown-range: hosts come back only to a job with --min-np; add that")
         return text
+    if given["cooldown"] is not None and given["cooldown"][1] < given["cooldown"][0]:
+        raise UserError("--blacklist-cooldown-range {:g} {:g}: MIN comes first, then MAX".format(*given["cooldown"]))
     if not hosts:
         raise UserError(f"{'--min-np' if least else '--max-np'} needs hosts; name some with -H or --hostfile")
     if text is not None:

@@ -23,6 +23,7 @@ from paceline.node.logs.time_index import TimeIndex
 from paceline.node.machine import processes
 from paceline.node.machine.devices import visibility
 from paceline.node.machine.ports import Reservation
+from paceline.node.ranks import paddle
 from paceline.node.ranks.launcher import Ranks
 from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
@@ -262,6 +263,8 @@ class Agent:
             nodes=len(start["nodes"]), coordinator=self.participant.coordinator_address,
             restarts=start["standing"]["restarts"],
         )  # fmt: skip
+        if self.spec.framework == "paddle":
+            paddle.link_logs({**os.environ, **self.spec.env}, self.spec.working_dir, [rank.out for rank in ranks])
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks, start)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
@@ -274,17 +277,18 @@ class Agent:
         )
 
     def _offer(self) -> Offer:
-        """Fresh ports of this node for the next attempt; the user's --master-port serves the first one."""
+        """Fresh ports of this node for the next attempt; those that the user named serve the first one."""
         is_first = self.status.current["start"] is None
         main_port = self.spec.main_port if is_first and self.spec.nodes == 1 else None
         endpoints = self.spec.nproc if "endpoints" in CONTRACTS[self.spec.framework].carries else 0
+        first = paddle.first_port({**os.environ, **self.spec.env}) if is_first and endpoints else None
         before, self.ports = self.ports, Reservation()
         if main_port is not None:
             before.release()
         try:
             return {
                 "main_port": self.ports.take(main_port or 0),
-                "ports": [self.ports.take() for _ in range(endpoints)],
+                "ports": [self.ports.take(first + number if first else 0) for number in range(endpoints)],
             }
         finally:
             before.release()  # only now, or the kernel might give the same ports again

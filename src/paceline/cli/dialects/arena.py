@@ -1,0 +1,304 @@
+"""Arena, the command line for training on Kubernetes.
+
+Source: Arena 0.15, `pkg/argsbuilder/submit*.go` and `pkg/commands/`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError
+
+from .cluster import CLUSTER, place, placed
+from .engine import Ignored, Line, Refused, Tool, split_command
+from .tools import unwrap
+
+if TYPE_CHECKING:
+    from .engine import Meaning
+
+_LISTS = ("--selector", "--toleration", "--annotation", "--pull-secret", "--resources")
+_SERVING = Refused("paceline trains, and serves no models")
+_ROLES = Refused(
+    "all nodes of a job run with the same resources, and there are no parameter servers; write the script for"
+    " MultiWorkerMirroredStrategy, or submit the TFJob with kubectl"
+)
+_OF_TRAINING = Ignored("a name is that of one job, whatever its kind")
+
+
+def _cores(line: Line, value: str) -> None:
+    """Cores as Kubernetes counts them; paceline counts whole ones."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", value)
+    if match is None:
+        raise UserError(f"--cpu {value} is no number of cores; write for example --cpu 4")
+    cores = float(match[1]) / (1000 if match[2] else 1)
+    line.add("--cpus", str(max(1, -int(-cores // 1))))
+
+
+def _chief(line: Line, value: str) -> None:
+    line.notes.append("--chief has no effect: node 0 is the chief")
+
+
+def _servers(line: Line, value: str) -> None:
+    if value != "0":
+        raise UserError(f"--ps: {_ROLES}")
+
+
+_GLOBAL: dict[str, Meaning] = {
+    "--loglevel LEVEL": Ignored("paceline's own lines have one level"),
+    "--log-level LEVEL": Ignored("paceline's own lines have one level"),
+    "-n --namespace NAME": "--namespace",
+    "--arena-namespace --arenaNamespace NAME": Ignored("paceline installs nothing in the cluster"),
+    "--config FILE": lambda line, value: line.before.append(f"KUBECONFIG={value}"),
+    "--pprof": "",
+    "--trace": "",
+}
+_COMMON: dict[str, Meaning] = {
+    "--name NAME": "--name",
+    "--image IMAGE": "--image",
+    "--gpus N": "--gpus",
+    "--workers N": "--nnodes",
+    "--retry N": "--max-restarts",
+    "--working-dir --workingDir DIR": "--working-dir",
+    "-e --env NAME=VALUE": "--env",
+    "-d --data CLAIM:/PATH": "--data",
+    "--data-dir --dataDir PATH": Refused("name it as a volume of the job, with --data CLAIM:/PATH or --pod-template"),
+    "-a --annotation NAME=VALUE": "--annotation",
+    "-l --label NAME=VALUE": "--label",
+    "--rdma": "--resources rdma/hca=1",
+    "--gang": "--gang coscheduling",
+    "-p --priority CLASS": "--priority-class",
+    "--queue": Refused("name the Kueue queue, with --queue NAME of paceline submit"),
+    "--toleration KEY=VALUE:EFFECT": "--toleration",
+    "--selector NAME=VALUE": "--selector",
+    "--device NAME=N": "--resources",
+    "--config-file FILE:PATH": Refused("put the file into the code that is copied, or into a volume of --pod-template"),
+    "--image-pull-secret NAME": "--pull-secret",
+    "--image-pull-policy POLICY": "--pull-policy",
+    "--shell SHELL": Ignored("a command that needs a shell runs by sh"),
+    "--scheduler NAME": Refused("set schedulerName with --pod-template"),
+    "--hostNetwork --host-network": "--host-network",
+    "--hostIPC": Refused("set hostIPC with --pod-template"),
+    "--hostPID": Refused("set hostPID with --pod-template"),
+    "--sync-mode --syncMode MODE": "--sync-mode",
+    "--sync-source --syncSource URL": "--sync-source",
+    "--sync-image --syncImage IMAGE": "--git-image",
+    "--tensorboard": "--tensorboard",
+    "--tensorboard-image --tensorboardImage IMAGE": Ignored("the TensorBoard runs in the job's image"),
+    "--logdir DIR": "--logdir",
+    "--cpu N": _cores,
+    "--memory SIZE": "--memory",
+    "--share-memory SIZE": "--share-memory",
+    "--running-timeout TIME": "--time-limit",
+    "--ttl-after-finished TIME": "--ttl",
+    "--clean-task-policy --cleanTaskPolicy POLICY": lambda line, value: line.add("--clean-pods", value.lower()),
+    "--nproc-per-node N": "-n",
+    "--job-restart-policy POLICY": Ignored("--max-restarts says how often ranks start again"),
+    "--job-backoff-limit --backoff-limit N": "--max-restarts",
+    "--model-name NAME": _SERVING,
+    "--model-source URL": _SERVING,
+}
+_MPI: dict[str, Meaning] = {
+    **_COMMON,
+    "--gputopology": Ignored("--placement pack prefers few nodes"),
+    "--mounts-on-launcher": "",
+    "--slots-per-worker N": "-n",
+    "--ssh-port --sshPort PORT": Ignored("nodes need no sshd"),
+    "--ssh-secret NAME": Ignored("nodes need no sshd"),
+}
+_TF: dict[str, Meaning] = {
+    **_COMMON,
+    "--worker-image --workerImage IMAGE": "--image",
+    "--worker-cpu --workerCpu N": _cores,
+    "--worker-cpu-limit N": _cores,
+    "--worker-memory --workerMemory SIZE": "--memory",
+    "--worker-memory-limit SIZE": "--memory",
+    "--worker-port --workerPort PORT": Ignored("a free port is found"),
+    "--worker-selector NAME=VALUE": "--selector",
+    "--chief": _chief,
+    "--chief-port --chiefPort PORT": Ignored("a free port is found"),
+    "--chief-cpu --ChiefCpu N": _ROLES,
+    "--chief-cpu-limit N": _ROLES,
+    "--chief-memory --ChiefMemory SIZE": _ROLES,
+    "--chief-memory-limit SIZE": _ROLES,
+    "--chief-selector NAME=VALUE": _ROLES,
+    "--evaluator": _ROLES,
+    "--evaluator-cpu --evaluatorCpu N": _ROLES,
+    "--evaluator-cpu-limit N": _ROLES,
+    "--evaluator-memory --evaluatorMemory SIZE": _ROLES,
+    "--evaluator-memory-limit SIZE": _ROLES,
+    "--evaluator-selector NAME=VALUE": _ROLES,
+    "--ps N": _servers,
+    "--ps-image --psImage IMAGE": _ROLES,
+    "--ps-port --psPort PORT": _ROLES,
+    "--ps-cpu --psCpu N": _ROLES,
+    "--ps-cpu-limit N": _ROLES,
+    "--ps-gpus N": _ROLES,
+    "--ps-memory --psMemory SIZE": _ROLES,
+    "--ps-memory-limit SIZE": _ROLES,
+    "--ps-selector NAME=VALUE": _ROLES,
+    "--role-sequence ROLES": Ignored("the chief is node 0"),
+    "--success-policy POLICY": Ignored("a job succeeds when all ranks have"),
+    "--starting-timeout TIME": Ignored("a job waits until there is room; paceline stop ends that"),
+}
+
+
+def _submitted(framework: str | None) -> Tool:
+    """`arena submit KIND`."""
+
+    def finish(line: Line) -> None:
+        if not line.program:
+            raise UserError("no command; write it last, in quotes")
+        for flag in _LISTS:
+            values = [words[1] for words in line.flags if words[0] == flag]
+            if len(values) > 1:
+                line.take(flag)
+                line.add(flag, ",".join(values))
+        _branch(line)
+        if line.get("--gpus") == "0":
+            line.take("--gpus")
+        if framework is not None and line.get("--framework") is None:
+            line.add("--framework", framework)
+        split_command(line)
+        unwrap(line)
+        placed(line)
+
+    flags = {None: _COMMON, "tensorflow": _TF}.get(framework, _MPI)
+    return Tool("arena submit", flags, "submit", finish, is_mixed=True)
+
+
+def _branch(line: Line) -> None:
+    """The branch is a variable of Arena's container, and here a part of the source."""
+    for words in [words for words in line.flags if words[0] == "--env"]:
+        name, _, value = words[1].partition("=")
+        if name in ("GIT_SYNC_BRANCH", "GIT_SYNC_REV") and (source := line.take("--sync-source")) is not None:
+            line.flags.remove(words)
+            line.add("--sync-source", f"{source}@{value}")
+
+
+def _where(line: Line) -> None:
+    if line.get("--namespace") is not None:
+        line.flags.insert(0, ("--on", CLUSTER))
+
+
+def _cluster(line: Line) -> None:
+    place(line)
+
+
+def _got(line: Line) -> None:
+    """`get`; with -e the events follow, with -g what the job uses."""
+    _where(line)
+    for flag, verb in (("-e", "events"), ("-g", "top job")):
+        if flag in line.given:
+            last = line
+            while last.also is not None:
+                last = last.also
+            last.also = Line(verb, [words for words in line.flags if words[0] in ("--on", "--namespace")], line.program)
+
+
+def _scaled(line: Line) -> None:
+    _where(line)
+    name = line.take("--name")
+    if name is not None:
+        line.program = [name]
+
+
+_OUTPUT: dict[str, Meaning] = {"-o --output FORMAT": "-o", "-T --type KIND": _OF_TRAINING}
+_SCALE: dict[str, Meaning] = {
+    "--name NAME": "--name",
+    "--count N": "--nnodes",
+    "-t --timeout TIME": Ignored("paceline waits until the hosts have joined or left"),
+    "--retry N": "",
+    "--script FILE": Refused("the ranks save their state themselves before a host leaves"),
+}
+_LIST = Tool(
+    "arena list",
+    {
+        "-A --all-namespaces": "-A",
+        "-o --output FORMAT": "-o",
+        "-T --type KIND": Ignored("paceline list shows all kinds; the column FRAMEWORK tells them apart"),
+        "--all-users --allUsers": "",
+    },
+    "list",
+    _where,
+    is_mixed=True,
+)
+_TOP_NODE = Tool(
+    "arena top node",
+    {"-d --details": "-o wide", "-o --output FORMAT": "-o", "-r --refresh": "-w", "-m --mode MODE": ""},
+    "top node",
+    _cluster,
+    is_mixed=True,
+)
+_TOP_JOB = Tool(
+    "arena top job",
+    {
+        **_OUTPUT,
+        "-r --refresh": "-w",
+        "-A --all-namespaces": "",
+        "-i --instance NAME": Ignored("all ranks are shown"),
+        "-m --metrics": "",
+    },
+    "top job",
+    _where,
+    is_mixed=True,
+)
+_SUBMITTED = {
+    **dict.fromkeys(("pytorch", "pytorchjob", "py", "deepspeed", "deepspeedjob", "et", "etjob"), _submitted(None)),
+    **dict.fromkeys(("tf", "tfjob", "tensorflow"), _submitted("tensorflow")),
+    **dict.fromkeys(("mpi", "mpijob"), _submitted("mpi")),
+    **dict.fromkeys(("horovod", "horovodjob", "hj"), _submitted("horovod")),
+}
+
+
+ARENA = Tool(
+    "arena",
+    _GLOBAL,
+    tools={
+        "submit": Tool("arena submit", tools=_SUBMITTED),
+        "list": _LIST,
+        "ls": _LIST,
+        "get": Tool("arena get", {**_OUTPUT, "-e --events": "", "-g --gpu": ""}, "get", _got, is_mixed=True),
+        "logs": Tool(
+            "arena logs",
+            {
+                "-T --type KIND": _OF_TRAINING,
+                "-f --follow": "-f",
+                "-i --instance NAME": "-i",
+                "-c --container NAME": Ignored("the ranks of a job are in one container"),
+                "-t --tail N": lambda line, value: line.add("-t", value) if value != "-1" else None,
+                "--since TIME": "--since",
+                "--since-time TIME": "--since",
+                "--timestamps": "--timestamps",
+            },
+            "logs",
+            _where,
+            is_mixed=True,
+        ),
+        "attach": Tool("arena attach", {**_OUTPUT, "-i --instance NAME": "-i"}, "attach", _where, is_mixed=True),
+        "delete": Tool("arena delete", {"-T --type KIND": _OF_TRAINING}, "delete --force", _where, is_mixed=True),
+        "prune": Tool(
+            "arena prune",
+            {"-s --since TIME": "-s", "-A --all-namespaces": Refused("name one namespace after the other, with -n")},
+            "prune",
+            _where,
+            is_mixed=True,
+        ),
+        "top": Tool("arena top", tools={"node": _TOP_NODE, "nodes": _TOP_NODE, "job": _TOP_JOB, "jobs": _TOP_JOB}),
+        "data": Tool("arena data", tools={"list": Tool("arena data list", {}, "data list", _cluster, is_mixed=True)}),
+        "scaleout": Tool(
+            "arena scaleout", tools={"etjob": Tool("arena scaleout", _SCALE, "scaleout", _scaled, is_mixed=True)}
+        ),
+        "scalein": Tool(
+            "arena scalein", tools={"etjob": Tool("arena scalein", _SCALE, "scalein", _scaled, is_mixed=True)}
+        ),
+        "logviewer": Refused("paceline logs JOB shows all lines, and paceline get JOB how a job stands"),
+        "cron": Refused("paceline has no timer; put paceline submit into a CronJob or a crontab"),
+        "serve": _SERVING,
+        "model": _SERVING,
+        "evaluate": Refused("submit the evaluation as a job of its own"),
+        "version": Refused("write paceline --version"),
+        "whoami": Refused("kubectl auth whoami says it"),
+        "completion": Refused("see paceline --help"),
+    },
+)

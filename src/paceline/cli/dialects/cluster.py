@@ -1,0 +1,69 @@
+"""Jobs of tools that know one cluster: where they go, and what they become on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paceline.job.errors import UserError
+
+from .engine import Line
+
+CLUSTER = "kubernetes"
+# What only pods have.
+_OF_PODS = (
+    "--image", "--worker-image", "--share-memory", "--clean-pods", "--gang", "--selector", "--toleration",
+    "--priority-class", "--annotation", "--pull-policy", "--pull-secret", "--git-image", "--host-network",
+    "--resources", "--gpu-resource", "--kind",
+)  # fmt: skip
+
+
+def has_cluster() -> bool:
+    """Whether this machine knows a Kubernetes cluster."""
+    return bool(os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")) or (
+        Path("~/.kube/config").expanduser().exists()
+    )
+
+
+def place(line: Line) -> str:
+    """Add the target, unless it is the default one: the cluster, if there is one; returns its kind of backend.
+
+    Raises:
+        UserError: the settings cannot be read.
+    """
+    from paceline.backends.registry import HERE
+    from paceline.cli.flags.where import default_target
+    from paceline.job.settings import load
+
+    default = default_target()
+    target = line.get("--on") or default
+    if target == HERE and (line.get("--namespace") is not None or has_cluster()):
+        target = CLUSTER
+    if line.get("--on") is None and target != default:
+        line.flags.insert(0, ("--on", target))
+    found = load().targets.get(target)
+    return target if found is None else found.backend
+
+
+def placed(line: Line) -> None:
+    """Add the target of a job. Where it is no cluster there are no pods; on this machine, workers are ranks.
+
+    Raises:
+        UserError: their number is none.
+    """
+    from paceline.backends.registry import HERE
+
+    if line.program[:1] in (["sh"], ["bash"]):
+        line.add("--no-python")
+    kind = place(line)
+    for flag in _OF_PODS if kind != CLUSTER else ():
+        if line.take(flag) is not None:
+            line.notes.append(f"{flag} has no effect: the job does not run in a cluster")
+    if kind != HERE or (workers := line.take("--nnodes")) is None:
+        return
+    each, gpus = line.take("-n") or "1", line.take("--gpus")
+    if not (workers + each + (gpus or "0")).isdecimal():
+        raise UserError(f"--workers {workers}: on one machine, write the number of ranks, as -n N")
+    line.flags.insert(0, ("-n", str(int(workers) * int(each))))
+    if gpus is not None:
+        line.add("--gpus", str(int(workers) * int(gpus)))

@@ -1,0 +1,308 @@
+"""Reads a line of another tool by the tool's table, and makes a line of paceline of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.job.errors import UserError, nearest
+from paceline.job.secret_values import looks_secret, without_passwords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Meaning = str | Callable[["Line", str], None]
+
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_SHELL = re.compile(r"[;&|<>$`*?(){}\n]|~/")
+
+
+class Ignored(str):
+    """The reason why a flag has no effect here."""
+
+
+class Refused(str):
+    """The reason why a flag cannot be honoured, and what to do instead."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """A tool that people come from.
+
+    Attributes:
+        name: what is typed behind `paceline`.
+        flags: its flags. A key has all names of a flag, then what it takes: nothing, `N`, `KEY VALUE`, `[N]` if it may
+            be left out (then only `--flag=N` gives it), or `FILE+` for one or more. A value says what the flag becomes:
+            flags of paceline, in which {} is what was given (at the end if there is no {}); "" for what is the same
+            without; why it has no effect or is refused; or a function, which changes the line.
+        verb: the verb of paceline that its lines become.
+        finish: what is done with a line when all flags are read.
+        tools: its subcommands, which take its own flags, too; or why there is none here.
+        is_mixed: whether flags may stand behind words.
+        shortens: whether it takes the beginning of a flag for the flag, as argparse does.
+    """
+
+    name: str
+    flags: Mapping[str, Meaning] = field(default_factory=dict)
+    verb: str = "run"
+    finish: Callable[[Line], None] | None = None
+    tools: Mapping[str, Tool | Refused] = field(default_factory=dict)
+    is_mixed: bool = False
+    shortens: bool = False
+
+
+@dataclass
+class Line:
+    """A line of paceline that comes into being.
+
+    Attributes:
+        verb: of paceline.
+        flags: of paceline, each with its values.
+        program: the words behind them.
+        notes: what the user is told: which flags have no effect, and why.
+        given: the flags of the tool that were given, and their last value.
+        before: variables that stand before the command.
+        also: a line that follows this one.
+        is_asked: whether only the line is wanted (`--explain`).
+        helped: the tool that help is wanted for.
+    """
+
+    verb: str = "run"
+    flags: list[tuple[str, ...]] = field(default_factory=list)
+    program: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+    before: list[str] = field(default_factory=list)
+    also: Line | None = None
+    is_asked: bool = False
+    helped: Tool | None = None
+
+    def add(self, flag: str, *values: str) -> None:
+        """Add a flag of paceline."""
+        self.flags.append((flag, *values))
+
+    def get(self, flag: str) -> str | None:
+        """The last value of a flag of paceline; "" for a switch."""
+        found = [words[1] if len(words) > 1 else "" for words in self.flags if words[0] == flag]
+        return found[-1] if found else None
+
+    def take(self, *flags: str) -> str | None:
+        """The last value of flags of paceline, which are removed."""
+        found = [value for flag in flags if (value := self.get(flag)) is not None]
+        self.flags = [words for words in self.flags if words[0] not in flags]
+        return found[-1] if found else None
+
+    def words(self) -> list[str]:
+        """The words behind `paceline`."""
+        return [*self.verb.split(), *(word for words in self.flags for word in words), *self.program]
+
+    def text(self) -> str:
+        """The line as people type it; values that look like secrets are not shown."""
+        first = shlex.join([*self.before, "paceline", *map(_shown, self.words())])
+        return first if self.also is None else f"{first} && {self.also.text()}"
+
+
+def _shown(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name}=…" if equals and name.isidentifier() and looks_secret(name, value) else without_passwords(word)
+
+
+def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | None = None) -> Line:
+    """The line of paceline that a line of a tool becomes.
+
+    Args:
+        tool: whose line it is.
+        words: those behind the tool's name.
+        inherited: flags of the tools of which this one is a subcommand.
+
+    Raises:
+        UserError: the line has an error, or asks for what paceline cannot do.
+    """
+    flags = {**(inherited or {}), **tool.flags}
+    line = Line(tool.verb)
+    rest = list(words)
+    table = _table(flags)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            line.program += rest
+            break
+        if not word.startswith("-") or word == "-":
+            line.program.append(word)
+            if tool.is_mixed and not tool.tools:
+                continue
+            line.program += rest
+            break
+        _take(tool, table, line, word, rest)
+    if tool.tools:
+        if not line.program:
+            if line.helped is not None:
+                return line
+            raise UserError(f"{tool.name}: name what it is to do: {', '.join(tool.tools)}")
+        name, *behind = line.program
+        if name not in tool.tools:
+            raise UserError(f"{tool.name} has no {name!r} here; {nearest(name, tool.tools)}")
+        subtool = tool.tools[name]
+        if isinstance(subtool, Refused):
+            raise UserError(f"{tool.name} {name}: {subtool}")
+        inner = parse(subtool, behind, flags)
+        inner.flags = [*line.flags, *inner.flags]
+        inner.notes = [*line.notes, *inner.notes]
+        inner.is_asked |= line.is_asked
+        inner.helped = inner.helped or (line.helped and subtool)
+        return inner
+    if tool.finish is not None and line.helped is None:
+        tool.finish(line)
+    line.notes = list(dict.fromkeys(line.notes))
+    return line
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+
+
+def names_of(key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a flag and what it takes, of a key of a table."""
+    words = key.split()
+    return (
+        tuple(word for word in words if word.startswith("-")),
+        tuple(word for word in words if not word.startswith("-")),
+    )
+
+
+def _table(flags: Mapping[str, Meaning]) -> dict[str, tuple[str, tuple[str, ...], Meaning]]:
+    """Name → the first name of the flag, what it takes, and what it becomes."""
+    found = {}
+    for key, meaning in flags.items():
+        names, takes = names_of(key)
+        found.update(dict.fromkeys(names, (names[0], takes, meaning)))
+    return found
+
+
+def _normal(name: str) -> str:
+    """A name with - for _, which most tools take alike."""
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def _take(
+    tool: Tool,
+    table: Mapping[str, tuple[str, tuple[str, ...], Meaning]],
+    line: Line,
+    word: str,
+    rest: list[str],
+) -> None:
+    """Read one flag, and its values from the words that follow it.
+
+    Raises:
+        UserError: there is no such flag, it lacks its value, or it is refused.
+    """
+    name, equals, text = word.partition("=")
+    name = _normal(name)
+    attached = text if equals else None
+    if name not in table and not word.startswith("--") and word[:2] in table:  # -n4, -vf
+        takes = table[word[:2]][1]
+        name, attached = word[:2], word[2:].removeprefix("=") if takes else None
+        if not takes:
+            rest.insert(0, f"-{word[2:]}")
+    if name not in table and tool.shortens and name.startswith("--"):
+        longer = {table[it][0]: it for it in table if it.startswith(name)}
+        name = next(iter(longer.values())) if len(longer) == 1 else name
+    if name not in table:
+        if name in ("--explain", "--help", "-h"):
+            line.is_asked |= name == "--explain"
+            line.helped = tool if name != "--explain" else line.helped
+            return
+        if (own := own_flag(line.verb, name)) is None:
+            raise UserError(f"{tool.name} has no flag {name}; {nearest(name, table)}")
+        count = 0 if own.is_flag else own.nargs
+        line.add(name, *_values(tool, name, ("VALUE",) * count, attached, rest))
+        return
+    first, takes, meaning = table[name]
+    values = _values(tool, name, takes, attached, rest)
+    if not takes and attached is not None and attached.lower() in ("false", "0"):
+        return
+    value = " ".join(values)
+    line.given[first] = value
+    if callable(meaning):
+        meaning(line, value)
+    elif isinstance(meaning, Refused):
+        raise UserError(f"{name}: {meaning}")
+    elif isinstance(meaning, Ignored):
+        line.notes.append(f"{name} has no effect: {meaning}")
+    elif meaning:
+        for words in _flags_of(meaning, values):
+            line.add(*words)
+
+
+def _flags_of(meaning: str, values: list[str]) -> list[tuple[str, ...]]:
+    """The flags of paceline that a flag becomes."""
+    if "{}" not in meaning and values:
+        return [*_flags_of(meaning, [])[:-1], (*_flags_of(meaning, [])[-1], *values)]
+    found: list[list[str]] = []
+    for word in shlex.split(meaning):
+        if word.startswith("-") or not found:
+            found.append([word])
+        else:
+            found[-1].append(word.replace("{}", " ".join(values)))
+    return [tuple(words) for words in found]
+
+
+def _values(tool: Tool, name: str, takes: tuple[str, ...], attached: str | None, rest: list[str]) -> list[str]:
+    """The values of a flag.
+
+    Raises:
+        UserError: some are missing, or one is given to a flag that takes none.
+    """
+    if takes and takes[0].startswith("["):
+        return [] if attached is None else [attached]
+    values = [] if attached is None else [attached]
+    if not takes:
+        if values and attached is not None and attached.lower() not in ("true", "1", "false", "0"):
+            raise UserError(f"{tool.name}: {name} takes no value; leave {attached!r} out")
+        return []
+    while len(values) < len(takes) or (takes[-1].endswith("+") and rest and not rest[0].startswith("-")):
+        if not rest:
+            raise UserError(f"{tool.name}: {name} needs a value; write {name} {' '.join(takes)}")
+        values.append(rest.pop(0))
+    return values
+
+
+def own_flag(verb: str, name: str) -> click.Option | None:
+    """The flag of a verb of paceline that has this name; of the command line that is running."""
+    context = click.get_current_context(silent=True)
+    cli = None if context is None else context.find_root().command
+    command = cli.get_command(click.Context(cli), verb.partition(" ")[0]) if isinstance(cli, click.Group) else None
+    for option in command.params if command is not None else ():
+        if isinstance(option, click.Option) and name in option.opts:
+            return option
+    return None
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def say_program(line: Line) -> None:
+    """Say that the program is none of Python's, where a tool runs any that is on PATH."""
+    if line.program and not PYTHON.fullmatch(os.path.basename(line.program[0])) and line.get("-m") is None:
+        name, folder = line.program[0], line.get("--working-dir") or "."
+        is_file = os.sep in name or os.path.exists(os.path.join(folder, name))
+        if not is_file and shutil.which(name) is not None:
+            line.add("--no-python")
+
+
+def split_command(line: Line) -> None:
+    """Take a command that stands in quotes apart; one that only a shell understands is left to it."""
+    if len(line.program) != 1 or " " not in (command := line.program[0].strip()):
+        return
+    if _SHELL.search(command) is not None:
+        line.program = ["sh", "-c", command]
+        return
+    try:
+        line.program = shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"{command!r}: {str(error).lower()}; close the quotation") from None

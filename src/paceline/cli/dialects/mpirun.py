@@ -1,0 +1,97 @@
+"""mpirun (mpiexec, orterun) of Open MPI.
+
+Source: `mpirun --help` of Open MPI 4 and 5.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from .engine import PYTHON, Ignored, Line, Refused, Tool, say_program
+
+_BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding binds them to those near their GPU")
+
+
+def _variable(line: Line, value: str) -> None:
+    """-x NAME passes a variable on, -x NAME=VALUE sets it."""
+    if "=" in value:
+        line.add("--env", value)
+    elif value in os.environ:
+        line.add("--secret", value)
+    else:
+        line.notes.append(f"-x {value} has no effect: it is not set here")
+
+
+def _parameter(line: Line, value: str) -> None:
+    """A parameter of Open MPI is a variable of the ranks; the port of sshd is one of paceline's flags."""
+    name, _, text = value.partition(" ")
+    port = re.fullmatch(r"-p\s*(\d+)", text.strip())
+    if name == "plm_rsh_args" and port is not None:
+        line.add("-p", port[1])
+    elif name.startswith(("plm_", "orte_", "prte_", "ras_", "rmaps_")):
+        line.notes.append(f"-mca {name} has no effect: paceline starts the ranks itself")
+    else:
+        line.add("--env", f"OMPI_MCA_{name}={text}")
+
+
+def _finish(line: Line) -> None:
+    say_program(line)
+    if line.get("--framework") is None and line.program and _needs_mpi(line):
+        line.add("--framework", "mpi")
+
+
+def _needs_mpi(line: Line) -> bool:
+    """Whether Open MPI is to connect the ranks: for programs, and scripts that read its variables.
+
+    Scripts that import mpi4py get it in any case; those of Horovod and torch need none.
+    """
+    words = line.program[1:] if PYTHON.fullmatch(os.path.basename(line.program[0])) else line.program
+    scripts = [word for word in words if word.endswith(".py")]
+    if not scripts:
+        return words == line.program and line.get("-m") is None
+    try:
+        return b"OMPI_COMM_WORLD" in Path(line.get("--working-dir") or ".", scripts[0]).read_bytes()
+    except OSError:
+        return False
+
+
+MPIRUN = Tool(
+    "mpirun",
+    {
+        "-np -n -c --np --n N": "-np",
+        "-H -host --host HOST:SLOTS,…": "-H",
+        "-hostfile --hostfile -machinefile --machinefile FILE": "--hostfile",
+        "-N -npernode --npernode N": "-n",
+        "-x NAME[=VALUE]": _variable,
+        "-mca --mca -gmca --gmca --prtemca --pmixmca KEY VALUE": _parameter,
+        "-wdir --wdir -wd --wd DIR": "--working-dir",
+        "-bind-to --bind-to WHAT": _BINDING,
+        "-bind-to-core --bind-to-core": _BINDING,
+        "-map-by --map-by HOW": Ignored("ranks are numbered host by host, as many on each as it has slots"),
+        "-rank-by --rank-by HOW": Ignored("ranks are numbered host by host"),
+        "-cpus-per-rank --cpus-per-proc -cpus-per-proc N": _BINDING,
+        "-report-bindings --report-bindings": _BINDING,
+        "-rf -rankfile --rankfile FILE": Refused("ranks are numbered host by host; give the hosts in this order"),
+        "-allow-run-as-root --allow-run-as-root": "",
+        "-oversubscribe --oversubscribe": Ignored("-H HOST:SLOTS says how many ranks a host has"),
+        "-nooversubscribe --nooversubscribe": "",
+        "-tag-output --tag-output -l": "--tee all",
+        "-timestamp-output --timestamp-output": Ignored("times are kept; see paceline logs --timestamps"),
+        "-merge-stderr-to-stdout --merge-stderr-to-stdout": Ignored("2>&1 behind the line does it"),
+        "-output-filename --output-filename DIR": "--output-filename",
+        "-stdin --stdin RANK": "--stdin",
+        "-display-map --display-map -display-allocation --display-allocation": Ignored("--dry-run shows it"),
+        "-prefix --prefix DIR": Ignored("what is on PATH of a host is used"),
+        "-use-hwthread-cpus --use-hwthread-cpus": _BINDING,
+        "-timeout --timeout SECONDS": "--time-limit {}s",
+        "-enable-recovery --enable-recovery": Ignored("--max-restarts N starts all ranks again"),
+        "-tune --tune -am FILE": Refused("give its parameters with -mca"),
+        "-app --app FILE": Refused("a job runs one program; start one job for each"),
+        "-q -quiet --quiet": "",
+        "-v -verbose --verbose": "-v",
+        "-V --version": Refused("write paceline --version"),
+    },
+    finish=_finish,
+)

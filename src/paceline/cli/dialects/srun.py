@@ -1,0 +1,169 @@
+"""srun of Slurm.
+
+Source: `man srun` of Slurm 25.11.
+"""
+
+from __future__ import annotations
+
+import re
+
+from paceline.job.errors import UserError
+
+from .engine import Ignored, Line, Refused, Tool, say_program
+from .tools import unwrap
+
+_BINDING = Ignored("ranks share the cores that Slurm gives the job; --numa-binding binds them to those near their GPU")
+_UNITS = {"K": "Ki", "M": "Mi", "G": "Gi", "T": "Ti"}
+_STEP = Ignored("paceline makes the step")
+
+
+def _nodes(line: Line, value: str) -> None:
+    line.add("--nnodes", value.replace("-", ":"))
+
+
+def _time(line: Line, value: str) -> None:
+    """Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    days, dash, rest = value.rpartition("-")
+    parts = rest.split(":")
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
+        raise UserError(f"--time {value} is no time of Slurm's; write for example 1-12:00:00")
+    numbers = [*map(int, parts)]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    else:
+        hours, minutes, seconds = ([0, *numbers, 0] if len(numbers) < 3 else numbers)[:3]
+    units = zip((int(days or 0), hours, minutes, seconds), "dhms", strict=True)
+    line.add("--time-limit", "".join(f"{number}{unit}" for number, unit in units if number) or "0s")
+
+
+def _memory(line: Line, value: str) -> None:
+    number, unit = re.fullmatch(r"(\d*)(\w?).*", value).groups()  # type: ignore[union-attr]  # it matches any text
+    if number.strip("0"):  # 0 is all
+        line.add("--memory", number + _UNITS.get((unit or "M").upper(), unit))
+
+
+def _gpus(line: Line, value: str) -> None:
+    """N or TYPE:N per node."""
+    if ":" in value:
+        line.add("--slurm", f"gres=gpu:{value}")
+    else:
+        line.add("--gpus", value)
+
+
+def _gres(line: Line, value: str) -> None:
+    if re.fullmatch(r"gpu(:\w+)?:\d+", value):
+        _gpus(line, value.removeprefix("gpu:"))
+    else:
+        line.add("--slurm", f"gres={value}")
+
+
+def _export(line: Line, value: str) -> None:
+    for pair in value.split(","):
+        if "=" in pair:
+            line.add("--env", pair)
+        elif pair not in ("ALL", "NONE", "NIL"):
+            line.add("--secret", pair)
+
+
+def _mpi(line: Line, value: str) -> None:
+    if value.startswith("pm"):
+        line.add("--framework", "mpi")
+
+
+def _finish(line: Line) -> None:
+    """Count per node what srun counts per task or job, and say what the program is."""
+    if line.get("--on") is None:
+        line.flags.insert(0, ("--on", "slurm"))
+    tasks, cores, on_each = line.get("-np"), line.given.get("-c"), line.given.get("--gpus-per-task")
+    nodes = (line.get("--nnodes") or "1").partition(":")[0]
+    ranks = line.get("-n") or (str(int(tasks) // int(nodes)) if tasks and (tasks + nodes).isdecimal() else "1")
+    for flag, number in (("--cpus", cores), ("--gpus", on_each)):
+        if number is not None and line.get(flag) is None:
+            if not (number + ranks).isdecimal():
+                raise UserError(f"{flag} {number}: write the number for a node, as {flag} N")
+            line.add(flag, str(int(number) * int(ranks)))
+    if (total := line.given.get("-G")) is not None and line.get("--gpus") is None:
+        line.add("--gpus", str(int(total) // int(nodes)) if (total + nodes).isdecimal() else total)
+    if line.get("-n") is not None:
+        line.take("-np")
+    unwrap(line)
+    say_program(line)
+
+
+def _later(line: Line, value: str) -> None:
+    """What `_finish` counts."""
+
+
+def _option(name: str) -> str:
+    return f"--slurm {name}={{}}"
+
+
+SRUN = Tool(
+    "srun",
+    {
+        "-N --nodes N[-M]": _nodes,
+        "-n --ntasks N": "-np",
+        "--ntasks-per-node --tasks-per-node N": "-n",
+        "-c --cpus-per-task N": _later,
+        "-G --gpus N": _later,
+        "--gpus-per-node [TYPE:]N": _gpus,
+        "--gpus-per-task N": _later,
+        "--gres LIST": _gres,
+        "--mem SIZE": _memory,
+        "--mem-per-cpu SIZE": _option("mem-per-cpu"),
+        "--mem-per-gpu SIZE": _option("mem-per-gpu"),
+        "-t --time TIME": _time,
+        "-p --partition NAME": "--queue",
+        "-J --job-name NAME": "--name",
+        "-A --account NAME": _option("account"),
+        "-q --qos NAME": _option("qos"),
+        "-C --constraint LIST": _option("constraint"),
+        "-w --nodelist NODES": _option("nodelist"),
+        "-x --exclude NODES": _option("exclude"),
+        "-M --clusters NAMES": Refused("give each cluster a target of its own, with its login node, and --on TARGET"),
+        "-L --licenses NAMES": _option("licenses"),
+        "-d --dependency LIST": _option("dependency"),
+        "--reservation NAME": _option("reservation"),
+        "--switches N": _option("switches"),
+        "--comment TEXT": Ignored("paceline finds its jobs by the comment; give --label"),
+        "--mail-type TYPES": _option("mail-type"),
+        "--mail-user USER": _option("mail-user"),
+        "--begin TIME": _option("begin"),
+        "--nice [N]": _option("nice"),
+        "--exclusive [WHO]": "--slurm exclusive",
+        "-D --chdir DIR": "--working-dir",
+        "--export LIST": _export,
+        "--container-image IMAGE": "--image",
+        "--container-mounts LIST": Refused("name the folder as a volume: [volumes] in paceline.toml, then --data"),
+        "--mpi TYPE": _mpi,
+        "-l --label": "--tee all",
+        "-o --output FILE": Refused("each rank has a log file; see paceline logs JOB, or write > FILE behind the line"),
+        "-e --error FILE": Refused("each rank has a log file; see paceline logs JOB, or write 2> FILE behind the line"),
+        "-i --input FILE": Refused("the ranks of a job in Slurm read no standard input; leave it out"),
+        "--pty": Refused("start the job, then paceline attach JOB opens a shell in the place of a rank"),
+        "--multi-prog": Refused("a job runs one program; start one job for each"),
+        "--jobid ID": Refused("run the line in the shell of that allocation"),
+        "-K --kill-on-bad-exit [N]": Ignored("a rank that fails always ends the job"),
+        "-W --wait SECONDS": Ignored("a rank that fails always ends the job"),
+        "-u --unbuffered": "",
+        "-v --verbose": "-v",
+        "-Q --quiet": "",
+        "--cpu-bind --cpu_bind HOW": _BINDING,
+        "--gpu-bind HOW": Ignored(
+            "ranks choose their GPU by LOCAL_RANK; --virtual-local-rank shows each its own alone"
+        ),
+        "--mem-bind HOW": _BINDING,
+        "--hint WHAT": _BINDING,
+        "-m --distribution HOW": Ignored("ranks are numbered node by node"),
+        "-I --immediate [N]": Ignored("a job waits until there are nodes for it"),
+        "-s --oversubscribe --overlap": _STEP,
+        "--exact": _STEP,
+        "-k --no-kill": _STEP,
+        "-X --disable-status": "",
+    },
+    finish=_finish,
+)

@@ -1,0 +1,132 @@
+"""`paceline torchrun`, `paceline arena` and the like: lines of other tools, which become lines of paceline."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.dialects.engine import Ignored, Line, Refused, Tool, names_of, parse
+from paceline.cli.dialects.tools import explained, load
+from paceline.cli.terminal.write import say
+
+if TYPE_CHECKING:
+    from paceline.cli.dialects.engine import Meaning
+
+
+class _Dialect(click.Command):
+    """A verb that takes the lines of a tool."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, callback=lambda words: _run(self, load(name), words), add_help_option=False)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Leave all words to the tool's own table."""
+        ctx.params["words"] = args
+        return []
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """How it is called."""
+        formatter.write_usage(f"paceline {self._helped(ctx).name}", "[--explain] WHAT FOLLOWS IT THERE …")
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What it does."""
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"Take a line of {self._helped(ctx).name} as it is: say on stderr which line of paceline that is, and run "
+            "it. With --explain, only print that line. The flags of that verb of paceline work, too."
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The tool's flags and what they become, or its subcommands."""
+        tool = self._helped(ctx)
+        for title, lines in (
+            ("Verbs", [(name, _meant(it, f"see {tool.name} {name} --help")) for name, it in tool.tools.items()]),
+            ("Flags", [(", ".join(names_of(key)[0]), _meant(meaning)) for key, meaning in tool.flags.items()]),
+        ):
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+    def _helped(self, ctx: click.Context) -> Tool:
+        return ctx.meta.get(_HELPED) or load(str(self.name))
+
+
+_HELPED = "paceline.dialect"  # key of click's meta
+
+
+def _meant(meaning: Meaning | Tool, usual: str = "as there") -> str:
+    if isinstance(meaning, Refused):
+        return f"refused: {meaning}"
+    if isinstance(meaning, Ignored):
+        return f"without effect: {meaning}"
+    if isinstance(meaning, str):
+        return meaning or "the same without"
+    return usual
+
+
+def _run(command: click.Command, tool: Tool, words: list[str]) -> int:
+    line = parse(tool, words)
+    if line.helped is not None:
+        context = click.get_current_context()
+        context.meta[_HELPED] = line.helped
+        click.echo(command.get_help(context))
+        return 0
+    for note in line.notes:
+        say(note)
+    if line.is_asked:
+        click.echo(line.text())
+        return 0
+    _check(line)
+    say(f"this is: {line.text()}")
+    return _started(line)
+
+
+def _check(line: Line) -> None:
+    """Refuse flags that contradict each other or cannot be read before anything is said.
+
+    Raises:
+        UserError: there are such.
+    """
+    context = click.get_current_context()
+    cli = context.find_root().command
+    command = cli.get_command(context, line.verb) if isinstance(cli, click.Group) else None
+    if command is not None and line.verb in ("run", "submit"):
+        from paceline.cli.flags.spec import spec_of
+
+        spec_of(command.make_context(line.verb, line.words()[1:]).params, command)
+
+
+def _started(line: Line) -> int:
+    """Run the lines one after the other, as long as they succeed; returns the exit code."""
+    cli = click.get_current_context().find_root().command
+    os.environ.update(pair.partition("=")[::2] for pair in line.before)
+    code: Any = cli.main(line.words(), "paceline", standalone_mode=False)
+    return (code if isinstance(code, int) else 0) or (0 if line.also is None else _started(line.also))
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="LINE")
+def explain(words: tuple[str, ...]) -> int:
+    """Print the line of paceline that does what LINE of another launcher does; run nothing.
+
+    LINE is a line of torchrun, python -m torch.distributed.launch, horovodrun, python -m paddle.distributed.launch,
+    mpirun, srun, arena or paddlecloud, in quotes, as it is typed: variables may stand before it.
+    """
+    line = explained(words[0] if len(words) == 1 else shlex.join(words))
+    for note in line.notes:
+        say(note)
+    click.echo(line.text())
+    return 0
+
+
+torchrun = _Dialect("torchrun")
+torch_launch = _Dialect("torch-launch")
+horovodrun = _Dialect("horovodrun")
+paddle_launch = _Dialect("paddle-launch")
+mpirun = _Dialect("mpirun")
+srun = _Dialect("srun")
+arena = _Dialect("arena")
+paddlecloud = _Dialect("paddlecloud")

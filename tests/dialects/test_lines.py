@@ -1,0 +1,189 @@
+"""Lines of the documents of other tools, and the lines of paceline that they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from paceline.cli.dialects.tools import explained
+from paceline.cli.main import cli
+from paceline.job.errors import UserError
+
+LINES = {
+    # torchrun, of its reference and tutorials
+    "torchrun --standalone --nproc-per-node=4 train.py --lr 0.1": "run --standalone -n 4 train.py --lr 0.1",
+    "torchrun --nnodes=2 --nproc_per_node=8 --rdzv_id=100 --rdzv_backend=c10d --rdzv_endpoint=h:29400 train.py": (
+        "run --nnodes 2 -n 8 --rdzv-id 100 --rdzv-endpoint h:29400 train.py"
+    ),
+    "torchrun --nnodes=1:4 --nproc-per-node=gpu --max-restarts=3 -t3 -r 0:1 -m pkg.train a": (
+        "run --nnodes 1:4 -n gpu --max-restarts 3 -t 3 -r 0:1 -m pkg.train a"
+    ),
+    "CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=4 torchrun --nproc-per 2 train.py": (
+        "CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=4 paceline run -n 2 train.py"
+    ),
+    "python -m torch.distributed.run --monitor-interval 1 --shutdown-timeout 20 --no_python ./train.sh": (
+        "run --grace 20 --no-python ./train.sh"
+    ),
+    "torchrun --rdzv-backend etcd train.py": "! --rdzv-backend etcd: paceline's agents find each other",
+    "torchrun --nproc 2 -- train.py -x": "run -n 2 train.py -x",
+    "torchrun --nnodse 2 train.py": "! torchrun has no flag --nnodse; did you mean --nnodes?",
+    "torchrun --nnodes": "! torchrun: --nnodes needs a value",
+    "torchrun --on lab --nproc_per_node 2 train.py": "run --on lab -n 2 train.py",
+    # python -m torch.distributed.launch
+    "python -m torch.distributed.launch --nproc_per_node=2 --use_env train.py": "run -n 2 --use-env train.py",
+    "python3 -u -m torch.distributed.launch --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 "
+    "--master_port=1234 train.py": (
+        "run -n 2 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 train.py"
+    ),
+    # Horovod
+    "horovodrun -np 4 -H localhost:4 python train.py": ("run -np 4 -H localhost:4 --framework horovod python train.py"),
+    "horovodrun -np 16 --hostfile hosts --ssh-port 12345 --start-timeout 60 python train.py": (
+        "run -np 16 --hostfile hosts -p 12345 --start-timeout 60 --framework horovod python train.py"
+    ),
+    "horovodrun -np 4 --fusion-threshold-mb 32 --cycle-time-ms 3.5 --timeline-filename t.json python train.py": (
+        "run -np 4 --env HOROVOD_FUSION_THRESHOLD=33554432 --env HOROVOD_CYCLE_TIME=3.5 --env HOROVOD_TIMELINE=t.json "
+        "--framework horovod python train.py"
+    ),
+    "horovodrun -np 8 --min-np 4 --max-np 12 --host-discovery-script ./d.sh python train.py": (
+        "run -np 8 --min-np 4 --max-np 12 --host-discovery-script ./d.sh --max-restarts 100 --framework horovod "
+        "python train.py"
+    ),
+    "horovodrun --gloo --no-stall-check -np 1 env X=1 python train.py": (
+        "run --env HOROVOD_STALL_CHECK_DISABLE=1 -np 1 --framework horovod --no-python env X=1 python train.py"
+    ),
+    "horovodrun --mpi -np 4 python train.py": "! --mpi: the collectives of paceline's Horovod API use gloo",
+    "horovodrun --check-build": "! --check-build: write paceline check",
+    # mpirun, of Horovod's page
+    "mpirun -np 4 -H a:2,b:2 -bind-to none -map-by slot -x NCCL_DEBUG=INFO -x NOT_SET -mca pml ob1 -mca btl ^openib "
+    "python train.py": (
+        "run -np 4 -H a:2,b:2 --env NCCL_DEBUG=INFO --env OMPI_MCA_pml=ob1 --env 'OMPI_MCA_btl=^openib' python train.py"
+    ),
+    "mpiexec --allow-run-as-root -n 2 --mca plm_rsh_args '-p 2222' python t.py": "run -np 2 -p 2222 python t.py",
+    "mpirun -np 2 sh -c 'echo $OMPI_COMM_WORLD_RANK'": (
+        "run -np 2 --no-python --framework mpi sh -c 'echo $OMPI_COMM_WORLD_RANK'"
+    ),
+    "mpirun -app file": "! -app: a job runs one program",
+    # srun
+    "srun -N2 --ntasks-per-node=4 --gres=gpu:4 -c 8 -t 1-12:00:00 -p gpu -A me python train.py": (
+        "run --on slurm --nnodes 2 -n 4 --gpus 4 --time-limit 1d12h --queue gpu --slurm account=me --cpus 32 "
+        "python train.py"
+    ),
+    "srun --nodes=2 --ntasks=8 --gpus-per-task=1 --mem=32G --export=ALL,LR=0.1 --label python train.py": (
+        "run --on slurm --nnodes 2 -np 8 --memory 32Gi --env LR=0.1 --tee all --gpus 4 python train.py"
+    ),
+    "srun -N 2 --gres=gpu:a100:4 -t 30 torchrun --nnodes 2 --nproc_per_node 4 --rdzv_endpoint=$H:1 train.py": (
+        "run --on slurm --nnodes 2 --slurm gres=gpu:a100:4 --time-limit 30m -n 4 train.py"
+    ),
+    "srun --pty bash": "! --pty: start the job, then paceline attach JOB",
+    # Paddle, of 2020
+    "python -m paddle.distributed.launch --selected_gpus='0,1' --log_dir=/tmp/mylog train.py": (
+        "run --devices 0,1 --env PADDLE_LOG_DIR=/tmp/mylog -n gpu --framework paddle train.py"
+    ),
+    "python -m paddle.distributed.launch --cluster_node_ips=10.0.0.1,10.0.0.2 --node_ip=10.0.0.2 --started_port=6170 "
+    "--selected_gpus=0,1 train.py": (
+        "run --env PADDLE_START_PORT=6170 --devices 0,1 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 -n gpu "
+        "--framework paddle train.py"
+    ),
+    "PADDLE_TRAINERS=10.0.0.1,127.0.0.1 python -m paddle.distributed.launch --use_paddlecloud train.py": (
+        "PADDLE_TRAINERS=10.0.0.1,127.0.0.1 paceline run --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 "
+        "--framework paddle train.py"
+    ),
+    # and of today
+    "python -m paddle.distributed.launch --devices=0,1,2,3 train.py": (
+        "run --devices 0,1,2,3 -n gpu --framework paddle train.py"
+    ),
+    "fleetrun --ips=127.0.0.1,10.0.0.2 --gpus=0 train.py": (
+        "run --devices 0 --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 -n gpu --framework paddle train.py"
+    ),
+    "python -m paddle.distributed.launch --master 10.0.0.1:49178 --nnodes 2 --rank 1 --nproc_per_node 2 "
+    "--max_restart 5 train.py": (
+        "run --rdzv-endpoint 10.0.0.1:49178 --nnodes 2 --node-rank 1 -n 2 --max-restarts 5 --framework paddle train.py"
+    ),
+    "python -m paddle.distributed.launch train.py": "run --framework paddle train.py",
+    "python -m paddle.distributed.launch --master etcd://h:2379 --nnodes 1:4 train.py": "! --master etcd://h:2379: ",
+    "python -m paddle.distributed.launch --server_num 2 --worker_num 2 train.py": (
+        "! --server-num: paceline trains without parameter servers"
+    ),
+    "fleetrun --ips=10.9.9.1,10.9.9.2 train.py": "! this machine is none of the nodes 10.9.9.1, 10.9.9.2",
+    # Arena
+    "arena --loglevel info submit pytorch --name=pytorch-git --gpus=1 --workers=3 --working-dir=/root --image=IMG "
+    "--sync-mode=git --sync-source=https://h/mnist-pytorch.git --data=training-data:/mnist_data --tensorboard "
+    "--logdir=/mnist_data/logs 'python /root/code/mnist-pytorch/mnist.py --epochs 10 --backend nccl'": (
+        "submit --on kubernetes --name pytorch-git --gpus 1 --nnodes 3 --working-dir /root --image IMG --sync-mode git "
+        "--sync-source https://h/mnist-pytorch.git --data training-data:/mnist_data --tensorboard "
+        "--logdir /mnist_data/logs python /root/code/mnist-pytorch/mnist.py --epochs 10 --backend nccl"
+    ),
+    "arena submit pytorchjob --name=x --image=IMG --selector a=b --selector c=d --toleration all --cpu 500m --gang "
+    "--clean-task-policy=None --running-timeout 2h --env=GIT_SYNC_BRANCH=dev --sync-mode git --sync-source URL "
+    "'torchrun --nproc_per_node 2 train.py'": (
+        "submit --on kubernetes --name x --image IMG --toleration all --cpus 1 --gang coscheduling --clean-pods none "
+        "--time-limit 2h --sync-mode git --selector a=b,c=d --sync-source URL@dev -n 2 train.py"
+    ),
+    "arena submit tf --name=t --workers=2 --workerImage=IMG --chief --gpus=0 'python t.py'": (
+        "submit --on kubernetes --name t --nnodes 2 --image IMG --framework tensorflow python t.py"
+    ),
+    "arena submit tf --name=t --workers=2 --ps=1 --image=IMG 'python t.py'": "! --ps: all nodes of a job run with",
+    "arena submit mpi --name=m --workers=2 --image=IMG 'mpirun python m.py'": (
+        "submit --on kubernetes --name m --nnodes 2 --image IMG --framework mpi python m.py"
+    ),
+    "arena submit horovod --name=h --workers=2 --image=IMG 'cd /code && python h.py'": (
+        "submit --on kubernetes --name h --nnodes 2 --image IMG --framework horovod --no-python "
+        "sh -c 'cd /code && python h.py'"
+    ),
+    "arena submit pytorch --name x --data-dir /data 'python x.py'": "! --data-dir: name it as a volume",
+    "arena list": "list",
+    "arena list -n team -A": "list --on kubernetes --namespace team -A",
+    "arena get x --type pytorchjob -e -o yaml": "get -o yaml x && paceline events x",
+    "arena logs x -f -i x-worker-0 -t 5 --since 1h": "logs -f -i x-worker-0 -t 5 --since 1h x",
+    "arena top node": "top node --on kubernetes",
+    "arena top job x -n team": "top job --on kubernetes --namespace team x",
+    "arena delete x y --type tf": "delete --force x y",
+    "arena prune -s 7d": "prune -s 7d",
+    "arena data list": "data list --on kubernetes",
+    "arena scaleout etjob --name=x --count=1": "scaleout --nnodes 1 x",
+    "arena serve tensorflow --name x": "! arena serve: paceline trains, and serves no models",
+    "arena submit pytorsh x": "! arena submit has no 'pytorsh' here; did you mean pytorch?",
+    # paddlecloud
+    "paddlecloud job --server s --port 80 --user-ak a --user-sk b train --job-name j --job-conf c.py "
+    "--k8s-trainers 2 --k8s-gpu-cards 8 --k8s-priority high --k8s-memory 190Gi --k8s-wall-time 96:00:00 "
+    "--k8s-not-local --distribute-job-type NCCL2 --file-dir . --image-addr IMG --start-cmd "
+    "'python -m paddle.distributed.launch --use_paddlecloud --selected_gpus=0,1 train.py'": (
+        "submit --on kubernetes --name j --nnodes 2 --gpus 8 --priority 1 --memory 190Gi --time-limit 96h "
+        "--sync-mode snapshot --sync-source . --image IMG -n gpu --framework paddle train.py"
+    ),
+    "paddlecloud job kill j": "stop j",
+    "paddlecloud job logs --job-id j": "logs j",
+    # none of these
+    "accelerated train.py": "! accelerated is no launcher that paceline knows; they are torchrun, torch-launch",
+    "torchrun 'train.py": '! "torchrun \'train.py": no closing quotation',
+}
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without GPUs that knows a cluster of Kubernetes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", "config")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PADDLE_TRAINERS", "10.0.0.1,127.0.0.1")
+    monkeypatch.delenv("NOT_SET", raising=False)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_line(line: str) -> None:
+    expected = LINES[line]
+    with click.Context(cli):
+        check(line, expected)
+
+
+def check(line: str, expected: str) -> None:
+    if expected.startswith("! "):
+        with pytest.raises(UserError) as refused:
+            explained(line)
+        assert str(refused.value).startswith(expected[2:])
+        assert "\n" not in str(refused.value)
+    else:
+        assert explained(line).text() == (expected if "paceline run" in expected else f"paceline {expected}")

@@ -1,0 +1,156 @@
+"""The verbs that take lines of other tools, and what is said of such lines behind other verbs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import free_port
+from tests.typed import refusal, typed
+
+from paceline.cli.dialects import torchrun
+from paceline.cli.dialects.engine import names_of
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+SCRIPT = """
+    import os, sys
+    print(os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv[1:], flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(paceline: Paceline) -> None:
+    paceline.env["HOME"] = str(paceline.folder)
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        paceline.env.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("torchrun", "--nproc_per_node=2", "--monitor-interval", "1"), "run -n 2"),
+        (("torch-launch", "--nproc_per_node=2", "--use_env"), "run -n 2 --use-env"),
+        (("mpirun", "-np", "2", "-bind-to", "none"), "run -np 2"),
+    ],
+)
+def test_a_line_runs(paceline: Paceline, old: tuple[str, ...], new: str) -> None:
+    done = paceline(*old, paceline.script(SCRIPT), "--lr", "0.1")
+    assert (done.returncode, done.stdout) == (0, "0 2 --lr 0.1\n"), done.stderr
+    assert f"paceline: this is: paceline {new} script.py --lr 0.1" in done.stderr.splitlines()
+
+
+def test_a_line_of_arena_runs_here_where_there_is_no_cluster(paceline: Paceline) -> None:
+    script = paceline.script(SCRIPT)
+    done = paceline("arena", "submit", "pytorch", "--name=it", "--image=I", "--workers=2", f"python {script} -x")
+    assert (done.returncode, done.stdout) == (0, "it\n"), done.stderr
+    assert "paceline: this is: paceline submit -n 2 --name it python script.py -x\n" in done.stderr
+    assert paceline("wait", "it").returncode == 0
+    done = paceline("arena", "--loglevel", "debug", "logs", "it", "-i", "it-worker-0", "--type", "pytorch")
+    assert done.stdout == "1 2 -x\n"
+    done = paceline("arena", "get", "it", "-e")
+    assert "state        SUCCEEDED" in done.stdout
+    assert "started" in done.stdout.partition("INSTANCE")[2]
+    done = paceline("arena", "delete", "it")
+    assert (done.returncode, paceline("arena", "list").stdout.count("\n")) == (0, 1), done.stderr
+
+
+def test_paddles_launcher_names_the_logs_and_the_ports(paceline: Paceline) -> None:
+    paceline.cold = True  # PYTHONPATH
+    paceline.script("", "modules/paddle.py")
+    paceline.env.update(PYTHONPATH=str(paceline.folder / "modules"), CUDA_VISIBLE_DEVICES="")
+    script = paceline.script(
+        """
+        import os
+        print(os.environ["PADDLE_TRAINER_ID"], os.environ["PADDLE_TRAINER_ENDPOINTS"], flush=True)
+        """
+    )
+    port = free_port()
+    flags = ("--nproc_per_node", "2", "--log_dir", "log", f"--started_port={port}")
+    (paceline.folder / "log").mkdir()
+    (paceline.folder / "log/workerlog.0").write_text("of another launcher\n")
+    done = paceline("paddle-launch", *flags, script)
+    assert done.returncode == 0, done.stderr
+    endpoints = f"127.0.0.1:{port},127.0.0.1:{port + 1}"
+    logs = [(paceline.folder / f"log/workerlog.{rank}").read_text() for rank in range(2)]
+    assert logs == [f"{rank} {endpoints}\n" for rank in range(2)]
+    assert (paceline.folder / "log/workerlog.0.old").read_text() == "of another launcher\n"
+
+
+def test_explain_prints_the_line_alone_and_runs_nothing(paceline: Paceline) -> None:
+    paceline.script("open('ran', 'w')")
+    done = typed(paceline, "torchrun", "--explain", "--monitor_interval=1", "--nproc_per_node", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "paceline run -n 2 script.py\n")
+    assert done.stderr == "paceline: --monitor-interval has no effect: paceline waits for events\n"
+    done = typed(paceline, "explain", "LR=1 torchrun --nproc_per_node 2 script.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "LR=1 paceline run -n 2 script.py\n", "")
+    assert not (paceline.folder / "ran").exists()
+
+
+def test_passwords_are_not_shown(paceline: Paceline) -> None:
+    words = ("--env=GIT_SYNC_PASSWORD=p4ss", "--sync-mode=git", "--sync-source=https://me:p4ss@h/r.git", "python t.py")
+    done = typed(paceline, "arena", "submit", "pytorch", "--explain", "--name", "x", *words)
+    assert "GIT_SYNC_PASSWORD=…" in done.stdout
+    assert "p4ss" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "run --selected_gpus 0,1 script.py",
+            "that is a line of paddle-launch; write: paceline run --devices 0,1 -n gpu --framework paddle script.py",
+        ),
+        (
+            "run -np 2 -mca pml ob1 -bind-to none script.py",
+            "that is a line of mpirun; write: paceline run -np 2 --env OMPI_MCA_pml=ob1 script.py",
+        ),
+        (
+            "submit --name x --sync-image I --sync-mode git --sync-source U script.py",
+            "that is a line of arena submit; write: paceline submit --name x --sync-mode git --sync-source U script.py",
+        ),
+        (
+            "submit pytorch --name=x --workers=2 script.py",
+            "pytorch is no script; write: paceline submit -n 2 --name x script.py",
+        ),
+        (
+            "run torchrun --nproc_per_node 2 script.py",
+            "torchrun is no script; write: paceline run -n 2 script.py",
+        ),
+        ("get x --type tf", "that is a line of arena get; write: paceline get x"),
+        ("run --server_num 2 script.py", "paddle-launch's --server-num: paceline trains without parameter servers"),
+        ("status x", "paceline has no verb 'status'; write paceline get JOB"),
+        ("mpiexec -n 2 x", "paceline has no verb 'mpiexec'; write paceline mpirun"),
+        ("torchrun --nope", "torchrun has no flag --nope; "),
+    ],
+)
+def test_old_flags_and_verbs_are_answered_with_the_line_that_does_it(paceline: Paceline, line: str, said: str) -> None:
+    paceline.script("open('ran', 'w')")
+    assert refusal(paceline, *line.split()).startswith(said)
+    assert not (paceline.folder / "ran").exists()
+
+
+def test_no_table_is_imported_by_run(paceline: Paceline) -> None:
+    program = "import sys; from paceline.cli.main import run; run(); print([m for m in sys.modules if 'dialect' in m])"
+    script = paceline.script("")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "--dry-run", script],
+        capture_output=True, text=True, check=True, cwd=paceline.folder, env=paceline.env,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_torchruns_table_has_every_flag_of_torchrun() -> None:
+    program = """
+from torch.distributed.run import get_args_parser
+for action in get_args_parser()._actions:
+    print(action.nargs != 0, *(name for name in action.option_strings if "_" not in name))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    theirs = {tuple(names): takes == "True" for takes, *names in map(str.split, done.stdout.splitlines()) if names}
+    del theirs["-h", "--help"]
+    ours = {names: bool(takes) for names, takes in map(names_of, torchrun.TORCHRUN.flags)}
+    assert ours == theirs
