@@ -20,7 +20,18 @@ from paceline._version import __version__
 
 _COLLECT_EVERY = 50_000  # objects; imports make more than that, and Python would look through all of them 70 times
 
-# verb → (module, what `paceline --help` says of it)
+# verb → (module, what `paceline --help` says of it); of those that take lines of other launchers
+DIALECTS = {
+    "explain": ("dialect", "Print what a line of another launcher is here."),
+    "torchrun": ("dialect", "Take a line of torchrun."),
+    "torch-launch": ("dialect", "Take a line of python -m torch.distributed.launch."),
+    "horovodrun": ("dialect", "Take a line of horovodrun."),
+    "paddle-launch": ("dialect", "Take a line of python -m paddle.distributed.launch."),
+    "mpirun": ("dialect", "Take a line of mpirun."),
+    "srun": ("dialect", "Take a line of srun."),
+    "arena": ("dialect", "Take a line of Arena."),
+    "paddlecloud": ("dialect", "Take a line of paddlecloud."),
+}
 VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
     "submit": ("submit", "Start a job that outlives this terminal."),
@@ -44,20 +55,8 @@ VERBS = {
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard, and start it if needed."),
     "init": ("init", "Write a first job file, after three questions."),
     "schema": ("schema", "Print the JSON schema of job files."),
+    **DIALECTS,
 }
-# The verbs that take lines of other launchers, likewise.
-DIALECTS = {
-    "explain": ("dialect", "Print what a line of another launcher is here."),
-    "torchrun": ("dialect", "Take a line of torchrun."),
-    "torch-launch": ("dialect", "Take a line of python -m torch.distributed.launch."),
-    "horovodrun": ("dialect", "Take a line of horovodrun."),
-    "paddle-launch": ("dialect", "Take a line of python -m paddle.distributed.launch."),
-    "mpirun": ("dialect", "Take a line of mpirun."),
-    "srun": ("dialect", "Take a line of srun."),
-    "arena": ("dialect", "Take a line of Arena."),
-    "paddlecloud": ("dialect", "Take a line of paddlecloud."),
-}
-_ALL = {**VERBS, **DIALECTS}
 
 
 def _attribute(verb: str) -> str:
@@ -69,12 +68,12 @@ class _Verbs(click.Group):
     """Loads a verb's module when the verb is used, so that `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_ALL)
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _ALL:
+        if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"paceline.cli.verbs.{_ALL[cmd_name][0]}")
+        module = importlib.import_module(f"paceline.cli.verbs.{VERBS[cmd_name][0]}")
         command: click.Command = getattr(module, _attribute(cmd_name))
         return command
 
@@ -84,18 +83,17 @@ class _Verbs(click.Group):
                 click.echo(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
-        if args and args[0] not in _ALL and not args[0].startswith("-"):
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
             from paceline.cli.dialects.tools import old_verb
             from paceline.job.errors import UserError
 
-            raise UserError(old_verb(args[0], tuple(_ALL)))
+            raise UserError(old_verb(args[0], tuple(VERBS)))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
-        with formatter.section("Lines of other launchers"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in DIALECTS.items()])
+        for title, are_dialects in (("Verbs", False), ("Lines of other launchers", True)):
+            with formatter.section(title):
+                formatter.write_dl([(it, text) for it, (_, text) in VERBS.items() if (it in DIALECTS) is are_dialects])
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

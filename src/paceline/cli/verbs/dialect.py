@@ -20,28 +20,26 @@ class _Dialect(click.Command):
     """A verb that takes the lines of a tool."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, callback=lambda words: _run(self, load(name), words), add_help_option=False)
+        super().__init__(
+            name,
+            callback=lambda words: _run(self, load(name), words),
+            add_help_option=False,
+            help="Take the line as it is: say on stderr which line of paceline that is, and run it. With --explain, "
+            "only print that line. The flags of that verb of paceline work, too.",
+        )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Leave all words to the tool's own table."""
         ctx.params["words"] = args
         return []
 
-    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """How it is called."""
-        formatter.write_usage(f"paceline {self._helped(ctx).name}", "[--explain] WHAT FOLLOWS IT THERE …")
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What it does."""
-        formatter.write_paragraph()
-        formatter.write_text(
-            f"Take a line of {self._helped(ctx).name} as it is: say on stderr which line of paceline that is, and run "
-            "it. With --explain, only print that line. The flags of that verb of paceline work, too."
-        )
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What follows the name."""
+        return ["[--explain] WHAT FOLLOWS IT THERE …"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The tool's flags and what they become, or its subcommands."""
-        tool = self._helped(ctx)
+        tool = ctx.meta.get(_HELPED) or load(str(self.name))
         for title, lines in (
             ("Verbs", [(name, _meant(it, f"see {tool.name} {name} --help")) for name, it in tool.tools.items()]),
             ("Flags", [(", ".join(names_of(key)[0]), _meant(meaning)) for key, meaning in tool.flags.items()]),
@@ -49,9 +47,6 @@ class _Dialect(click.Command):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
-
-    def _helped(self, ctx: click.Context) -> Tool:
-        return ctx.meta.get(_HELPED) or load(str(self.name))
 
 
 _HELPED = "paceline.dialect"  # key of click's meta
