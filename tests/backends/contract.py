@@ -167,7 +167,7 @@ class Contract:
         assert len(place.works("logs", "it-1", "--all").splitlines()) == 6
         assert place.works("logs", "it-1", "-f") == "line 0 of 0\nline 1 of 0\nline 2 of 0\n"
         events = place.json("events", "it-1")
-        assert [event["event"] for event in events if event["event"] != "warm"] == ["started", "finished"]
+        assert [event["event"] for event in events if event["event"] != "warm"] == ["submitted", "started", "finished"]
         assert place.works("events", "it-1").split()[0] == "TIME"
         if place.keeps_shells:
             assert place.works("attach", "it-1", "-i", "1", "--", "sh", "-c", "echo $RANK") == "1\n"

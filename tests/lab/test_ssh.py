@@ -55,7 +55,7 @@ def test_a_follower_that_goes_away_leaves_nothing_on_the_host(client: Client) ->
     assert follower.wait() == 143
     follower.communicate()
     events = json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)
-    assert [event["event"] for event in events] == ["started", "stopping", "finished"]
+    assert [event["event"] for event in events] == ["submitted", "started", "stopping", "finished"]
     assert not any("host" in event for event in events)
 
 
@@ -78,12 +78,13 @@ def test_two_hosts_meet(client: Client) -> None:
     ]
     assert client("logs", "--on", "lab", "-i", "3", name).stdout == f"h2 3 4 {main} eth0\n"
     events = json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)
-    assert sorted((event["host"], event["event"]) for event in events) == [
+    assert events[0]["event"] == "submitted"
+    assert sorted((event["host"], event["event"]) for event in events[1:]) == [
         (host, event) for host in ("h1", "h2") for event in ("finished", "started")
     ]
     heading, *rows = client("events", "--on", "lab", name).stdout.splitlines()
     assert heading.split() == ["TIME", "HOST", "EVENT", "DETAILS"]
-    assert sorted(row.split()[1] for row in rows) == ["h1", "h1", "h2", "h2"]
+    assert sorted(row.split()[1] for row in rows) == ["-", "h1", "h1", "h2", "h2"]
     (listed,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
     assert listed["name"] == name
     assert client("delete", "--on", "lab", name).returncode == 0

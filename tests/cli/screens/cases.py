@@ -170,11 +170,22 @@ CLAIMS = [
            created=NOW - 3e6),
     Volume("scratch", "", "it is pending", None, 1024 * GIB, access=("ReadWriteOnce",), created=NOW - 60),
 ]  # fmt: skip
-EVENTS: list[dict[str, Any]] = []
+EVENTS: list[dict[str, Any]] = [
+    {"time": NOW - 7499, "event": "cold", "why": "no process is kept warm"},
+    {"time": NOW - 7498, "event": "queued", "need": 2, "ahead": 1, "problem": ""},
+    {"time": NOW - 7470, "event": "granted", "devices": ["0", "1"]},
+    {"time": NOW - 7469, "event": "importing", "what": ["torch"]},
+    {"time": NOW - 7440, "event": "started", "attempt": 0, "world_size": 2, "logs": []},
+    {"time": NOW - 5000, "event": "checkpoint", "step": 500, "folder": "/home/ada/train/checkpoints/step-000500"},
+    {"time": NOW - 4000, "event": "restarting", "attempt": 1, "restarts": 1, "why": "", "nodes": 1, "failure": FAILURE,
+     "others": []},
+    {"time": NOW - 3990, "event": "started", "attempt": 1, "world_size": 2, "logs": []},
+    {"time": NOW - 9, "event": "stopping", "signal": 15, "grace": 30.0},
+]  # fmt: skip
 
 ONE = Recorded("local", [RUNS], [HERE_NODE], USAGE, VOLUMES)
 NOTHING = Recorded("local")
-HERE = Recorded("local", [WAITS, RUNS, PLAIN, FAILS], [HERE_NODE], USAGE, VOLUMES)
+HERE = Recorded("local", [WAITS, RUNS, PLAIN, FAILS], [HERE_NODE], USAGE, VOLUMES, EVENTS)
 EVERYWHERE = [
     HERE, Recorded("lab", [ON_HOSTS], usage=USAGE), Recorded("slurm", [IN_QUEUE], SLURM_NODES),
     Recorded("k8s", [IN_PODS], POD_NODES, USAGE, CLAIMS),
@@ -192,6 +203,7 @@ SCREENS: dict[str, tuple[Sequence[Recorded], tuple[str, ...]]] = {
     "get-failed": ([HERE], ("get", "gan-m2p9c")),
     "get-plain": ([HERE], ("get", "notes-a1b2c")),
     "get-pods": (EVERYWHERE[::-1], ("get", "pytorch-git")),
+    "events": ([HERE], ("events", "resnet-x3k2a")),
     "top-job-0": ([NOTHING], ("top", "job")),
     "top-job-1": ([ONE], ("top", "job")),
     "top-job-30": ([Recorded("local", MANY)], ("top", "job", "-A")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,3 +51,24 @@ def test_a_long_message_is_cut_between_words(text: str) -> None:
     assert text.startswith(kept)
     assert len(kept) <= 200
     assert text[len(kept)] == " " or " " not in text[1:200]
+
+
+def test_only_after_ctrl_c_another_one_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(RankStreams({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
+    screen.show(Event("stopping", {"signal": signal.SIGINT, "grace": 30.0}))
+    screen.show(Event("stopping", {"signal": signal.SIGTERM, "grace": 30.0}))
+    assert capfd.readouterr().err.splitlines()[1:] == [
+        "paceline: stopping (SIGINT); ranks have 30 s, Ctrl-C again ends them at once",
+        "paceline: stopping (SIGTERM); ranks have 30 s",
+    ]
+
+
+def test_a_terminal_is_told_what_is_imported(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda it=is_terminal: it)
+        screen = Screen(RankStreams({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
+        screen.show(Event("importing", {"what": ["torch"]}))
+        said = capfd.readouterr().err.splitlines()[1:]
+        assert said == (["paceline: importing torch …"] if is_terminal else [])

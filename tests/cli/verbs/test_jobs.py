@@ -20,6 +20,8 @@ from tests import recorded
 from tests.conftest import eventually
 from tests.typed import refusal
 
+from paceline.contract.checkpoint import crc_of_json
+
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
@@ -128,7 +130,7 @@ def test_foreground_jobs_are_known_too(paceline: Paceline) -> None:
     for time_of in ("created", "started", "finished", "kept_since"):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job[time_of])
     events = json.loads(paceline("events", "here", "-o", "json").stdout)
-    assert [event["event"] for event in events] == ["warm", "started", "finished"]
+    assert [event["event"] for event in events] == ["submitted", "warm", "started", "finished"]
 
 
 def test_a_folder_elsewhere_is_listed_and_deleted(paceline: Paceline) -> None:
@@ -845,6 +847,20 @@ def test_a_strange_error_record_ends_no_agent(paceline: Paceline, what: str) -> 
     assert get(paceline, "it")["exit_code"] == 5
 
 
+def test_events_have_the_checkpoints_that_are_there(paceline: Paceline) -> None:
+    recorded.ended(paceline, "it")
+    for step, written in ((500, time.time()), (400, 1.0)):  # the second one is of a job before it
+        folder = paceline.home / "jobs" / "it" / "checkpoints" / f"step-{step:06}"
+        folder.mkdir(parents=True)
+        manifest = {"version": 1, "checkpoint": {"id": "0" * 32, "serial": step, "step": step, "files": {}}}
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "crc32": crc_of_json(manifest)}))
+        os.utime(folder, (written, written))
+    events = json.loads(paceline("events", "it", "-o", "json").stdout)
+    assert [(event["event"], event.get("step")) for event in events] == [
+        ("submitted", None), ("started", None), ("finished", None), ("checkpoint", 500)
+    ]  # fmt: skip
+
+
 def test_events_and_get_say_which_rank_failed(paceline: Paceline) -> None:
     paceline.script("""
         import os
@@ -856,7 +872,7 @@ def test_events_and_get_say_which_rank_failed(paceline: Paceline) -> None:
     host = socket.gethostname()
     (line,) = [line for line in paceline("events", "it").stdout.splitlines() if "restarting" in line]
     assert line.split("restarting")[1].strip() == (
-        f"attempt=1 restarts=1 failure: rank 1 on {host}: ValueError: a bad value"
+        f"failure: rank 1 on {host}: ValueError: a bad value; attempt=1 restarts=1 nodes=1"
     )
     (line,) = [line for line in paceline("get", "it").stdout.splitlines() if line.startswith("last restart")]
     assert line.endswith(f"Z: rank 1 on {host}: ValueError: a bad value")

@@ -29,7 +29,7 @@ def test_a_job_that_has_ended(paceline: Paceline) -> None:
     for job in (shown(paceline, "get", "old"), *shown(paceline, "list")):
         assert (job["state"], job["exit_code"], job["error"], job["cause"]) == ("SUCCEEDED", 0, None, None)
         assert [rank["state"] for rank in job["instances"]] == ["SUCCEEDED"] * 2
-    assert [event["event"] for event in shown(paceline, "events", "old")] == ["started", "finished"]
+    assert [event["event"] for event in shown(paceline, "events", "old")] == ["submitted", "started", "finished"]
     assert paceline("logs", "-f", "old").stdout == "hello from 0\n"
     assert paceline("wait", "old").returncode == 0
     assert "had ended already" in paceline("stop", "old").stderr
@@ -57,7 +57,12 @@ def test_a_job_that_runs(paceline: Paceline) -> None:
     waiting.communicate(timeout=GENEROUS)
     job = shown(paceline, "get", "old")
     assert (job["state"], job["exit_code"]) == ("STOPPED", 143)
-    assert [event["event"] for event in shown(paceline, "events", "old")] == ["started", "stopping", "finished"]
+    assert [event["event"] for event in shown(paceline, "events", "old")] == [
+        "submitted",
+        "started",
+        "stopping",
+        "finished",
+    ]
     paceline.script("print('again')")
     assert paceline("resubmit", "old").stdout == "old-2\n"
     assert paceline("wait", "old-2").returncode == 0

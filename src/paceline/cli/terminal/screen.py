@@ -87,13 +87,8 @@ class Screen:
     def _event(self, event: Event) -> None:
         """Say what happened to the job."""
         details = event.details
-        if event.name == "queued":
-            need, ahead = details["need"], details["ahead"]
-            what = _count(need, "device") if isinstance(need, int) else f"device {', '.join(need)}"
-            self._say(f"waiting for {what}{_on(details)}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
-        elif event.name == "granted":
-            devices = details["devices"]
-            self._say(f"got device{'s' if len(devices) > 1 else ''} {', '.join(devices)}{_on(details)}")
+        if event.name in ("queued", "granted", "importing"):
+            self._begins(event.name, details)
         elif event.name in ("warm", "cold"):
             self._how.append({**details, "event": event.name})
         elif event.name == "started":
@@ -116,10 +111,22 @@ class Screen:
             self._say(f"{why}; the job goes on" if why else "--host-discovery-script names the hosts again")
         elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
-            self._say(f"stopping ({name}); ranks have {details['grace']:g} s, Ctrl-C again ends them at once")
+            again = ", Ctrl-C again ends them at once" if name == "SIGINT" else ""
+            self._say(f"stopping ({name}); ranks have {details['grace']:g} s{again}")
         elif event.name in ("waiting", "restarting", "finished"):
             self._finish_lines()
             self._attempt_ended(event.name, details)
+
+    def _begins(self, name: str, details: dict[str, Any]) -> None:
+        """Say what the job waits for before its ranks start."""
+        if name == "queued":
+            need, ahead = details["need"], details["ahead"]
+            what = _count(need, "device") if isinstance(need, int) else _devices(need)
+            self._say(f"waiting for {what}{_on(details)}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
+        elif name == "granted":
+            self._say(f"got {_devices(details['devices'])}{_on(details)}")
+        elif sys.stderr.isatty():
+            self._say(f"importing {', '.join(details['what'])} …")
 
     def _attempt_ended(self, name: str, details: dict[str, Any]) -> None:
         """Say why, and how it goes on."""
@@ -227,6 +234,10 @@ def _short(text: str) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _devices(names: Sequence[str]) -> str:
+    return f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _of_host(name: str, details: dict[str, Any]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,35 +18,47 @@ from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
+if TYPE_CHECKING:
+    from paceline.job.job import Job
+
 _MOST_DEPTH = 3  # nested lists that are shown
 
 
 @click.command(cls=SectionedCommand, params=[*where_options(), output_option()])
 @click.argument("name", metavar="JOB", callback=remember_jobs)
 def events(name: str, output: str) -> int:
-    """Show what happened to JOB, in order."""
-    known([name], warns=True)
+    """Show what happened to JOB, in order: its way through queues, attempts and why they ended, checkpoints, stops."""
+    (job,) = known([name], warns=True)
     with ended_by_signals():
-        happened = backend().events(name)
-    columns = [column for column in _EVENTS if column.title != "HOST" or any("host" in event for event in happened)]
-    show(happened, columns, output, lambda event: {**event, "time": show_time(event["time"])})
+        happened = _story(job, backend().events(name))
+    show(happened, _EVENTS, output, lambda event: {**event, "time": show_time(event["time"])})
     return 0
 
 
+def _story(job: Job, happened: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What its nodes have recorded of a job, with its submission, and with the nodes that it was started on."""
+    asked = {"ranks": job.ranks, "nodes": job.nodes, "devices": job.devices_asked or None}
+    story: list[dict[str, Any]] = [{"time": job.created, "event": "submitted", **asked}, *happened]
+    if (started := next((it for it in story if it["event"] == "started"), None)) and "host" not in started:
+        started["on"] = list(dict.fromkeys(rank.node for rank in job.instances if rank.node))
+    return story
+
+
 def _details(event: dict[str, Any]) -> str:
-    left_out = ("time", "event", "host", "logs", "failure", "others", "nodes")
+    left_out = ("time", "event", "host", "logs", "failure", "others")
+    shown = {**event, "signal": signal.Signals(event["signal"]).name} if "signal" in event else event
     parts = [
-        f"{key}={_value(value)}" for key, value in event.items() if key not in left_out and value not in (None, "", [])
+        f"{key}={_value(value)}" for key, value in shown.items() if key not in left_out and value not in (None, "", [])
     ]
     failure = event.get("failure")
-    return " ".join([*parts, *([f"failure: {failed(failure)}"] if failure else [])])
+    return " ".join([*([f"failure: {failed(failure)};"] if failure else []), *parts])
 
 
 def _value(value: Any, depth: int = 0) -> str:
     """A detail in a readable form: `0,1`, `true`, `"no node"`."""
-    if isinstance(value, (list, dict)) and depth >= _MOST_DEPTH:
+    if isinstance(value, (list, tuple, dict)) and depth >= _MOST_DEPTH:
         return "…"
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return ",".join(_value(inner, depth + 1) for inner in value)
     if isinstance(value, dict):
         return ",".join(f"{key}:{_value(inner, depth + 1)}" for key, inner in value.items())
@@ -56,7 +69,7 @@ def _value(value: Any, depth: int = 0) -> str:
 
 _EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
-    Column("HOST", lambda event: event.get("host")),  # of jobs with several
+    Column("HOST", lambda event: event.get("host"), is_optional=True),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),
     Column("DETAILS", _details, is_text=True),
 ]

@@ -112,6 +112,12 @@ if TYPE_CHECKING:
         event: Literal["waiting", "cold", "exec", "unjoined"]
         why: str
 
+    class ImportingRecord(_Record):
+        """The fork server imports these packages; the ranks start when it has."""
+
+        event: Literal["importing"]
+        what: list[str]
+
     class WarmRecord(_Record):
         """A warm server has started the agent."""
 
@@ -134,7 +140,8 @@ if TYPE_CHECKING:
 
 Record = Union[
     "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "StoppingRecord",
-    "RestartingRecord", "FinishedRecord", "ReasonRecord", "WarmRecord", "ContinuedRecord", "TensorBoardRecord",
+    "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord", "WarmRecord", "ContinuedRecord",
+    "TensorBoardRecord",
 ]  # fmt: skip
 
 VERSION = 1

@@ -220,6 +220,10 @@ class Ranks:
         # The program at the end is for users, and for pkill: a forked rank keeps this command line.
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
         command = [*spec.python, ENTRY, "forkserver", str(channel.fileno()), str(self._dir.spec), *shown]
+        if spec.start_method == "fork" and spec.preload:
+            self._dir.append(
+                {"event": "importing", "what": list(dict.fromkeys(it.split(".")[0] for it in spec.preload))}
+            )
         with open(self._dir.agent_log, "ab") as log:
             return subprocess.Popen(
                 command, env=env, cwd=spec.working_dir, pass_fds=[channel.fileno(), *self._kept],

@@ -287,10 +287,14 @@ def has_checkpoint(run: RunDirectory) -> bool:
     """Whether the library has saved one for this job, or finds one of a job before it."""
     if (run.path / SAVED).exists():
         return True
+    return next(newest_first(_checkpoints(run)), None) is not None
+
+
+def _checkpoints(run: RunDirectory) -> Path:
+    """The folder for the checkpoints of a job."""
     node = read_json(run.spec) or {}
     given = (node.get("env") or {}).get("PACELINE_CHECKPOINT_DIR")
-    folder = Path(str(node.get("working_dir", "/")), str(given)) if given else run.path / "checkpoints"
-    return next(newest_first(folder), None) is not None
+    return Path(str(node.get("working_dir", "/")), str(given)) if given else run.path / "checkpoints"
 
 
 def _last_change(run: RunDirectory, job: dict[str, Any]) -> float:
@@ -313,15 +317,21 @@ def _noticed(run: RunDirectory) -> float | None:
 
 
 def events(run: RunDirectory) -> list[dict[str, Any]]:
-    """The events of a job.
+    """The events of a job, with those of its checkpoints that are still there.
 
     Raises:
         Refused: its journal cannot be read.
     """
     try:
-        return for_people(read(run.journal)[0])
+        found = for_people(read(run.journal)[0])
     except OSError as error:
         raise Refused(f"cannot read {run.journal}: {error.strerror}") from None
+    begun = float((read_json(run.job) or {}).get("created") or 0.0)
+    for path, manifest in newest_first(_checkpoints(run)):
+        with contextlib.suppress(OSError):
+            if (written := path.stat().st_mtime) >= begun:  # not those of a job before it
+                found.append({"time": written, "event": "checkpoint", "step": manifest["step"], "folder": str(path)})
+    return sorted(found, key=lambda event: event["time"])
 
 
 def _command(program: dict[str, Any]) -> str:
