@@ -74,16 +74,16 @@ def test_public_errors_are_found_by_their_public_names() -> None:
 
 # The time of a short command is that of its imports.
 HEAVY = (
-    "asyncio", "ctypes", "decimal", "difflib", "hashlib", "importlib.metadata", "numpy", "pydantic", "rich", "ssl",
+    "asyncio", "ctypes", "decimal", "difflib", "hashlib", "importlib.metadata", "msgspec", "numpy", "rich", "ssl",
     "subprocess", "tarfile", "tomllib", "torch", "yaml", "paceline.backends.ssh.backend", "paceline.job.spec",
     "paceline.node.planning", "paceline.node.spec", "paceline.node.store.lifecycle",
 )  # fmt: skip
 FOR_A_JOB = (
-    "decimal", "hashlib", "importlib.metadata", "pydantic", "subprocess", "paceline.job.spec", "paceline.node.planning",
+    "decimal", "hashlib", "importlib.metadata", "msgspec", "subprocess", "paceline.job.spec", "paceline.node.planning",
     "paceline.node.spec", "paceline.node.store.lifecycle",
 )  # fmt: skip
 NOT_FOR_A_JOB = (
-    "pydantic.v1", "pydantic.networks", "paceline.backends.foreground", "paceline.job.settings",
+    "pydantic", "paceline.backends.foreground", "paceline.job.settings",
     "paceline.node.logs.reader", "paceline.node.devicequeue.ticket",
     "paceline.node.machine.gpus", "paceline.node.store.moving",
 )  # fmt: skip

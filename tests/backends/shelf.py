@@ -10,17 +10,15 @@ import sys
 import time
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from paceline.backends.base import Backend, Listing, LogLines, Prepared, Shell
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Job
+from paceline.job.model import Model
 from paceline.job.spec import JobSpec
 
 
-class Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    folder: Path
+class Options(Model, frozen=True, kw_only=True):
+    folder: str
 
 
 class Shelf(Backend):
@@ -29,7 +27,7 @@ class Shelf(Backend):
 
     def prepare(self, spec, *, detached=True):
         self.refuse_unsupported(spec)
-        spec = spec.model_copy(update={"detached": detached, "name": spec.name or spec.new_name()})
+        spec = spec.changed({"detached": detached, "name": spec.name or spec.new_name()})
         if spec.ranks in ("auto", "gpu", "cpu", "slots") or spec.nodes != 1:
             raise UserError("-n: a shelf starts as many ranks as you say, on one node; give a number")
         if missing := [name for name in spec.secrets if name not in os.environ]:
@@ -42,10 +40,10 @@ class Shelf(Backend):
         spec, number = prepared.spec, 2 if prepared.spec.resume_from else 1
         while spec.name.endswith("-") and self._path(f"{spec.name}{number}").exists():
             number += 1
-        spec = spec.model_copy(update={"name": f"{spec.name}{number}" if spec.name.endswith("-") else spec.name})
+        spec = spec.changed({"name": f"{spec.name}{number}" if spec.name.endswith("-") else spec.name})
         path = self._path(spec.name)
         path.mkdir(parents=True)
-        (path / "spec.json").write_text(spec.model_dump_json())
+        (path / "spec.json").write_text(json.dumps(spec.dumped()))
         command = (
             [spec.command] if spec.command else [sys.executable, *(["-m"] if spec.module else []), self._target(spec)]
         )
@@ -74,7 +72,7 @@ class Shelf(Backend):
         return Listing(sorted(shown, key=lambda job: -job.created) if names is None else shown, len(jobs) - len(shown))
 
     def spec(self, name):
-        return JobSpec.model_validate_json((self._path(name) / "spec.json").read_text())
+        return JobSpec.validated(json.loads((self._path(name) / "spec.json").read_text()))
 
     def events(self, name):
         job = self._job(self._path(name))
@@ -125,7 +123,7 @@ class Shelf(Backend):
         return []
 
     def _path(self, name):
-        return self.options.folder / name
+        return Path(self.options.folder) / name
 
     def _job(self, path):
         spec, exits = self.spec(path.name), [path / f"{rank}.exit" for rank in range(self.spec(path.name).ranks)]

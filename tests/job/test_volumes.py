@@ -35,7 +35,7 @@ def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Se
 
 
 def mounts(*texts: str) -> tuple[Mount, ...]:
-    return tuple(Mount.model_validate(text) for text in texts)
+    return tuple(Mount.validated(text) for text in texts)
 
 
 def resolve(wanted: tuple[Mount, ...], settings: Settings, working_dir: str = "/work") -> list[dict[str, Any]]:

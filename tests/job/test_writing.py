@@ -40,7 +40,7 @@ def test_a_variable_is_set_and_nothing_else(tmp_path: Path, text: str, value: st
     path.chmod(0o640)
     before = read(path)
     set_variable(path, NAME, value)
-    assert read(path) == before.model_copy(update={"env": {**before.env, NAME: value}})
+    assert read(path) == before.changed({"env": {**before.env, NAME: value}})
     assert path.stat().st_mode & 0o777 == 0o640
     kept = [line.partition("#")[2] for line in text.splitlines() if "#" in line]
     assert all(comment in path.read_text() for comment in kept)

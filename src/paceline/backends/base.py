@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from pydantic import BaseModel
-
     from paceline.contract.records import Inventory
     from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
+    from paceline.job.model import Model
     from paceline.job.spec import JobSpec
 
     from .check.inspect import Inspected
@@ -100,7 +99,7 @@ class Prepared:
 
     def text(self) -> str:
         """What `--dry-run` prints: here the job and its ranks in JSON, elsewhere a batch script or manifests."""
-        return json.dumps({"job": self.spec.model_dump(mode="json"), "ranks": list(self.ranks)}, indent=2)
+        return json.dumps({"job": self.spec.dumped(), "ranks": list(self.ranks)}, indent=2)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Backend(ABC):
     """Runs jobs. Methods take several jobs at once if that saves calls.
 
     Attributes:
-        Options: a pydantic model of a target's keys other than `backend`; None if it has none.
+        Options: a model of a target's keys other than `backend`; None if it has none.
         flags: that set its options. Those of one job, with `job`, can be set by --option and in job files too.
         unsupported: the fields of a `JobSpec` that it cannot honour, each with the reason; a job that sets one is
             refused. A nested field is written like `rendezvous.node_rank`.
@@ -168,7 +167,7 @@ class Backend(ABC):
         where: the flags that select it, with a space before them.
     """
 
-    Options: ClassVar[type[BaseModel] | None] = None
+    Options: ClassVar[type[Model] | None] = None
     flags: ClassVar[Sequence[Flag]] = ()
     unsupported: ClassVar[Mapping[str, str]] = {}
     lacks: ClassVar[Mapping[str, str]] = {}
@@ -268,27 +267,25 @@ class Backend(ABC):
         """
         if not spec.options:
             return spec, self.options
-        target: dict[str, Any] = self.options.model_dump(exclude_unset=True)
-        dumped = self._validated({**target, **spec.options}).model_dump(mode="json")
+        target: dict[str, Any] = self.options.dumped(only_given=True)
+        dumped = self._validated({**target, **spec.options}).dumped()
         kept, whole = {}, target
         for option, given in spec.options.items():
             is_table = self.job_options()[option].repeats
             kept[option] = given if is_table else dumped[option]
             before = {name: it for name, it in target.get(option, {}).items() if name not in given} if is_table else {}
             whole = {**whole, option: {**before, **given} if is_table else given}
-        return spec.model_copy(update={"options": kept}), self._validated(whole)
+        return spec.changed({"options": kept}), self._validated(whole)
 
-    def _validated(self, options: Mapping[str, Any]) -> BaseModel:
-        from pydantic import ValidationError
-
-        from paceline.job.validation import validation_error
+    def _validated(self, options: Mapping[str, Any]) -> Model:
+        from paceline.job.model import InvalidError
 
         assert self.Options is not None
         known = self.job_options()
         try:
-            return self.Options.model_validate(options)
-        except ValidationError as error:
-            raise validation_error(error, self.Options, lambda entry: known[str(entry[0])].names[0]) from None
+            return self.Options.validated(options)
+        except InvalidError as error:
+            raise error.named(lambda entry: known[str(entry[0])].names[0]) from None
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
@@ -385,7 +382,7 @@ def _field(spec: JobSpec, field: str) -> tuple[Any, Any]:
     *above, last = field.split(".")
     for part in above:
         value = getattr(value, part)
-    return getattr(value, last), type(value).model_fields[last].get_default(call_default_factory=True)
+    return getattr(value, last), type(value).default(last)
 
 
 # -- optional abilities ------------------------------------------------------------------------------------------------

@@ -149,14 +149,12 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
         for option in options:
             raise UserError(f"{named(option)}: this backend has no options; leave it out")
         return backend(name, None, where)
-    from pydantic import ValidationError
-
-    from paceline.job.validation import validation_error
+    from paceline.job.model import InvalidError
 
     try:
-        model = backend.Options.model_validate(dict(options))
-    except ValidationError as error:
-        raise validation_error(error, backend.Options, lambda entry: named(".".join(map(str, entry)))) from None
+        model = backend.Options.validated(dict(options))
+    except InvalidError as error:
+        raise error.named(lambda entry: named(".".join(map(str, entry)))) from None
     return backend(name, model, where)
 
 
@@ -165,7 +163,7 @@ def needs_no_target(name: str) -> bool:
     if name not in BACKENDS:
         return False
     options = _kind(name).Options
-    return options is not None and not any(field.is_required() for field in options.model_fields.values())
+    return options is not None and not options.required()
 
 
 def _not_its_own(flag: str, kind: str, name: str) -> str:

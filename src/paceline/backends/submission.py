@@ -62,7 +62,7 @@ def checked(spec: JobSpec, *, detached: bool) -> Checked:
     for secret in spec.secrets:
         if secret not in os.environ:
             raise UserError(f"secret {secret} is not set in your environment; export it, then submit again")
-    spec = spec.model_copy(update={"detached": detached})
+    spec = spec.changed({"detached": detached})
     if spec.code is None:
         return Checked(spec, name, None)
     from paceline.job.code import bring  # takes long to import
@@ -77,7 +77,7 @@ def checked(spec: JobSpec, *, detached: bool) -> Checked:
             raise UserError(
                 f"script {spec.script} is not in {spec.code.source or 'this folder'}, which is copied; name one that is"
             ) from None
-        spec = spec.model_copy(update={"script": script})
+        spec = spec.changed({"script": script})
     return Checked(spec, name, source)
 
 
@@ -99,7 +99,7 @@ def kept_warm(spec: JobSpec) -> JobSpec:
     from paceline.job.settings import load
 
     seconds = load().defaults.keep_warm
-    return spec if seconds is None else spec.model_copy(update={"keep_warm": seconds})
+    return spec if seconds is None else spec.changed({"keep_warm": seconds})
 
 
 def volumes_of(spec: JobSpec) -> list[dict[str, Any]]:

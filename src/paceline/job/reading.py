@@ -11,19 +11,18 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
 
 from .errors import UserError
 from .flags import field_of
+from .model import InvalidError, dotted
 from .spec import JobSpec, Rendezvous
 from .text import printable
-from .validation import dotted, key_path_of, validation_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from .validation import KeyPath
+    from .model import KeyPath
 
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 10_000  # with what aliases stand for
@@ -91,12 +90,14 @@ def read(
         shown = (written.get(key_path[0], key_path[0]), *key_path[1:])
         return f"{path}:{_find(root, key_path)[0].start_mark.line + 1}: {dotted(shown)}"
 
+    for name in [name for name, value in data.items() if value is None and name in JobSpec.__struct_fields__]:
+        del data[name]  # an empty value is as good as none
     while True:
         try:
-            return JobSpec.model_validate(data)
-        except ValidationError as error:
-            if not _mend(data, root, given, error):
-                raise validation_error(error, JobSpec, where) from None
+            return JobSpec.validated(data)
+        except InvalidError as error:
+            if not (error.wants_text and _mend(data, root, given, error.key_path)):
+                raise error.named(where) from None
 
 
 def _merged(old: Any, new: Any) -> Any:
@@ -155,14 +156,14 @@ def _name_as_fields(root: yaml.MappingNode) -> dict[str | int, str]:
     """
     written: dict[str | int, str] = {}
     keys = [key for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
-    fields = {key.value for key in keys}.intersection(JobSpec.model_fields)
+    fields = {key.value for key in keys}.intersection(JobSpec.__struct_fields__)
     for key in keys:
-        if key.value in JobSpec.model_fields:
+        if key.value in JobSpec.__struct_fields__:
             continue
         name, field = key.value, field_of(key.value)
         if field in fields:
             raise _Wrong(key, f"{name} and {written.get(field, field)} mean the same; leave one of them out")
-        if field in JobSpec.model_fields or field in Rendezvous.model_fields:
+        if field in JobSpec.__struct_fields__ or field in Rendezvous.__struct_fields__:
             written[field], key.value = name, field
             fields.add(field)
     return written
@@ -224,29 +225,24 @@ def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
     raise _Wrong(node, f"the tag {node.tag} is not allowed here; leave it out")
 
 
-def _mend(data: dict[str, Any], root: yaml.Node, given: Mapping[str, Any], error: ValidationError) -> bool:
+def _mend(data: dict[str, Any], root: yaml.Node, given: Mapping[str, Any], key_path: KeyPath) -> bool:
     """Put in what the file says where it was misread; returns whether anything was.
 
-    A scalar that should be text is what stands in the file, and an empty value of a key that must have one is as good
-    as none.
+    A scalar that should be text is what stands in the file, and so are those beside it in a list or in a mapping such
+    as `env`.
     """
+    key_path = _in_file(key_path, data)
+    parent: Any = data
+    for part in key_path[:-1]:
+        parent = parent[part]
+    beside = [*parent] if isinstance(parent, dict) else range(len(parent))
     mended = False
-    for entry in error.errors(include_url=False):
-        key_path, _ = key_path_of(JobSpec, entry["loc"])
-        if not key_path or _is_given(key_path, given):
-            continue
-        parent: Any = data
-        key_path = _in_file(key_path, data)
-        for part in key_path[:-1]:
-            parent = parent[part]
-        if len(key_path) == 1 and entry["input"] is None and entry["type"] != "missing" and key_path[0] in data:
-            del data[str(key_path[0])]
+    for part in beside if len(key_path) > 1 else key_path:
+        node = _find(root, (*key_path[:-1], part))[1]
+        is_misread = isinstance(node, yaml.ScalarNode) and not isinstance(parent[part], str)
+        if is_misread and not _is_given((*key_path[:-1], part), given):
+            parent[part] = node.value
             mended = True
-        elif entry["type"] == "string_type":
-            node = _find(root, key_path)[1]
-            if isinstance(node, yaml.ScalarNode) and not isinstance(parent[key_path[-1]], str):
-                parent[key_path[-1]] = node.value
-                mended = True
     return mended
 
 

@@ -10,15 +10,16 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+import msgspec
+from msgspec import Meta
 
 from .errors import UserError
+from .model import InvalidError, Model, each
 from .quantities import duration
 from .settings_files import project_file, user_file
 from .text import printable
-from .validation import validation_error
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,39 +27,43 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from .validation import KeyPath
+    from .model import KeyPath
 
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-Limit = Annotated[float, BeforeValidator(partial(duration, usual="s")), Field(gt=0, allow_inf_nan=False)]
-Period = Annotated[float, BeforeValidator(partial(duration, usual="m")), Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Meta(gt=0)]
 Files = dict[tuple[str, ...], Path]  # key → the file that sets it
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _Model(Model, frozen=True, kw_only=True):
+    is_strict: ClassVar[bool] = True
 
 
-class LocalSettings(_Model):
+_limit = partial(duration, usual="s")
+
+
+class LocalSettings(_Model, frozen=True, kw_only=True):
     """This machine: `devices` is how many slots it has where it has no GPUs; GPUs are counted."""
 
-    devices: int | None = Field(default=None, ge=0, le=4096)
+    devices: Annotated[int, Meta(ge=0, le=4096)] | None = None
 
 
-class Target(_Model):
+class Target(_Model, frozen=True, kw_only=True):
     """A named target for jobs: a backend and its options."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    backend: Annotated[str, Meta(min_length=1)]
+    options: dict[str, Any] = {}
 
-    backend: str = Field(min_length=1)
+    @classmethod
+    def arranged(cls, given: Any) -> Any:
+        """All keys but `backend` are options."""
+        if not isinstance(given, dict):
+            return given
+        options = {name: value for name, value in given.items() if name != "backend"}
+        return {**({"backend": given["backend"]} if "backend" in given else {}), "options": options}
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """All keys but `backend`."""
-        return dict(self.model_extra or {})
 
-
-class Defaults(_Model):
+class Defaults(_Model, frozen=True, kw_only=True):
     """What holds where no flag says otherwise.
 
     Attributes:
@@ -69,14 +74,19 @@ class Defaults(_Model):
         keep_warm: `keep_warm` of the jobs on this machine and on hosts that do not say.
     """
 
-    on: str = Field(default="local", min_length=1)
-    look_timeout: Limit | None = None
-    act_timeout: Limit | None = None
-    reconnect_timeout: Limit | None = None
-    keep_warm: Period | None = None
+    on: Annotated[str, Meta(min_length=1)] = "local"
+    look_timeout: Seconds | None = None
+    act_timeout: Seconds | None = None
+    reconnect_timeout: Seconds | None = None
+    keep_warm: Seconds | None = None
+
+    parsers: ClassVar[dict[str, Any]] = {
+        "look_timeout": _limit, "act_timeout": _limit, "reconnect_timeout": _limit,
+        "keep_warm": partial(duration, usual="m"),
+    }  # fmt: skip
 
 
-class Settings(_Model):
+class Settings(_Model, frozen=True, kw_only=True):
     """What the files say.
 
     Attributes:
@@ -86,14 +96,18 @@ class Settings(_Model):
     """
 
     volumes: dict[str, str] = {}
-    local: LocalSettings = LocalSettings()
+    local: LocalSettings = msgspec.field(default_factory=lambda: LocalSettings.validated({}))
     targets: dict[str, Target] = {}
-    defaults: Defaults = Defaults()
-    _files: Files = PrivateAttr(default={})
+    defaults: Defaults = msgspec.field(default_factory=lambda: Defaults.validated({}))
+
+    parsers: ClassVar[dict[str, Any]] = {
+        "local": LocalSettings.validated, "targets": each(Target), "defaults": Defaults.validated,
+    }  # fmt: skip
 
     def file_of(self, *key: str) -> Path | None:
         """The file that sets a key such as `"volumes", "training-data"`; None where none does."""
-        return self._files.get(key)
+        files: Files = self.__dict__.get("files", {})
+        return files.get(key)
 
 
 def load(folder: Path | None = None) -> Settings:
@@ -116,10 +130,10 @@ def load(folder: Path | None = None) -> Settings:
         return f"{files[key]}: {'.'.join(map(str, key_path))}"
 
     try:
-        settings = Settings.model_validate(tables)
-    except ValidationError as error:
-        raise validation_error(error, Settings, where) from None
-    settings._files = files
+        settings = Settings.validated(tables)
+    except InvalidError as error:
+        raise error.named(where) from None
+    settings.__dict__["files"] = files
     return settings
 
 

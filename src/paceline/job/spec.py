@@ -7,44 +7,36 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    PlainSerializer,
-    PrivateAttr,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+import msgspec
+from msgspec import Meta, field
+from msgspec.structs import force_setattr
 
 from paceline.contract import CONTRACTS, GIT_CREDENTIALS
 
 from .errors import nearest
-from .quantities import duration, duration_text, memory
+from .model import InvalidError, Model, each
+from .quantities import duration, duration_text
+from .quantities import memory as memory_size
 from .secret_values import split_source
 
 FIXED_NODES = ("indexed", "mpi")  # frameworks whose jobs keep their number of nodes
 Kind = Literal["script", "module", "command"]
+Mode = Literal["git", "rsync", "snapshot"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32, none that reads like another
 
 
-def _valid_name(name: str) -> str:
-    if name and not NAME.fullmatch(name):
+def _valid_name(name: Any) -> Any:
+    if name and isinstance(name, str) and not NAME.fullmatch(name):
         raise ValueError("a job name has up to 63 letters, digits, '.', '_' and '-', and starts with a letter or digit")
     return name
 
 
-def _valid_framework(name: str) -> str:
-    if name not in CONTRACTS:
+def _valid_framework(name: Any) -> Any:
+    if isinstance(name, str) and name not in CONTRACTS:
         raise ValueError(f"unknown framework {name!r}; {nearest(name, CONTRACTS)}")
     return name
 
@@ -56,86 +48,76 @@ def _valid_nodes(value: Any) -> Any:
     return f"{int(low)}:{int(high)}" if colon and int(low) != int(high) else int(low)
 
 
-def _valid_variables(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        if not _VARIABLE.fullmatch(name):
+def _valid_variables(names: Any) -> Any:
+    for name in names if isinstance(names, (list, tuple, dict)) else ():
+        if isinstance(name, str) and not _VARIABLE.fullmatch(name):
             raise ValueError(f"{name!r} is not a valid name of an environment variable")
     return names
 
 
-def _valid_env(env: dict[str, str]) -> dict[str, str]:
-    _valid_variables(tuple(env))
-    for name, value in env.items():
-        if "\0" in value:
+def _valid_env(env: Any) -> Any:
+    for name, value in _valid_variables(env).items() if isinstance(env, dict) else ():
+        if isinstance(value, str) and "\0" in value:
             raise ValueError(f"the value of {name} holds a zero byte")
     return env
 
 
-def _text(pattern: str) -> dict[str, Any]:
+def _written(schema: dict[str, Any]) -> Meta:
+    """Have the JSON schema say how a field is written, where that is not how it is kept."""
+    return Meta(extra_json_schema={"written": schema})
+
+
+def _as_text(pattern: str) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^{pattern}$"}
 
 
-def _or_text(kind: str, pattern: str, **limits: int) -> WithJsonSchema:
-    """The JSON schema of a number that may also be written as text."""
-    return WithJsonSchema({"anyOf": [{"type": kind, **limits}, _text(pattern)]})
+def _or_text(pattern: str, minimum: int) -> Meta:
+    return _written({"anyOf": [{"type": "integer", "minimum": minimum}, _as_text(pattern)]})
 
 
-Name = Annotated[str, AfterValidator(_valid_name)]
-Framework = Annotated[
-    str, AfterValidator(_valid_framework), WithJsonSchema({"type": "string", "enum": sorted(CONTRACTS)})
-]
-Nodes = Annotated[int | str, BeforeValidator(_valid_nodes), _or_text("integer", "[0-9]+(:[0-9]+)?", minimum=1)]
-_Duration = Annotated[
-    float,
-    Field(gt=0, allow_inf_nan=False),
-    PlainSerializer(duration_text, return_type=str),
-    WithJsonSchema(_text(r"([0-9]+(\.[0-9]+)?[smhdw])+")),
-]
-Hours = Annotated[_Duration, BeforeValidator(partial(duration, usual="h"))]
-Minutes = Annotated[_Duration, BeforeValidator(partial(duration, usual="m"))]
-Days = Annotated[_Duration, BeforeValidator(partial(duration, usual="d"))]
-_DURATIONS = ("time_limit", "ttl", "keep_warm")  # the fields of a job with these types
-Memory = Annotated[
-    int,
-    BeforeValidator(memory),
-    _or_text("integer", r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", minimum=64 << 20),
-]
+def _as_written(schema: Any) -> Any:
+    """A JSON schema of msgspec's with what `_written` says."""
+    if isinstance(schema, list):
+        return [_as_written(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "written" in schema:
+        return {name: schema[name] for name in ("description", "default") if name in schema} | schema["written"]
+    return {name: _as_written(part) for name, part in schema.items()}
+
+
+Duration = Annotated[float, Meta(gt=0), _written(_as_text(r"([0-9]+(\.[0-9]+)?[smhdw])+"))]
+Memory = Annotated[int, _or_text(r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", minimum=64 << 20)]
+_LONGEST = 1e9  # seconds
+_DURATIONS = {"time_limit": "h", "ttl": "d", "keep_warm": "m"}  # field → the unit that a message suggests
 # What a job file may leave unquoted: `job/reading.py` takes it as it is written.
-Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Text = Annotated[str, _written({"type": ["string", "number", "boolean"]})]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class Code(_Model):
+class Code(Model, frozen=True, kw_only=True):
     """Where a job's code comes from; it lands in `<working dir>/code/<job's name>`, and the ranks start there."""
 
-    mode: Literal["git", "rsync", "snapshot"]
-    source: str | None = Field(None, description="URL[@ref] of a git repository, or a path; a snapshot's default is .")
+    mode: Mode
+    source: Annotated[
+        str | None, Meta(description="URL[@ref] of a git repository, or a path; a snapshot's default is .")
+    ] = None
 
 
-class Mount(_Model):
+class Mount(Model, frozen=True, kw_only=True):
     """A named volume, and the path where the job wants to see it."""
 
-    volume: str = Field(min_length=1)
-    path: str = Field(min_length=1)
+    volume: Annotated[str, Meta(min_length=1)]
+    path: Annotated[str, Meta(min_length=1)]
 
-    @model_validator(mode="before")
     @classmethod
-    def _parse(cls, value: Any) -> Any:
-        """`training-data:/mnist_data` for short."""
-        if not isinstance(value, str):
-            return value
-        volume, colon, path = value.partition(":")
+    def arranged(cls, given: Any) -> Any:
+        """Take `training-data:/mnist_data` for short."""
+        if not isinstance(given, str):
+            return given
+        volume, colon, path = given.partition(":")
         if not colon or not volume or not path.startswith("/"):
-            raise ValueError("not VOLUME:/PATH; write for example training-data:/mnist_data")
+            raise InvalidError((), "not VOLUME:/PATH; write for example training-data:/mnist_data", given)
         return {"volume": volume, "path": path}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        short = {"type": "string", "pattern": "^[^:]+:/", "examples": ["training-data:/mnist_data"]}
-        return {"anyOf": [short, handler.resolve_ref_schema(handler(core_schema))]}
 
     @property
     def variable(self) -> str:
@@ -143,162 +125,194 @@ class Mount(_Model):
         return "PACELINE_DATA_" + re.sub(r"[^A-Za-z0-9]", "_", self.volume).upper()
 
 
-class Rendezvous(_Model):
+class Rendezvous(Model, frozen=True, kw_only=True):
     """Where the nodes of a job meet that is started by hand on each of them; the port is also a single node's."""
 
-    node_rank: int | None = Field(None, ge=0, description="this node's number; None lets the coordinator choose")
-    main_address: str | None = Field(None, description="where the nodes meet; None on a single node")
-    main_port: int | None = Field(
-        None, ge=1, le=65535, description="where the nodes meet; on a single node, MASTER_PORT of its ranks"
-    )
-    run_id: str | None = Field(None, description="what the nodes of this job have in common, and other jobs do not")
-    local_address: str | None = Field(None, description="name of this node among the others; None finds out")
+    node_rank: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="this node's number; None lets the coordinator choose")
+    ] = None
+    main_address: Annotated[str | None, Meta(description="where the nodes meet; None on a single node")] = None
+    main_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description="where the nodes meet; on a single node, MASTER_PORT of its ranks"),
+    ] = None
+    run_id: Annotated[
+        str | None, Meta(description="what the nodes of this job have in common, and other jobs do not")
+    ] = None
+    local_address: Annotated[str | None, Meta(description="name of this node among the others; None finds out")] = None
 
 
-class JobSpec(_Model):
+class JobSpec(Model, frozen=True, kw_only=True):
     """A job as its user asks for it; a backend makes it concrete.
 
     Exactly one of `script`, `module` and `command` says what each rank runs. GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD in
     `env`, or a password in the address of a repository, are for git alone: they become `git_credentials`, which no dump
     of the job has. `time_limit`, `ttl` and `keep_warm` are given with their unit, such as "2h", or as a timedelta,
-    and read in seconds.
+    and read in seconds. `gpus` is another name for `devices`.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, missing or malformed.
+        InvalidError: a field is unknown, missing or malformed.
     """
 
-    model_config = ConfigDict(
-        title="paceline job",
-        json_schema_extra={
-            "description": "What `paceline submit FILE.yaml` reads",
-            "anyOf": [{"required": [program]} for program in ("script", "module", "command")],
-        },
-    )
-
-    name: Name = Field(
-        "", description="unique; one that ends in '-' is completed by the next free number, an empty one is made up"
-    )
-    script: str | None = Field(None, description="Python file that each rank runs")
-    module: str | None = Field(None, description="Python module that each rank runs, as python -m")
-    command: str | None = Field(None, description="program that each rank runs")
+    name: Annotated[
+        str,
+        Meta(description="unique; one that ends in '-' is completed by the next free number, an empty one is made up"),
+    ] = ""
+    script: Annotated[str | None, Meta(description="Python file that each rank runs")] = None
+    module: Annotated[str | None, Meta(description="Python module that each rank runs, as python -m")] = None
+    command: Annotated[str | None, Meta(description="program that each rank runs")] = None
     args: tuple[Text, ...] = ()
-    framework: Framework | None = Field(
-        None, description="whose variables the ranks get; the default is what the script imports"
-    )
-    horovod: Literal["real", "paceline"] | None = Field(
-        None, description="whose `horovod` the script imports; the default is the installed one, else paceline's"
-    )
-    nodes: Nodes = Field(1, description="N, or MIN:MAX")
-    ranks: Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "gpu", "cpu", "slots"] = Field(
-        1, description="ranks on each node, or what to count"
-    )
-    devices: Annotated[int, Field(ge=0)] | tuple[Text, ...] | None = Field(
-        None, description="accelerators on each node: how many, or which"
-    )
-    share_devices: bool = Field(False, description="other jobs may use the same devices at the same time")
-    cpus: Annotated[int, Field(ge=1)] | None = Field(None, description="cores on each node")
-    memory: Memory | None = Field(None, description="memory on each node: bytes, or 16Gi")
-    image: str | None = Field(None, description="container image, where the backend runs containers")
-    env: Annotated[dict[str, Text], AfterValidator(_valid_env)] = Field({}, description="variables of the ranks")
-    secrets: Annotated[tuple[str, ...], AfterValidator(_valid_variables)] = Field(
-        (), description="variables whose values are taken from the submitter's environment and never shown"
-    )
-    working_dir: str = Field(".", description="where the ranks start")
-    code: Code | None = Field(None, description="what to copy for the job; without it, it runs what is there")
-    data: tuple[Mount, ...] = Field((), description="volumes, as VOLUME:/PATH")
-    tensorboard: bool = Field(False, description="a TensorBoard goes with the job")
-    tensorboard_dir: str | None = Field(None, description="what it shows; the default is the job's folder")
-    log_dir: str | None = Field(None, description="where the run directory goes instead of the user's state folder")
-    checkpoint_dir: str | None = Field(None, description="where the library keeps checkpoints unless the script says")
-    resume_from: Name | None = Field(None, description="job whose code and checkpoints this one goes on with")
-    fresh: bool = Field(False, description="it takes none of the checkpoints of the job that it resumes")
-    start_method: Literal["fork", "exec"] | None = Field(
-        None, description="how ranks start; the default is fork where that is the same for the script"
-    )
-    preload: tuple[str, ...] = Field((), description="modules imported once a node, before the ranks are forked")
-    keep_warm: Minutes | None = Field(
-        None, description="how long a process that has imported the framework stays for the next job, such as 10m"
-    )
-    max_restarts: int = Field(0, ge=0)
-    time_limit: Hours | None = Field(None, description="from the first start on: 90s, 10m, 2h or 7d")
-    ttl: Days | None = Field(None, description="time to live: how long after its end the job is kept, such as 7d")
-    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="a waiting job with a higher one starts first")
-    queue: str | None = Field(None, description="queue or partition, where the backend has several")
+    framework: Annotated[
+        Annotated[str, _written({"enum": sorted(CONTRACTS)})] | None,
+        Meta(description="whose variables the ranks get; the default is what the script imports"),
+    ] = None
+    horovod: Annotated[
+        Literal["real", "paceline"] | None,
+        Meta(description="whose `horovod` the script imports; the default is the installed one, else paceline's"),
+    ] = None
+    nodes: Annotated[int | str, Meta(description="N, or MIN:MAX"), _or_text("[0-9]+(:[0-9]+)?", 1)] = 1
+    ranks: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | Literal["auto", "gpu", "cpu", "slots"],
+        Meta(description="ranks on each node, or what to count"),
+    ] = 1
+    devices: Annotated[
+        Annotated[int, Meta(ge=0)] | tuple[Text, ...] | None,
+        Meta(description="accelerators on each node: how many, or which"),
+    ] = None
+    share_devices: Annotated[bool, Meta(description="other jobs may use the same devices at the same time")] = False
+    cpus: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="cores on each node")] = None
+    memory: Annotated[Memory | None, Meta(description="memory on each node: bytes, or 16Gi")] = None
+    image: Annotated[str | None, Meta(description="container image, where the backend runs containers")] = None
+    env: Annotated[dict[str, Text], Meta(description="variables of the ranks")] = {}
+    secrets: Annotated[
+        tuple[str, ...],
+        Meta(description="variables whose values are taken from the submitter's environment and never shown"),
+    ] = ()
+    working_dir: Annotated[str, Meta(description="where the ranks start")] = "."
+    code: Annotated[Code | None, Meta(description="what to copy for the job; without it, it runs what is there")] = None
+    data: Annotated[tuple[Mount, ...], Meta(description="volumes, as VOLUME:/PATH")] = ()
+    tensorboard: Annotated[bool, Meta(description="a TensorBoard goes with the job")] = False
+    tensorboard_dir: Annotated[str | None, Meta(description="what it shows; the default is the job's folder")] = None
+    log_dir: Annotated[
+        str | None, Meta(description="where the run directory goes instead of the user's state folder")
+    ] = None
+    checkpoint_dir: Annotated[
+        str | None, Meta(description="where the library keeps checkpoints unless the script says")
+    ] = None
+    resume_from: Annotated[str | None, Meta(description="job whose code and checkpoints this one goes on with")] = None
+    fresh: Annotated[bool, Meta(description="it takes none of the checkpoints of the job that it resumes")] = False
+    start_method: Annotated[
+        Literal["fork", "exec"] | None,
+        Meta(description="how ranks start; the default is fork where that is the same for the script"),
+    ] = None
+    preload: Annotated[
+        tuple[str, ...], Meta(description="modules imported once a node, before the ranks are forked")
+    ] = ()
+    keep_warm: Annotated[
+        Duration | None,
+        Meta(description="how long a process that has imported the framework stays for the next job, such as 10m"),
+    ] = None
+    max_restarts: Annotated[int, Meta(ge=0)] = 0
+    time_limit: Annotated[Duration | None, Meta(description="from the first start on: 90s, 10m, 2h or 7d")] = None
+    ttl: Annotated[
+        Duration | None, Meta(description="time to live: how long after its end the job is kept, such as 7d")
+    ] = None
+    priority: Annotated[
+        int, Meta(ge=-1_000_000, le=1_000_000, description="a waiting job with a higher one starts first")
+    ] = 0
+    queue: Annotated[str | None, Meta(description="queue or partition, where the backend has several")] = None
     labels: dict[str, Text] = {}
-    backend: str = Field("local", description="where it runs: local, or a target of the settings")
-    options: dict[str, Any] = Field({}, description="what only this backend knows")
-    grace: float = Field(30.0, ge=0, allow_inf_nan=False, description="seconds between SIGTERM and SIGKILL")
-    pass_index: bool = Field(False, description="append --process_index I --process_num N to the arguments")
-    use_env: bool = Field(False, description="give no --local_rank to scripts that declare it")
+    backend: Annotated[str, Meta(description="where it runs: local, or a target of the settings")] = "local"
+    options: Annotated[dict[str, Any], Meta(description="what only this backend knows")] = {}
+    grace: Annotated[float, Meta(ge=0, le=_LONGEST, description="seconds between SIGTERM and SIGKILL")] = 30.0
+    pass_index: Annotated[bool, Meta(description="append --process_index I --process_num N to the arguments")] = False
+    use_env: Annotated[bool, Meta(description="give no --local_rank to scripts that declare it")] = False
     role: str = "default"
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = Field(
-        None, description="the cores that each rank may use: those near its GPU"
+    numa_binding: Annotated[
+        Literal["node", "socket", "exclusive", "core-complex"] | None,
+        Meta(description="the cores that each rank may use: those near its GPU"),
+    ] = None
+    virtual_local_rank: Annotated[bool, Meta(description="each rank sees its GPU alone, and LOCAL_RANK is 0")] = False
+    rendezvous: Annotated[Rendezvous, Meta(description="of nodes that are started by hand, one by one")] = field(
+        default_factory=lambda: Rendezvous.validated({})
     )
-    virtual_local_rank: bool = Field(False, description="each rank sees its GPU alone, and LOCAL_RANK is 0")
-    rendezvous: Rendezvous = Field(
-        default_factory=lambda: Rendezvous.model_validate({}),
-        description="of nodes that are started by hand, one by one",
-    )
-    join_timeout: float = Field(600.0, gt=0, allow_inf_nan=False, description="seconds to wait for the other nodes")
-    last_call: float = Field(3.0, ge=0, allow_inf_nan=False, description="seconds to wait for more nodes than MIN")
-    silence: float = Field(
-        10.0, gt=2, allow_inf_nan=False, description="seconds without a packet after which a node is lost"
-    )
-    detached: bool = Field(False, description="outlive the terminal")
-    _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
+    join_timeout: Annotated[float, Meta(gt=0, le=_LONGEST, description="seconds to wait for the other nodes")] = 600.0
+    last_call: Annotated[float, Meta(ge=0, le=_LONGEST, description="seconds to wait for more nodes than MIN")] = 3.0
+    silence: Annotated[
+        float, Meta(gt=2, le=_LONGEST, description="seconds without a packet after which a node is lost")
+    ] = 10.0
+    detached: Annotated[bool, Meta(description="outlive the terminal")] = False
 
-    @model_validator(mode="before")
+    parsers: ClassVar[dict[str, Any]] = {
+        "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
+        "memory": memory_size, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
+    } | {name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()}  # fmt: skip
+
     @classmethod
-    def _rendezvous(cls, value: Any) -> Any:
-        """Jobs that were stored before `rendezvous` was a field have its fields among the job's."""
-        flat = [key for key in Rendezvous.model_fields if key in value] if isinstance(value, dict) else []
-        if not flat or not isinstance(value.get("rendezvous") or {}, dict):
-            return value
-        rest = {key: given for key, given in value.items() if key not in flat}
-        return {**rest, "rendezvous": {**{key: value[key] for key in flat}, **(value.get("rendezvous") or {})}}
+    def arranged(cls, given: Any) -> Any:
+        """Take `gpus`; jobs that were stored before `rendezvous` was a field have its fields among the job's."""
+        if not isinstance(given, dict):
+            return given
+        if "gpus" in given and "devices" not in given:
+            given = {"devices" if name == "gpus" else name: value for name, value in given.items()}
+        flat = [key for key in Rendezvous.__struct_fields__ if key in given]
+        if not flat or not isinstance(given.get("rendezvous") or {}, dict):
+            return given
+        rest = {key: value for key, value in given.items() if key not in flat}
+        return {**rest, "rendezvous": {**{key: given[key] for key in flat}, **(given.get("rendezvous") or {})}}
 
-    @field_validator("nodes")
-    @classmethod
-    def _nodes_change(cls, nodes: int | str, info: ValidationInfo) -> int | str:
-        framework = info.data.get("framework")
-        if isinstance(nodes, str) and framework in FIXED_NODES:
-            raise ValueError(f"with --framework {framework} the number of nodes cannot change; give one")
-        return nodes
+    def check(self) -> None:
+        """Refuse fields that contradict each other, and take the credentials out of the job."""
+        programs = [name for name in ("script", "module", "command") if getattr(self, name) is not None]
+        if len(programs) != 1:
+            what = f"{' and '.join(programs)} contradict each other" if programs else "nothing to run"
+            raise InvalidError((), f"{what}; give one of script, module and command")
+        if isinstance(self.nodes, str) and self.framework in FIXED_NODES:
+            why = f"with --framework {self.framework} the number of nodes cannot change; give one"
+            raise InvalidError(("nodes",), why, self.nodes)
+        both = sorted(set(self.secrets) & set(self.env))
+        if both:
+            raise InvalidError((), f"{both[0]} is both a secret and in env; give it once")
+        for word in (self.script, self.module, self.command, self.working_dir, *self.args):
+            if "\0" in (word or ""):
+                raise InvalidError((), f"{word!r} holds a zero byte, which no command line can")
+        if isinstance(self.devices, tuple) and len(set(self.devices)) < len(self.devices):
+            raise InvalidError((), "a device is named twice; name each once")
+        self._take_credentials()
 
-    @model_validator(mode="after")
-    def _take_credentials(self) -> JobSpec:
-        fields = self.__dict__  # of a new object, which nobody else has yet
+    def _take_credentials(self) -> None:
         found = {name: self.env.pop(name) for name in GIT_CREDENTIALS if name in self.env}
         there = {name: os.environ[name] for name in self.secrets if name in GIT_CREDENTIALS and name in os.environ}
         found |= there
-        fields["secrets"] = tuple(name for name in self.secrets if name not in there)  # others are refused later
+        # It is a new object, which nobody else has yet. Secrets that are not there are refused later.
+        force_setattr(self, "secrets", tuple(name for name in self.secrets if name not in there))
         if self.code is not None and self.code.mode == "git":
             source, inside = split_source(self.code.source or "")
             if inside:
-                fields["code"] = self.code.model_copy(update={"source": source})
+                force_setattr(self, "code", self.code.changed({"source": source}))
                 found |= inside
-        self._credentials |= found
-        return self
+        self.__dict__["credentials"] = found
 
-    @model_validator(mode="after")
-    def _one_program(self) -> JobSpec:
-        given = [name for name in ("script", "module", "command") if getattr(self, name) is not None]
-        if len(given) != 1:
-            what = f"{' and '.join(given)} contradict each other" if given else "nothing to run"
-            raise ValueError(f"{what}; give one of script, module and command")
-        return self
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON schema of job files."""
+        found = _as_written(msgspec.json.schema(cls))
+        parts = found["$defs"]
+        short = {"type": "string", "pattern": "^[^:]+:/", "examples": ["training-data:/mnist_data"]}
+        parts["Mount"] = {"anyOf": [short, parts["Mount"]]}
+        return {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            **parts.pop("JobSpec"),
+            "title": "paceline job",
+            "description": "What `paceline submit FILE.yaml` reads",
+            "anyOf": [{"required": [program]} for program in ("script", "module", "command")],
+            "$defs": parts,
+        }
 
-    @model_validator(mode="after")
-    def _no_contradictions(self) -> JobSpec:
-        both = sorted(set(self.secrets) & set(self.env))
-        if both:
-            raise ValueError(f"{both[0]} is both a secret and in env; give it once")
-        for word in (self.script, self.module, self.command, self.working_dir, *self.args):
-            if "\0" in (word or ""):
-                raise ValueError(f"{word!r} holds a zero byte, which no command line can")
-        if isinstance(self.devices, tuple) and len(set(self.devices)) < len(self.devices):
-            raise ValueError("a device is named twice; name each once")
-        return self
+    def dumped(self, *, only_given: bool = False, only_changed: bool = False) -> dict[str, Any]:
+        """See `Model.dumped`; durations have a unit."""
+        found = super().dumped(only_given=only_given, only_changed=only_changed)
+        return {**found, **{name: duration_text(found[name]) for name in _DURATIONS if found.get(name) is not None}}
 
     @property
     def kind(self) -> Kind:
@@ -317,6 +331,11 @@ class JobSpec(_Model):
         return f"{cleaned}-{''.join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(5))}"
 
     @property
+    def _credentials(self) -> dict[str, str]:
+        found: dict[str, str] = self.__dict__.get("credentials", {})
+        return found
+
+    @property
     def git_credentials(self) -> dict[str, str]:
         """GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD: the job's own, or else those of this process."""
         return {name: os.environ[name] for name in GIT_CREDENTIALS if os.environ.get(name)} | self._credentials
@@ -326,28 +345,27 @@ class JobSpec(_Model):
         """Whether it was given credentials for git, which fetches nothing for it."""
         return bool(self._credentials) and (self.code is None or self.code.mode != "git")
 
-    def stored(self, *, exclude_unset: bool = False) -> dict[str, Any]:
+    def stored(self, *, only_given: bool = False) -> dict[str, Any]:
         """The job as it is stored: what JSON can hold, with durations in seconds; perhaps without its defaults."""
-        job = self.model_dump(mode="json", exclude_unset=exclude_unset)
-        return {**job, **{name: getattr(self, name) for name in _DURATIONS if name in job}}
+        return super().dumped(only_given=only_given)
 
     @classmethod
     def from_stored(cls, job: Any) -> JobSpec:
         """What `stored` or `for_node` has returned, also that of an older version.
 
         Raises:
-            pydantic.ValidationError: it is damaged, or of a version that has more fields.
+            InvalidError: it is damaged, or of a version that has more fields.
         """
         if not isinstance(job, Mapping):
-            return cls.model_validate(job)
+            return cls.validated(job)
         seconds = {name: job[name] for name in _DURATIONS if isinstance(job.get(name), (int, float))}
-        return cls.model_validate({**job, **{name: duration_text(value) for name, value in seconds.items()}})
+        return cls.validated({**job, **{name: duration_text(value) for name, value in seconds.items()}})
 
     @classmethod
     def planned(cls, job: Mapping[str, Any]) -> JobSpec:
         """A job as a node has completed it; its name and framework may be placeholders."""
         placeholders = {"name": job["name"], "framework": job["framework"]}
-        return cls.from_stored({**job, "name": "", "framework": None}).model_copy(update=placeholders)
+        return cls.from_stored({**job, "name": "", "framework": None}).changed(placeholders)
 
     def for_node(self) -> dict[str, Any]:
         """The job as a node reads it: as it is stored, with the fields of `rendezvous` among its own."""

@@ -46,7 +46,7 @@ def set_variable(path: Path, name: str, value: str) -> None:
 
     def is_right(file: str) -> bool:
         try:
-            return read(file) == before.model_copy(update={"env": {**before.env, name: value}})
+            return read(file) == before.changed({"env": {**before.env, name: value}})
         except UserError:
             return False
 

@@ -79,7 +79,7 @@ def given(cluster: Cluster) -> str:
 
 
 def cluster(**options: Any) -> Cluster:
-    return Cluster("it", Options.model_validate(options), " --on it")
+    return Cluster("it", Options.validated(options), " --on it")
 
 
 def test_tokens_passwords_and_nobody(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_who_acts_as_another_user_and_another_name_of_the_server(
     user = {"token": "abc", "as": "carl", "as-groups": ["a", "b"], "as-user-extra": {"x/y": ["1"]}}
     clusters = [{"name": "one", "cluster": {"server": server.url, "tls-server-name": "other"}}]
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", server.url, user, clusters=clusters))
-    http = connect(Options.model_validate({}), Limits(GENEROUS, GENEROUS)).http
+    http = connect(Options.validated({}), Limits(GENEROUS, GENEROUS)).http
     sent = http.get("/version").request
     found = [(key, value) for key, value in sent.headers.multi_items() if key.startswith("impersonate")]
     groups = [("impersonate-group", "a"), ("impersonate-group", "b")]
@@ -217,7 +217,7 @@ def test_certificates(server: Server, tmp_path: Path, monkeypatch: pytest.Monkey
     for known, cluster_has in ((given_as, address | trusts), ({}, address | trusts), (given_as, address)):
         clusters = [{"name": "one", "cluster": cluster_has}]
         monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", "", known, clusters=clusters))
-        http = connect(Options.model_validate({}), Limits(GENEROUS, GENEROUS)).http
+        http = connect(Options.validated({}), Limits(GENEROUS, GENEROUS)).http
         if known is given_as and cluster_has != address:
             assert http.get("/version").json()["given"] == "none"
         else:
@@ -228,10 +228,10 @@ def test_certificates(server: Server, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"no kubeconfig .*none; set KUBECONFIG"):
-        connect(Options.model_validate({}), Limits(1.0, 1.0))
+        connect(Options.validated({}), Limits(1.0, 1.0))
     (tmp_path / "none").write_text("- a list")
     with pytest.raises(UserError, match="is not a kubeconfig that can be read"):
-        connect(Options.model_validate({}), Limits(1.0, 1.0))
+        connect(Options.validated({}), Limits(1.0, 1.0))
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(UserError, match=r"pip install 'httpx2\[ws\]'"):
-        connect(Options.model_validate({}), Limits(1.0, 1.0))
+        connect(Options.validated({}), Limits(1.0, 1.0))

@@ -29,8 +29,8 @@ KINDS_AND_VERSIONS = [kind(version) for kind in KINDS for version in kind.versio
 
 
 def order(kind: Kind, **given: Any) -> Order:
-    options = Options.model_validate({key: given.pop(key) for key in [*given] if key in Options.model_fields})
-    spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
+    options = Options.validated({key: given.pop(key) for key in [*given] if key in Options.__struct_fields__})
+    spec = JobSpec.validated({"script": "train.py", "image": "training:1", **given})
     data = b"" if options.plain else archive().data
     return Order("it", spec, options, "ml", "1234", data, secrets={"HF": "s"}, kind=kind)
 

@@ -35,8 +35,8 @@ VERSIONS = ("1.25", "1.30", "1.37")
 def order(
     code: bytes | None = None, secrets: dict[str, str] | None = None, kind: type[Kind] = BatchJob, **given: Any
 ) -> Order:
-    options = Options.model_validate({key: given.pop(key) for key in [*given] if key in Options.model_fields})
-    spec = JobSpec.model_validate({"script": "train.py", "image": "training:1", **given})
+    options = Options.validated({key: given.pop(key) for key in [*given] if key in Options.__struct_fields__})
+    spec = JobSpec.validated({"script": "train.py", "image": "training:1", **given})
     record = None if code is None else {"mode": "snapshot", "source": "/there"}
     return Order(
         "it", spec, options, "ml", "1234", b"" if options.plain else archive().data, code,
@@ -259,18 +259,18 @@ def test_a_name_that_no_host_can_have_is_refused(name: str, take: str) -> None:
 @pytest.mark.parametrize("text", ["a", "=b", ","])
 def test_pairs_are_checked(text: str) -> None:
     if text == ",":
-        assert Options.model_validate({"selector": text}).selector == {}
+        assert Options.validated({"selector": text}).selector == {}
     else:
         with pytest.raises(ValueError, match="is not NAME=VALUE"):
-            Options.model_validate({"selector": text})
+            Options.validated({"selector": text})
 
 
 def test_the_value_of_an_annotation_may_have_commas() -> None:
     given = "k8s.v1.cni.cncf.io/networks=rdma0,rdma1,x=y,"
-    found = Options.model_validate({"annotations": given}).annotations
+    found = Options.validated({"annotations": given}).annotations
     assert found == {"k8s.v1.cni.cncf.io/networks": "rdma0,rdma1", "x": "y"}
     with pytest.raises(ValueError, match="is not NAME=VALUE"):
-        Options.model_validate({"annotations": "a,b=c"})
+        Options.validated({"annotations": "a,b=c"})
 
 
 def test_a_pod_template_is_merged() -> None:

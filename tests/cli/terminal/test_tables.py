@@ -207,9 +207,9 @@ def test_a_terminal_never_shows_a_part_of_a_number(cells: list[tuple[bool, str]]
         assert seen == whole or (is_text and len(seen) >= 8 and whole.startswith(seen[:-1]))
 
 
-def test_a_table_needs_neither_pydantic_nor_yaml() -> None:
+def test_a_table_needs_neither_models_nor_yaml() -> None:
     code = "import sys, paceline.cli.terminal.tables as o; o.show([], [], 'table', dict); o.show([], [], 'json', dict)"
-    code += "; assert not {'pydantic', 'yaml'} & set(sys.modules)"
+    code += "; assert not {'msgspec', 'yaml'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -319,7 +319,7 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-X", "importtime", "-m", "paceline", "--help"], capture_output=True, text=True, check=True
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not imported & {"torch", "asyncio", "pydantic", "numpy", "rich"}
+    assert not imported & {"torch", "asyncio", "msgspec", "numpy", "rich"}
     assert "paceline.cli.main" in imported
     assert done.stdout.startswith("Usage: ")
 

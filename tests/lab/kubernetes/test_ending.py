@@ -75,7 +75,7 @@ def test_a_job_that_is_stopped_and_resumed(
 def test_a_time_limit(user: User) -> None:
     user.submit("import threading; threading.Event().wait()", name="agent", time_limit="2s")
     there = user.backend(plain=True)
-    spec = JobSpec.model_validate({"name": "plain", "command": "sleep", "args": ["600"], "time_limit": "3s"})
+    spec = JobSpec.validated({"name": "plain", "command": "sleep", "args": ["600"], "time_limit": "3s"})
     there.start(there.prepare(spec), Silence())
     assert (user.ended("agent").state, user.ended("agent").exit_code) == ("FAILED", 124)
     assert "time limit" in str(user.get("agent").error)

@@ -216,7 +216,7 @@ def test_what_is_refused_leaves_nothing(user: User) -> None:
     ):
         user.submit("pass", name="denied")
     there = user.backend()
-    prepared = there.prepare(JobSpec.model_validate({"script": "denied.py", "name": "denied"}))
+    prepared = there.prepare(JobSpec.validated({"script": "denied.py", "name": "denied"}))
     with pytest.raises(
         UserError, match=r"^you may not create configmaps in namespace default, .*; paceline check --on"
     ):
@@ -225,7 +225,7 @@ def test_what_is_refused_leaves_nothing(user: User) -> None:
     with pytest.raises(UserError, match=r"namespaces \"nowhere\" not found; create it"):
         user.submit("pass", name="nowhere", namespace="nowhere")
     with pytest.raises(UserError, match=r"a job on Kubernetes needs an image"):
-        user.backend(image=None).prepare(JobSpec.model_validate({"command": "true"}))
+        user.backend(image=None).prepare(JobSpec.validated({"command": "true"}))
     for name in ("field", "value", "denied"):
         user.nothing_left(name)
 
@@ -233,7 +233,7 @@ def test_what_is_refused_leaves_nothing(user: User) -> None:
 def test_what_the_server_warns_of_is_said(user: User) -> None:
     user.cluster.server.warning = 'would violate PodSecurity "restricted:latest": runAsNonRoot != true'
     there, said = user.backend(), Silence()
-    prepared = there.prepare(JobSpec.model_validate({"command": "true", "name": "it"}))
+    prepared = there.prepare(JobSpec.validated({"command": "true", "name": "it"}))
     line = f"the cluster warns: {user.cluster.server.warning}"
     assert prepared.text().startswith(f"# {line}\n")
     there.start(prepared, said)

@@ -78,7 +78,7 @@ def url(user: User, repositories: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def submit(user: User, source: str, name: str = "it", **options: Any) -> Job:
     there = user.backend(**options)
     given = {"name": name, "script": "train.py", "code": {"mode": "git", "source": source}}
-    return there.start(there.prepare(JobSpec.model_validate(given)), Silence())
+    return there.start(there.prepare(JobSpec.validated(given)), Silence())
 
 
 def test_the_commit_of_the_submit_is_fetched_in_the_pod_by_git_of_another_image(
@@ -97,7 +97,7 @@ def test_the_commit_of_the_submit_is_fetched_in_the_pod_by_git_of_another_image(
     ]
     # One that goes on from it has its commit.
     there = user.backend(git_image="with-git")
-    spec = there.spec("it").model_copy(update={"name": "again", "resume_from": "it"})
+    spec = there.spec("it").changed({"name": "again", "resume_from": "it"})
     there.start(there.prepare(spec), Silence())
     submit(user, f"{url}/public/origin", "none", image="no-git")
     assert user.ended("again").state == "SUCCEEDED" and user.lines("again") == ["first False"]
@@ -136,7 +136,7 @@ def private(url: str, way: str) -> JobSpec:
     if way == "url":
         source = source.replace("://", f"://me:{quote(PASSWORD, safe='')}@")
     env = {"GIT_SYNC_USERNAME": "me", "GIT_SYNC_PASSWORD": PASSWORD} if way == "env" else {}
-    return JobSpec.model_validate(
+    return JobSpec.validated(
         {"name": "it", "script": "train.py", "code": {"mode": "git", "source": source}, "env": env}
     )
 
@@ -154,17 +154,17 @@ def test_credentials_of_the_job_are_in_a_secret_alone_and_serve_those_that_resum
     assert base64.b64decode(secret["data"]["password"]).decode() == PASSWORD
     written = str([user.cluster.all(kind) for kind in ("Job", "Pod", "ConfigMap", "Service")])
     assert not [word for word in ("GIT_SYNC", PASSWORD, quote(PASSWORD, safe="")) if word in written]
-    again = there.spec("it").model_copy(update={"name": "again", "resume_from": "it"})
+    again = there.spec("it").changed({"name": "again", "resume_from": "it"})
     there.start(there.prepare(again), Silence())
     there.delete(["it"])  # and its Secret
     assert user.ended("again").state == "SUCCEEDED", user.get("again").error
     user.cluster.delete("Secret", "again-git")
-    last = again.model_copy(update={"name": "last", "resume_from": "again"})
+    last = again.changed({"name": "last", "resume_from": "again"})
     with pytest.raises(
         UserError, match=r"^the credentials for git of job again were in Secret again-git, but it is gone"
     ):
         there.prepare(last)
-    given = JobSpec.model_validate({**last.model_dump(), "env": {"GIT_SYNC_USERNAME": "me", "GIT_SYNC_PASSWORD": "x"}})
+    given = JobSpec.validated({**last.dumped(), "env": {"GIT_SYNC_USERNAME": "me", "GIT_SYNC_PASSWORD": "x"}})
     there.prepare(given)
 
 

@@ -103,7 +103,7 @@ def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str)
     job = user.ended("fails")
     assert (job.state, job.exit_code) == ("FAILED", 1) and "no good" in str(job.error), job
     there = user.backend()  # the kind is that of the job that is submitted again
-    spec = there.spec("fails").model_copy(update={"name": "fails-", "resume_from": "fails"})
+    spec = there.spec("fails").changed({"name": "fails-", "resume_from": "fails"})
     again = there.start(there.prepare(spec), progress := Silence())
     assert "checkpoints of job fails went with its pods" in progress.said[0]
     assert user.backend()._find(again.name).kind.name == kind

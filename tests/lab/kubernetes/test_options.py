@@ -40,14 +40,14 @@ def test_options_come_back_when_a_job_is_run_again(user: User) -> None:
         "selector": {"disk": "ssd"}, "shm": "1Gi", "annotations": {"team": "vision"},
     }  # fmt: skip
     stored = there.spec("it")
-    again = pod(there.prepare(stored.model_copy(update={"name": "again", "resume_from": "it"})).text())
+    again = pod(there.prepare(stored.changed({"name": "again", "resume_from": "it"})).text())
     assert again["nodeSelector"] == {"disk": "ssd"} and again["serviceAccountName"] == "me"
     assert {"key": "gpu", "operator": "Equal", "value": "true", "effect": "NoSchedule"} in again["tolerations"]
     assert (again["priorityClassName"], again["terminationGracePeriodSeconds"]) == ("high", 77)
     limits = again["containers"][0]["resources"]["limits"]
     assert (limits["amd.com/gpu"], limits["rdma/hca"]) == ("1", "1")
     changes = {"name": "other", "resume_from": "it", "options": {**stored.options, "selector": "disk=new"}}
-    assert pod(there.prepare(stored.model_copy(update=changes)).text())["nodeSelector"] == {"disk": "new"}
+    assert pod(there.prepare(stored.changed(changes)).text())["nodeSelector"] == {"disk": "new"}
 
 
 def test_unknown_options_are_refused(user: User) -> None:

@@ -104,7 +104,7 @@ def test_a_plain_job_needs_no_agent_and_no_python(user: User) -> None:
         "echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT with $NCCL_DEBUG; echo '$(RANK) $$' $TEXT; exit $RANK"
     )
     there = user.backend(plain=True, image="no-python")
-    spec = JobSpec.model_validate({
+    spec = JobSpec.validated({
         "name": "it", "command": "sh", "args": ["-c", script], "nodes": 2,
         "env": {"NCCL_DEBUG": "INFO", "TEXT": "$(RANK)$$$"},
     })  # fmt: skip

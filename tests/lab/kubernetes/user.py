@@ -59,11 +59,11 @@ class User:
         from paceline.backends.kubernetes.options import Options
 
         given["options"] = {key: given.pop(key) for key in [*given] if key in Kubernetes.job_options()}
-        options = {key: given.pop(key) for key in [*given] if key in Options.model_fields and key != "image"}
+        options = {key: given.pop(key) for key in [*given] if key in Options.__struct_fields__ and key != "image"}
         name = f"{given.get('name', 'script')}.py"
         Path(name).write_text(textwrap.dedent(script))
         there = self.backend(**options)
-        return there.start(there.prepare(JobSpec.model_validate({"script": name, **given})), Silence())
+        return there.start(there.prepare(JobSpec.validated({"script": name, **given})), Silence())
 
     def get(self, name: str) -> Job:
         (job,) = self.backend().describe([name]).jobs

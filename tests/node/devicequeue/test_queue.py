@@ -376,7 +376,7 @@ class Machine:
     def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> Started:
         spec, node = self.spec(job, need, *args, **more)
         with Staging(self.home / "jobs" / job) as staging:
-            record = {"spec": spec.model_dump(mode="json"), "created": time.time()}
+            record = {"spec": spec.dumped(), "created": time.time()}
             lifecycle.write_down(staging.directory, record, node)
             run = staging.settle()
             self.runs[job] = Started(run, lifecycle.start_agent(staging, node.python, os.environ))

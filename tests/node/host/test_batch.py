@@ -43,7 +43,7 @@ class Scheduler:
 
     def request(self, code: str | None = None, **fields: Any) -> dict[str, Any]:
         """A part, with code of its own where some is given."""
-        spec = job_spec.JobSpec.model_validate({
+        spec = job_spec.JobSpec.validated({
             "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1,
             **({} if code is None else {"code": {"mode": "snapshot"}, "working_dir": "."}), **fields,
         })  # fmt: skip
@@ -186,7 +186,7 @@ def test_the_scheduler_grants_the_devices(scheduler: Scheduler, refused: Callabl
 def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     (tmp_path / "train.py").write_text("print()")
-    spec = job_spec.JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
+    spec = job_spec.JobSpec.validated({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
     order = Order({**spec.for_node(), "working_dir": str(tmp_path)})
     with make.making(make_plan(home, this_machine(home, 0), order)) as new:
         made = new.start()

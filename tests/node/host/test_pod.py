@@ -40,7 +40,7 @@ class Container:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, code: str, **fields: Any) -> subprocess.Popen[bytes]:
-        spec = job_spec.JobSpec.model_validate({
+        spec = job_spec.JobSpec.validated({
             "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1, "code": {"mode": "snapshot"},
             **fields,
         })  # fmt: skip

@@ -47,7 +47,7 @@ def archive(text: str, name: str = "train.py") -> io.BytesIO:
 
 
 def order(**fields: Any) -> Order:
-    spec = job_spec.JobSpec.model_validate({"name": "it", "script": "train.py", "start_method": "exec", **fields})
+    spec = job_spec.JobSpec.validated({"name": "it", "script": "train.py", "start_method": "exec", **fields})
     return Order(spec.for_node(), job_id="1234")
 
 

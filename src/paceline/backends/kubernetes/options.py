@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
-
+from paceline.job.model import Model
 from paceline.job.quantities import memory
 
 DEFAULT_GPU = "nvidia.com/gpu"
@@ -89,59 +88,74 @@ def _template(value: Any) -> Any:
     return found
 
 
-Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
-Names = Annotated[list[str], BeforeValidator(_names)]
+def _valid_size(value: Any) -> Any:
+    if isinstance(value, str):
+        memory(value)
+    return value
 
 
-class Options(BaseModel):
-    """The keys of a target other than `backend`; flags can set them too."""
+class Options(Model, frozen=True, kw_only=True):
+    """The keys of a target other than `backend`; flags can set them too.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    context: str | None = Field(None, description="of the kubeconfig; the default is its current one")
-    namespace: str | None = Field(None, description="the default is that of the context")
-    kubeconfig: str | None = Field(None, description="the file; the default is that of kubectl")
-    image: str | None = Field(None, description="of jobs that name none")
-    python: str = Field("python3", description="the interpreter in the image")
-    kind: Literal["job", "pytorchjob", "mpijob", "tfjob", "paddlejob", "trainjob", "jobset"] = Field(
-        "job", description="the kind of object that a job becomes"
-    )
-    worker_image: str | None = Field(None, description="of all pods but the first, for kinds with two roles")
-    gang: Literal["volcano", "coscheduling"] | None = Field(
-        None, description="this scheduler starts the pods of a job together, or none of them"
-    )
-    runtime: str = Field("torch-distributed", description="the ClusterTrainingRuntime of a TrainJob")
-    clean_pods: Literal["none", "running", "all"] | None = Field(
-        None, description="which pods go when a job ends, for kinds with a cleanPodPolicy"
-    )
-    plain: bool = Field(False, description="run the command itself, with the environment alone; no agent")
-    gpu_resource: str = Field(DEFAULT_GPU, description="what --gpus counts")
-    resources: Pairs = Field({}, description="more resources of each pod, such as rdma/hca = 1")
-    shm: str | None = Field(None, description="size of /dev/shm; the default is as much as the memory allows")
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(None, description="of the image")
-    pull_secrets: Names = Field([], description="Secrets with which the image is pulled")
-    git_image: str | None = Field(None, description="fetches code by git; the default is that of the job")
-    git_secret: str | None = Field(None, description="Secret with the password or the ssh key for git")
-    selector: Pairs = Field({}, description="labels of the nodes that the pods may run on")
-    tolerations: Annotated[list[dict[str, Any]], BeforeValidator(_tolerations)] = Field(
-        [], description="taints that the pods tolerate"
-    )
-    placement: Literal["spread", "pack"] | None = Field(
-        None, description="prefer a node for each pod, or few nodes for all"
-    )
-    priority_class: str | None = Field(None, description="PriorityClass of the pods")
-    service_account: str | None = Field(None, description="ServiceAccount of the pods; the default is none")
-    annotations: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
-        {}, description="more annotations of job and pods"
-    )
-    host_network: bool = Field(False, description="the pods use the network of their nodes")
-    ports: Annotated[list[int], BeforeValidator(_names)] = Field([], description="ports that containers declare")
-    pod_template: Annotated[dict[str, Any], BeforeValidator(_template)] = Field(
-        {}, description="is merged into the pod template: a YAML file, or a table"
-    )
+    Attributes:
+        context: of the kubeconfig; the default is its current one.
+        namespace: the default is that of the context.
+        kubeconfig: the file; the default is that of kubectl.
+        image: of jobs that name none.
+        python: the interpreter in the image.
+        kind: the kind of object that a job becomes.
+        worker_image: of all pods but the first, for kinds with two roles.
+        gang: this scheduler starts the pods of a job together, or none of them.
+        runtime: the ClusterTrainingRuntime of a TrainJob.
+        clean_pods: which pods go when a job ends, for kinds with a cleanPodPolicy.
+        plain: run the command itself, with the environment alone; no agent.
+        gpu_resource: what --gpus counts.
+        resources: more resources of each pod, such as rdma/hca = 1.
+        shm: size of /dev/shm; the default is as much as the memory allows.
+        pull_policy: of the image.
+        pull_secrets: Secrets with which the image is pulled.
+        git_image: fetches code by git; the default is that of the job.
+        git_secret: Secret with the password or the ssh key for git.
+        selector: labels of the nodes that the pods may run on.
+        tolerations: taints that the pods tolerate.
+        placement: prefer a node for each pod, or few nodes for all.
+        priority_class: PriorityClass of the pods.
+        service_account: ServiceAccount of the pods; the default is none.
+        annotations: more annotations of job and pods.
+        host_network: the pods use the network of their nodes.
+        ports: ports that containers declare.
+        pod_template: is merged into the pod template: a YAML file, or a table.
+    """
 
-    @field_validator("shm")
-    @classmethod
-    def _valid_size(cls, text: str | None) -> str | None:
-        if text is not None:
-            memory(text)
-        return text
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    image: str | None = None
+    python: str = "python3"
+    kind: Literal["job", "pytorchjob", "mpijob", "tfjob", "paddlejob", "trainjob", "jobset"] = "job"
+    worker_image: str | None = None
+    gang: Literal["volcano", "coscheduling"] | None = None
+    runtime: str = "torch-distributed"
+    clean_pods: Literal["none", "running", "all"] | None = None
+    plain: bool = False
+    gpu_resource: str = DEFAULT_GPU
+    resources: dict[str, str] = {}
+    shm: str | None = None
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    pull_secrets: list[str] = []
+    git_image: str | None = None
+    git_secret: str | None = None
+    selector: dict[str, str] = {}
+    tolerations: list[dict[str, Any]] = []
+    placement: Literal["spread", "pack"] | None = None
+    priority_class: str | None = None
+    service_account: str | None = None
+    annotations: dict[str, str] = {}
+    host_network: bool = False
+    ports: list[int] = []
+    pod_template: dict[str, Any] = {}
+
+    parsers: ClassVar[dict[str, Any]] = {
+        "resources": _pairs, "pull_secrets": _names, "selector": _pairs, "tolerations": _tolerations,
+        "annotations": _texts, "ports": _names, "pod_template": _template, "shm": _valid_size,
+    }  # fmt: skip

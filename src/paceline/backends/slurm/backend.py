@@ -100,8 +100,8 @@ class Slurm(Backend):
         allocation = None if detached else self._allocation
         if allocation is not None:
             refuse_new(spec, allocation)
-        typed = target.Options.model_validate({"slurm": spec.options.get("slurm", {})}).slurm
-        options = options.model_copy(update={"slurm": asked(spec, options.slurm, typed)})
+        typed = target.Options.validated({"slurm": spec.options.get("slurm", {})}).slurm
+        options = options.changed({"slurm": asked(spec, options.slurm, typed)})
         return prepare(self._login, options, spec, detached=detached, target=self.name, allocation=allocation)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:

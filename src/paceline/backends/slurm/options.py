@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from msgspec import Meta
 
 from paceline.job.errors import nearest
+from paceline.job.model import InvalidError, Model
 
 from .sbatch_options import KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO, name_of
 
@@ -57,63 +58,75 @@ def _as_sbatch_has_it(given: str, name: str, value: str | int | bool) -> tuple[s
     return name, value
 
 
-class Options(BaseModel):
-    """The keys of a target other than `backend`; flags can set them too."""
+def _known(options: Any) -> Any:
+    found: dict[str, str | int | bool] = {}
+    if not isinstance(options, dict):
+        return options
+    for given, value in options.items():
+        name = name_of(given)
+        if name in OURS:
+            raise ValueError(f"{given} is not for --slurm: {OURS[name]}")
+        if name not in KNOWN:
+            raise ValueError(f"sbatch has no option {given!r}; {nearest(name, KNOWN)}")
+        if not isinstance(value, (str, int)):
+            return options  # which is refused for its type
+        if isinstance(value, str) and any(letter in value for letter in "\n\r\0"):
+            raise ValueError(f"{given}: its value has a line end, which no batch script can; write it in one line")
+        name, written = _as_sbatch_has_it(given, name, value)
+        if written is not False:
+            found.pop(OPPOSITE.get(name, ""), None)  # the last one counts
+            found[name] = written
+    return found
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    ssh: str | None = Field(None, description="a login node that ssh reaches; the default is this machine")
-    port: int | None = Field(None, ge=1, le=65535, description="of its sshd")
-    identity_file: str | None = Field(None, description="the private key")
-    python: str | None = Field(None, description="the interpreter on login node and nodes")
-    root: str = Field("~/.local/state/paceline", description="a folder that all nodes share")
-    slurm: dict[str, str | int | bool] = Field(
-        {}, description="options of sbatch, such as partition, qos, account, constraint"
-    )
-    chain: bool = Field(False, description="when a time limit ends the job, it goes on in a new job of Slurm")
-    array: str | None = Field(None, description="a job for each of these indices, such as 0-3%2")
-    containers: Literal["pyxis", "apptainer", "singularity"] | None = Field(
-        None, description="what runs the images of --image"
-    )
 
-    @model_validator(mode="before")
+def _array(array: Any) -> Any:
+    if isinstance(array, str):
+        indices(array)
+    return array
+
+
+def _key(file: Any) -> Any:
+    if isinstance(file, str) and not os.path.exists(os.path.expanduser(file)):
+        raise ValueError(f"no file {file!r}; name the private key that the login node accepts")
+    return file
+
+
+class Options(Model, frozen=True, kw_only=True):
+    """The keys of a target other than `backend`; flags can set them too.
+
+    Attributes:
+        ssh: a login node that ssh reaches; the default is this machine.
+        port: of its sshd.
+        identity_file: the private key.
+        python: the interpreter on login node and nodes.
+        root: a folder that all nodes share.
+        slurm: options of sbatch, such as partition, qos, account, constraint.
+        chain: when a time limit ends the job, it goes on in a new job of Slurm.
+        array: a job for each of these indices, such as 0-3%2.
+        containers: what runs the images of --image.
+    """
+
+    ssh: str | None = None
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    identity_file: str | None = None
+    python: str | None = None
+    root: str = "~/.local/state/paceline"
+    slurm: dict[str, str | int | bool] = {}
+    chain: bool = False
+    array: str | None = None
+    containers: Literal["pyxis", "apptainer", "singularity"] | None = None
+
+    parsers: ClassVar[dict[str, Any]] = {"slurm": _known, "array": _array, "identity_file": _key}
+
     @classmethod
-    def _needs_a_shared_root(cls, given: Any) -> Any:
+    def arranged(cls, given: Any) -> Any:
         """Refuse a setting of earlier versions, whose jobs did without a shared root."""
-        if isinstance(given, dict) and given.get("broadcast"):
-            raise ValueError(
+        if not isinstance(given, dict):
+            return given
+        if given.get("broadcast"):
+            raise InvalidError(
+                (),
                 "broadcast is not supported any more: set root to a folder that the login node and all nodes share, or"
-                " make the nodes a target of backend ssh"
+                " make the nodes a target of backend ssh",
             )
-        return {key: value for key, value in given.items() if key != "broadcast"} if isinstance(given, dict) else given
-
-    @field_validator("slurm")
-    @classmethod
-    def _known(cls, options: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, str | int | bool] = {}
-        for given, value in options.items():
-            name = name_of(given)
-            if name in OURS:
-                raise ValueError(f"{given} is not for --slurm: {OURS[name]}")
-            if name not in KNOWN:
-                raise ValueError(f"sbatch has no option {given!r}; {nearest(name, KNOWN)}")
-            if isinstance(value, str) and any(letter in value for letter in "\n\r\0"):
-                raise ValueError(f"{given}: its value has a line end, which no batch script can; write it in one line")
-            name, written = _as_sbatch_has_it(given, name, value)
-            if written is not False:
-                found.pop(OPPOSITE.get(name, ""), None)  # the last one counts
-                found[name] = written
-        return found
-
-    @field_validator("array")
-    @classmethod
-    def _has_indices(cls, array: str | None) -> str | None:
-        if array is not None:
-            indices(array)
-        return array
-
-    @field_validator("identity_file")
-    @classmethod
-    def _is_there(cls, file: str | None) -> str | None:
-        if file is not None and not os.path.exists(os.path.expanduser(file)):
-            raise ValueError(f"no file {file!r}; name the private key that the login node accepts")
-        return file
+        return {key: value for key, value in given.items() if key != "broadcast"}

@@ -60,13 +60,13 @@ def replaced(job: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
     pairs = new.items() if isinstance(new, dict) else ()  # anything else is refused later
     typed = {name_of(given): value for given, value in pairs if value != ""}  # others are taken back
     fields = {field: changes.get(field) for field in _SAME}
-    remaining = asked(job.model_copy(update=fields), kept, {})
+    remaining = asked(job.changed(fields), kept, {})
     gone = {
         field: None
         for field, (_, names) in _SAME.items()
         if fields[field] is None and any(name in typed and (name != "gres" or _gpus(typed[name])) for name in names)
     }
-    return job.model_copy(update={**gone, "options": {**job.options, "slurm": remaining}} if kept else gone)
+    return job.changed({**gone, "options": {**job.options, "slurm": remaining}} if kept else gone)
 
 
 def _agree(asked: object, name: str, value: str) -> bool:

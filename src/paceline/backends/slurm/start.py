@@ -136,7 +136,7 @@ def prepare(
         UserError: it cannot run there, or its name is taken.
     """
     if spec.resume_from is not None:  # one job of an array is run again, as a job of its own
-        options = options.model_copy(update={"array": None})
+        options = options.changed({"array": None})
     _refuse(spec, options)
     if options.array is not None:
         _refuse_with_array(spec, options, detached=detached)
@@ -144,10 +144,10 @@ def prepare(
         _refuse_in(allocation, spec)
     spec, name, source = checked(spec, detached=detached)
     check_script(spec, source)
-    spec = spec.model_copy(update={"backend": target})
+    spec = spec.changed({"backend": target})
     folder = spec.working_dir
     if options.ssh is None and not folder.startswith("~") and (spec.code is None or folder != "."):
-        spec = spec.model_copy(update={"working_dir": os.path.normpath(Path.cwd() / folder)})
+        spec = spec.changed({"working_dir": os.path.normpath(Path.cwd() / folder)})
     request: dict[str, Any] = {
         "job": {**spec.for_node(), "name": name},
         "data": volumes_of(spec),

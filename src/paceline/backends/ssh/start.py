@@ -84,7 +84,7 @@ class RemoteStart:
         spec = kept_warm(spec)
         spec, self._shown_name, source = checked(spec, detached=detached)
         check_script(spec, source)
-        return spec.model_copy(update={"backend": target, "working_dir": folder})
+        return spec.changed({"backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
         """The complete job, and the variables of its ranks on the hosts.
@@ -117,7 +117,7 @@ class RemoteStart:
         asked = spec.for_node()
         same = {name: asked[name] for name in ("nodes", "ranks", "node_rank", "main_address", "main_port")}
         return {
-            "job": JobSpec.planned({**answers[0]["job"], **same}).model_dump(mode="json"),
+            "job": JobSpec.planned({**answers[0]["job"], **same}).dumped(),
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 

@@ -8,14 +8,15 @@ import re
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from msgspec import Meta
 
 from paceline.backends import limits
 from paceline.backends.hosts import NAME, bare, example_for, printed_by
 from paceline.backends.remote.connection import Host, Silent
 from paceline.job.errors import UserError, nearest
+from paceline.job.model import Model
 
 from . import asking
 from .unreachable import Silences
@@ -31,43 +32,50 @@ _HOST = re.compile(NAME + r"(:(?P<slots>[0-9]{1,4}))?")
 _LEAST = 0.1  # seconds that a host is waited for
 
 
-class Options(BaseModel):
-    """The keys of a target other than `backend`; flags can set them too."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    hosts: list[str] = Field(min_length=1, description="names that ssh knows, each with the ranks on it: HOST[:SLOTS]")
-    port: int | None = Field(None, ge=1, le=65535, description="of their sshd")
-    identity_file: str | None = Field(None, description="the private key")
-    python: str = Field("python3", description="the interpreter there")
-    root: str = Field("~/.local/state/paceline", description="the folder with the jobs there")
-    exact: bool = Field(
-        False, description="a job's nodes are the first of the hosts in this order, and not those that suit best"
-    )
-    host_discovery_script: str | None = Field(None, description="prints the hosts that a watched job is to have")
-    cooldown: list[float] | None = Field(
-        None,
-        description="seconds that a watched job leaves out a host that has failed, at first and at most; [] for ever",
-    )
-
-    @field_validator("hosts")
-    @classmethod
-    def _valid_hosts(cls, hosts: list[str]) -> list[str]:
+def _valid_hosts(hosts: Any) -> Any:
+    if isinstance(hosts, list) and all(isinstance(host, str) for host in hosts):
         _parsed(hosts)
-        return hosts
+    return hosts
 
-    @field_validator("cooldown")
-    @classmethod
-    def _is_range(cls, seconds: list[float] | None) -> list[float] | None:
-        if seconds and not (len(seconds) == 2 and 0 < seconds[0] <= seconds[1]):
-            raise ValueError(f"{seconds} are not two numbers of seconds, at first and at most; write [10, 100]")
-        return seconds
 
-    @field_validator("identity_file")
-    @classmethod
-    def _is_there(cls, file: str | None) -> str | None:
-        if file is not None and not os.path.exists(os.path.expanduser(file)):
-            raise ValueError(f"no file {file!r}; name the private key that the hosts accept")
-        return file
+def _range(seconds: Any) -> Any:
+    are_numbers = isinstance(seconds, list) and all(isinstance(it, (int, float)) for it in seconds)
+    if are_numbers and seconds and not (len(seconds) == 2 and 0 < seconds[0] <= seconds[1]):
+        raise ValueError(f"{seconds} are not two numbers of seconds, at first and at most; write [10, 100]")
+    return seconds
+
+
+def _key(file: Any) -> Any:
+    if isinstance(file, str) and not os.path.exists(os.path.expanduser(file)):
+        raise ValueError(f"no file {file!r}; name the private key that the hosts accept")
+    return file
+
+
+class Options(Model, frozen=True, kw_only=True):
+    """The keys of a target other than `backend`; flags can set them too.
+
+    Attributes:
+        hosts: names that ssh knows, each with the ranks on it: HOST[:SLOTS].
+        port: of their sshd.
+        identity_file: the private key.
+        python: the interpreter there.
+        root: the folder with the jobs there.
+        exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
+        host_discovery_script: prints the hosts that a watched job is to have.
+        cooldown: seconds that a watched job leaves out a host that has failed, at first and at most; [] for ever.
+    """
+
+    is_strict: ClassVar[bool] = True
+    hosts: Annotated[list[str], Meta(min_length=1)]
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    identity_file: str | None = None
+    python: str = "python3"
+    root: str = "~/.local/state/paceline"
+    exact: bool = False
+    host_discovery_script: str | None = None
+    cooldown: list[float] | None = None
+
+    parsers: ClassVar[dict[str, Any]] = {"hosts": _valid_hosts, "cooldown": _range, "identity_file": _key}
 
 
 def _parsed(hosts: Sequence[str]) -> dict[str, int]:
@@ -93,7 +101,7 @@ def _hosts(options: Options, hosts: Sequence[str], within: Limits) -> list[Host]
         Host(name, slots, options.port, options.identity_file, options.python, options.root, within)
         for name, slots in _parsed(hosts).items()
     ]
-    if "python" in options.model_fields_set:
+    if "python" in options.given:
         return found
     return [replace(host, python=sys.executable) if host.is_here else host for host in found]
 
@@ -121,7 +129,9 @@ class Hosts:
         typed = [host[:-2] if host.endswith(":0") else host for host in options.hosts]
         self.label = ",".join(typed) if are_given else name
         self.given = (
-            {**options.model_dump(exclude_unset=True, exclude_none=True), "hosts": typed} if are_given else None
+            {name: it for name, it in options.dumped(only_given=True).items() if it is not None} | {"hosts": typed}
+            if are_given
+            else None
         )
         self._limits = limits.load()
         self.all, self.is_exact = _hosts(options, options.hosts, self._limits), options.exact

@@ -33,7 +33,7 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
     is_named = given["on"] is not None
     if not is_named and (
         is_elsewhere(given) or any(given[flag] not in (None, False) for flag in _BY_HAND)
-        or (spec.node_range == (1, 1) and "nodes" in spec.model_fields_set)
+        or (spec.node_range == (1, 1) and "nodes" in spec.given)
     ):  # fmt: skip
         return None
     if is_named and there.name == registry.HERE:
@@ -51,9 +51,9 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
     if inside is None:
         return None
     follows: dict[str, Any] = {}
-    if "nodes" not in spec.model_fields_set:
+    if "nodes" not in spec.given:
         follows["nnodes"] = str(len(allocation.hosts))
-    if "ranks" not in spec.model_fields_set and allocation.ranks is not None:
+    if "ranks" not in spec.given and allocation.ranks is not None:
         if not allocation.ranks:
             raise UserError(
                 f"the tasks of allocation {allocation.id} are not the same number on each node; say how many ranks each"

@@ -6,14 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
-from pydantic import ValidationError
 
 from paceline.backends.base import MOST_RANKS
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
+from paceline.job.model import InvalidError
 from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import JobSpec
-from paceline.job.validation import validation_error
 
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 from .program import program_of
@@ -56,7 +55,7 @@ def say_what_is_exposed(spec: JobSpec) -> None:
 
 def say_what_idles(spec: JobSpec) -> None:
     """Say on stderr, once, that a job that can start has more devices than ranks."""
-    if isinstance(spec.devices, tuple) and len(spec.devices) > 1 and "ranks" not in spec.model_fields_set:
+    if isinstance(spec.devices, tuple) and len(spec.devices) > 1 and "ranks" not in spec.given:
         warn(f"one rank starts for {len(spec.devices)} devices; -n gpu starts one for each")
 
 
@@ -67,9 +66,9 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
         UserError: they contradict each other or cannot be read.
     """
     try:
-        return JobSpec.model_validate(fields(given))
-    except ValidationError as error:
-        raise validation_error(error, JobSpec, flag_of) from None
+        return JobSpec.validated(fields(given))
+    except InvalidError as error:
+        raise error.named(flag_of) from None
 
 
 def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:

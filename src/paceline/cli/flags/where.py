@@ -349,7 +349,7 @@ def target_of(spec: JobSpec) -> str:
     Raises:
         UserError: the settings cannot be read.
     """
-    return spec.backend if "backend" in spec.model_fields_set else default_target()
+    return spec.backend if "backend" in spec.given else default_target()
 
 
 def default_target() -> str:

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
 from paceline.backends.base import Moves, able
 from paceline.backends.registry import HERE
@@ -26,8 +25,8 @@ from paceline.cli.flags.where import (
 )
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
+from paceline.job.model import InvalidError
 from paceline.job.spec import JobSpec
-from paceline.job.validation import validation_error
 
 from .submit import detached, dry_run, started
 
@@ -90,7 +89,7 @@ def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], chang
         there = backend_for({**_nothing(), **where, **given, "nnodes": nodes})
         destination = able(there, Moves)
     changes.update(_changes({**given, "nnodes": nodes, **(where if names_hosts else {})}))
-    spec = _changed(before.model_copy(update=kept), {"name": _next_name(old, before), **changes})
+    spec = _changed(before.changed(kept), {"name": _next_name(old, before), **changes})
     say_what_is_exposed(spec)
     _check_nodes(spec, there)
     prepared = destination.prepare_moved(spec, export)
@@ -140,7 +139,7 @@ def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
     Raises:
         UserError: it makes no sense then.
     """
-    old = spec.model_dump()
+    old = spec.dumped()
     changes = {name: value for name, value in changes.items() if value is not None}
     env, secrets = changes.get("env", {}), changes.get("secrets", ())  # a variable that was one may become the other
     changes["env"] = {**{name: value for name, value in old["env"].items() if name not in secrets}, **env}
@@ -148,9 +147,9 @@ def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
     changes["labels"] = {**old["labels"], **changes.get("labels", {})}
     changes["options"] = _changed_options(old["options"], changes.get("options", {}))
     try:
-        return JobSpec.model_validate({**old, **changes})
-    except ValidationError as error:
-        raise validation_error(error, JobSpec, flag_of) from None
+        return JobSpec.validated({**old, **changes})
+    except InvalidError as error:
+        raise error.named(flag_of) from None
 
 
 def _changed_options(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

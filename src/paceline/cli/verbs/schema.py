@@ -19,5 +19,4 @@ def schema() -> None:
     """
     from paceline.job.spec import JobSpec
 
-    draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    click.echo(json.dumps({**draft, **JobSpec.model_json_schema()}, indent=2))
+    click.echo(json.dumps(JobSpec.schema(), indent=2))

@@ -170,7 +170,7 @@ def _trial_spec(spec: JobSpec, method: str, steps: int) -> JobSpec:
     """The job of a trial: the same one, for some steps, and without what it would leave behind."""
     env = {**spec.env, SYNC: method, TRIAL_STEPS: str(SETTLING + steps + 1)}
     name = f"tune-{_UNFIT.sub('-', Path(spec.target).stem)[:40]}-{secrets.token_hex(3)}"  # known before it is started
-    return spec.model_copy(update={**_NOT_TRIED, "name": name, "env": env})
+    return spec.changed({**_NOT_TRIED, "name": name, "env": env})
 
 
 def _try(there: Backend, spec: JobSpec, method: str, progress: ProgressLine) -> _Trial:
@@ -263,7 +263,7 @@ def _write(target: Path, spec: JobSpec, method: str, *, is_at_named_hosts: bool)
         set_variable(target, SYNC, method)
         return
     left_out = _NOT_WRITTEN | ({"backend", "nodes"} if is_at_named_hosts else set())
-    fields = spec.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
+    fields = {name: it for name, it in spec.dumped(only_changed=True).items() if name not in left_out}
     if fields.get("ranks") == "slots":
         del fields["ranks"]
     write_job(target, {**fields, "env": {**spec.env, SYNC: method}})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from paceline.job.errors import UserError, nearest
 from paceline.job.secret_values import split_source
-from paceline.job.spec import Code
+from paceline.job.spec import Code, Mode
 
 from . import git, git_source, rsync, snapshot
 from .transfer import printable, require
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .transfer import OnProgress
 
-_MODES = get_args(Code.model_fields["mode"].annotation)
+_MODES = get_args(Mode)
 
 
 def parse(mode: str | None, source: str | None) -> Code | None:
@@ -35,7 +35,7 @@ def parse(mode: str | None, source: str | None) -> Code | None:
         raise UserError(f"unknown --sync-mode {mode!r}; {nearest(mode, _MODES)}")
     code = Code(mode=mode, source=source)  # type: ignore[arg-type]
     shown = split_source(source)[0] if mode == "git" and source else source
-    check(code.model_copy(update={"source": shown}))
+    check(code.changed({"source": shown}))
     return code
 
 

@@ -72,7 +72,7 @@ def metadata(order: Order) -> Manifest:
         found["labels"][QUEUE] = order.spec.queue
     found["annotations"] = {
         **order.options.annotations,
-        SPEC: json.dumps(order.spec.stored(exclude_unset=True) | {"name": order.name}),
+        SPEC: json.dumps(order.spec.stored(only_given=True) | {"name": order.name}),
         JOB_ID: order.job_id,
         LABELS: json.dumps(dict(order.spec.labels)),
         f"{GROUP}/version": __version__,
@@ -220,7 +220,7 @@ def template(order: Order, role: Role = ALL) -> Manifest:
         "volumes": _volumes(order),
     }
     if order.clone is not None:
-        asked = resources(spec.model_copy(update={"devices": None}), options.model_copy(update={"resources": {}}))
+        asked = resources(spec.changed({"devices": None}), options.changed({"resources": {}}))
         pod["initContainers"] = [cloning.container(order.clone, HERE, WORK, asked, options.pull_policy)]
         pod["volumes"] += cloning.volumes(order.clone)
     if options.service_account is not None:

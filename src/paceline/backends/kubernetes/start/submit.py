@@ -97,7 +97,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     spec = _with_code(spec, options)
     spec, _, source = checked(spec, detached=detached)
     check_script(spec, source)
-    spec = spec.model_copy(update={"backend": target})
+    spec = spec.changed({"backend": target})
     nodes = spec.node_range[1]
     kind = chosen(cluster, options.kind)
     name = spec.name or valid_name(spec.new_name(), nodes, kind.margin)
@@ -169,7 +169,7 @@ def _with_code(spec: JobSpec, options: Options) -> JobSpec:
     with contextlib.suppress(OSError, ValueError):
         path = (here / spec.script).resolve()
         if path.is_file() and path.relative_to(here.resolve()):
-            return spec.model_copy(update={"code": Code(mode="snapshot", source=None)})
+            return spec.changed({"code": Code(mode="snapshot", source=None)})
     return spec
 
 

@@ -63,7 +63,7 @@ class TrainJob(Kind):
                 raise self.refusal(flag, f"has it from its runtime ({options.runtime}) alone; leave it out")
         if cloning.is_fetched_there(spec):
             raise self.refusal("--sync-mode git", "cannot fetch code; clone it here, and submit from its folder")
-        grace = spec.grace if "grace" in spec.model_fields_set else 0
+        grace = spec.grace if "grace" in spec.given else 0
         if grace > _GRACE and not self.knows(*_PATCHED_POD, "terminationGracePeriodSeconds"):
             raise self.refusal("--grace", f"of this cluster has it from its runtime ({options.runtime}); leave it out")
         self.spec(order)
