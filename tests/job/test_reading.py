@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -276,6 +277,8 @@ def test_a_job_that_is_written_down_is_read_back(job_file: Any, spec: JobSpec) -
     assert read(job_file(yaml.safe_dump(spec.dumped()))) == spec
     assert JobSpec.from_stored(json.loads(json.dumps(spec.stored()))) == spec
     assert JobSpec.from_stored(spec.for_node()) == JobSpec.validated(spec.dumped()) == spec
+    again = pickle.loads(pickle.dumps(spec))
+    assert (again, again.given) == (spec, spec.given)
 
 
 @given(st.floats(min_value=0, allow_infinity=False, exclude_min=True) | st.integers(1, 10**9).map(float))

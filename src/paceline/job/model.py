@@ -157,6 +157,14 @@ class Model(
             return {name: value for name, value in found.items() if getattr(self, name) != self.default(name)}
         return found
 
+    def __copy__(self) -> Self:
+        return self.changed({})
+
+    def __reduce__(self) -> Any:
+        """What has been read is not read again: a duration has no unit any more."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return _restored, (type(self), fields, self.__dict__)
+
     @classmethod
     def required(cls) -> list[str]:
         """The fields that must be given."""
@@ -168,6 +176,12 @@ class Model(
         found = next(it for it in msgspec.structs.fields(cls) if it.name == field)
         factory = found.default_factory
         return factory() if callable(factory) else found.default
+
+
+def _restored(model: type[Model], fields: dict[str, Any], rest: dict[str, Any]) -> Model:
+    new: Model = msgspec.StructMeta.__call__(model, **fields)
+    new.__dict__.update(rest)
+    return new
 
 
 def each(model: type[Model]) -> Callable[[Any], Any]:

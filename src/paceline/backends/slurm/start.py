@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,7 +275,7 @@ def start(
             progress(f"submitting {name}", 0, None)
             order = {
                 "job": {**prepared.job, "name": name},
-                "job_id": uuid.uuid4().hex,
+                "job_id": os.urandom(16).hex(),
                 "token": secrets.token_hex(16),
                 "secrets": {name: os.environ[name] for name in spec.secrets},
                 "code": record,

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +152,7 @@ class RemoteStart:
                         "code": record,
                         "bytes": _size(archive),
                         "rank_streams": rank_streams and dataclasses.asdict(rank_streams),
-                        "job_id": uuid.uuid4().hex,
+                        "job_id": os.urandom(16).hex(),
                         "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
                         "secrets": {name: os.environ[name] for name in spec.secrets},
                     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ def node_spec(
     env.update(variables)
     if job["checkpoint_dir"] is not None:
         env["PACELINE_CHECKPOINT_DIR"] = job["checkpoint_dir"]
-    env["PACELINE_JOB_ID"] = job_id = job_id or uuid.uuid4().hex
+    env["PACELINE_JOB_ID"] = job_id = job_id or os.urandom(16).hex()
     return NodeSpec(
         job=job["name"],
         job_id=job_id,

@@ -12,7 +12,7 @@ Ousterhout, "In Search of an Understandable Consensus Algorithm", 2014, section 
 
 from __future__ import annotations
 
-import uuid
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def agent_id(node_rank: int | None) -> str:
     """A new id for an agent. It names the node rank that was asked for, by which a replaced agent is recognized."""
-    name = uuid.uuid4().hex[:12]
+    name = os.urandom(6).hex()
     return name if node_rank is None else f"{name}-{node_rank}"
 
 

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 import socket
 from typing import TYPE_CHECKING
@@ -147,7 +146,7 @@ def building(destination: Path) -> Iterator[Path]:
     """A folder that becomes `destination` at the end of the block, unless another machine was faster."""
     marks = _marks(destination)
     # The code in a job's own folder, which nobody claims, has no marks.
-    new = marks / f"{_BUILDING}{secrets.token_hex(4)}" if marks.is_dir() else _hidden(destination)
+    new = marks / f"{_BUILDING}{os.urandom(4).hex()}" if marks.is_dir() else _hidden(destination)
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
@@ -204,7 +203,7 @@ def _marks(destination: Path) -> Path:
 
 
 def _hidden(destination: Path) -> Path:
-    return destination.with_name(f".{destination.name}.paceline.{secrets.token_hex(4)}")
+    return destination.with_name(f".{destination.name}.paceline.{os.urandom(4).hex()}")
 
 
 def _mark(folder: Path) -> int:

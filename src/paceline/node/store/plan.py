@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +155,7 @@ class Plan:
         """
         asked, job = {**self.asked, "name": name}, {**self.job, "name": name}
         _check_name(self.home, asked, self.order.job_id)
-        path, job_id = self.home.folder_of(asked), self.order.job_id or uuid.uuid4().hex
+        path, job_id = self.home.folder_of(asked), self.order.job_id or os.urandom(16).hex()
         node = replace(
             self.node, job=name, job_id=job_id, split_streams=_split(self.order, job), stdin=self.order.stdin,
             working_dir=str(code_path(asked, path) or self.node.working_dir),
