@@ -118,6 +118,7 @@ class Flag:
         is_switch: it has no value; given, it sets the option to True.
         job: the option is one job's, which is kept with it; only the verbs that start jobs have the flag.
         repeats: it is NAME=VALUE, or NAME, and may be given several times; the option is a table.
+        values: that it may have, where they are few; the Tab key completes them.
     """
 
     option: str
@@ -130,6 +131,7 @@ class Flag:
     is_switch: bool = False
     job: bool = False
     repeats: bool = False
+    values: tuple[str, ...] = ()
 
     @property
     def parameter(self) -> str:

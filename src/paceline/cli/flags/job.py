@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from . import completion
 from .options import Count, Option
 
 # What `run --help` has, in the order in which people need it; `--help-all` has the rest.
@@ -45,6 +46,7 @@ RANKS = [
         ["--framework"],
         section="Ranks",
         metavar="NAME",
+        shell_complete=completion.frameworks,
         help="Framework whose variables the ranks get.  [default: what the script imports]",
     ),
     Option(

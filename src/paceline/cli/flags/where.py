@@ -14,6 +14,7 @@ from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import submitted_options
 
+from . import completion
 from .options import Option
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
             return option(*letter, *flag.names, help=flag.help, is_flag=True, default=None, **place)
         if flag.repeats:
             return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, multiple=True, **place)
-        kind = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
+        kind: dict[str, Any] = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
+        if flag.values:
+            kind["shell_complete"] = lambda _, __, text: [value for value in flag.values if value.startswith(text)]
         return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, **kind, **place)
 
     # A kind whose flags name no hosts needs no target.
@@ -72,6 +75,7 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
         option(
             "--on",
             metavar="TARGET",
+            shell_complete=completion.targets,
             kind_of=_kind_of_target,
             help=f"A target of the settings, [targets.TARGET]{kinds}.  [default: this machine]",
         ),
@@ -319,11 +323,14 @@ def is_narrowed() -> bool:
     return is_elsewhere(click.get_current_context().meta.get(_META, {}))
 
 
-def remember_jobs(context: click.Context, _: click.Parameter, value: Any) -> Any:
+def _remember_jobs(context: click.Context, _: click.Parameter, value: Any) -> Any:
     """The callback of the argument that names jobs, for which `backend` looks."""
     names = (value,) if isinstance(value, str) else value or ()
     context.meta[_JOBS] = (*context.meta.get(_JOBS, ()), *names)
     return value
+
+
+OF_JOBS: dict[str, Any] = {"callback": _remember_jobs, "shell_complete": completion.jobs}  # of arguments that name jobs
 
 
 def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:

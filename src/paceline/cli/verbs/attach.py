@@ -12,7 +12,7 @@ import click
 
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
@@ -25,7 +25,7 @@ _MOST_DEPTH = 3  # nested lists that are shown
 
 
 @click.command(cls=SectionedCommand, params=[*where_options(), output_option()])
-@click.argument("name", metavar="JOB", callback=remember_jobs)
+@click.argument("name", metavar="JOB", **OF_JOBS)
 def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order: its way through queues, attempts and why they ended, checkpoints, stops."""
     (job,) = known([name], warns=True)
@@ -76,7 +76,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 
 
 @click.command(cls=SectionedCommand, params=where_options(), context_settings={"ignore_unknown_options": True})
-@click.argument("name", metavar="JOB", callback=remember_jobs)
+@click.argument("name", metavar="JOB", **OF_JOBS)
 @click.option(
     "-i", "--instance", metavar="INSTANCE|RANK", default="0", help="The rank whose variables to use.  [default: 0]"
 )

@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import how_to_resume, known, outcome
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
@@ -25,7 +25,7 @@ _CLOCKS = 5.0  # seconds by which a host's clock may be behind
 
 
 @click.command(cls=SectionedCommand, params=where_options())
-@click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", **OF_JOBS)
 @click.option("--timeout", metavar="10m", help="Give up after this time, with exit code 124.")
 def wait(names: tuple[str, ...], timeout: str | None) -> int:
     """Wait until JOBs have ended; the exit code is that of the first one that failed."""
@@ -69,7 +69,7 @@ def _exit_code(job: Job) -> int:
 
 
 @click.command(cls=SectionedCommand, params=where_options())
-@click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", **OF_JOBS)
 @click.option("--now", is_flag=True, help="Stop at once; nothing is saved.")
 @click.option("--no-wait", is_flag=True, help="Return before they have ended.")
 def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:

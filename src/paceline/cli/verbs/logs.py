@@ -17,7 +17,7 @@ from paceline.backends.base import Incomplete, LogQuery
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
 from paceline.cli.flags.selection import known as jobs_named
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.colours import ColoursOnly
 from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.write import say, write
@@ -197,7 +197,7 @@ logs = SectionedCommand(
     callback=_logs,
     help=_logs.__doc__,
     params=[
-        click.Argument(["job"], callback=remember_jobs),
+        click.Argument(["job"], **OF_JOBS),
         *where_options(),
         Option(
             ["-i", "--instance", "instances"],

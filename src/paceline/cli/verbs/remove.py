@@ -11,14 +11,14 @@ import click
 
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import jobs_there, known, warn
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data, table
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_size, show_time
 
 from .control import refuse_lost, wait_for
-from .show import _KEPT, _ago, _seconds, _states
+from .show import _KEPT, STATE, _ago, _seconds, _states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class _Going:
 
 
 @click.command(cls=SectionedCommand, params=where_options())
-@click.argument("names", nargs=-1, required=True, metavar="JOB…", callback=remember_jobs)
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", **OF_JOBS)
 @click.option("--force", is_flag=True, help="Stop those that run, at once, and forget those that are LOST.")
 @_YES
 def delete(names: tuple[str, ...], force: bool, yes: bool) -> int:
@@ -88,7 +88,7 @@ def _refuse_running(jobs: Sequence[Job]) -> None:
 @click.option(
     "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
 )
-@click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
+@STATE
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @_YES
 def prune(since: str | None, state: tuple[str, ...], dry_run: bool, yes: bool, output: str) -> int:

@@ -15,12 +15,12 @@ from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.spec import fields, say_what_is_exposed
 from paceline.cli.flags.where import (
+    OF_JOBS,
     backend,
     backend_before,
     backend_for,
     given_where,
     own_options,
-    remember_jobs,
     where_options,
 )
 from paceline.job.errors import UserError
@@ -174,7 +174,7 @@ def _parameters() -> Iterable[click.Parameter]:
     yield Option(
         ["--fresh"], section="Job", is_flag=True, help="Begin anew: with none of the checkpoints that JOB has left."
     )
-    yield click.Argument(["job"], callback=remember_jobs)
+    yield click.Argument(["job"], **OF_JOBS)
     yield click.Argument(["args"], nargs=-1, type=click.UNPROCESSED, metavar="[--] [ARGS]…")
 
 

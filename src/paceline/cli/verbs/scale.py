@@ -7,7 +7,7 @@ import click
 from paceline.backends.base import Elastic, able
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import known
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
@@ -24,7 +24,7 @@ def _asked(names: tuple[str, ...], count: int | None) -> tuple[str, ...] | int |
 
 
 @click.command(cls=SectionedCommand, params=where_options())
-@click.argument("job", metavar="JOB", callback=remember_jobs)
+@click.argument("job", metavar="JOB", **OF_JOBS)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Add any N hosts.")
 def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
@@ -42,7 +42,7 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
 
 
 @click.command(cls=SectionedCommand, params=where_options())
-@click.argument("job", metavar="JOB", callback=remember_jobs)
+@click.argument("job", metavar="JOB", **OF_JOBS)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Remove any N hosts.")
 def scalein(job: str, names: tuple[str, ...], nnodes: int | None) -> int:

@@ -11,9 +11,10 @@ import click
 
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
+from paceline.cli.flags import completion
 from paceline.cli.flags.options import SectionedCommand, parse_pairs
 from paceline.cli.flags.selection import all_jobs, failed, known, node_of
-from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, is_narrowed, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import (
     STATE_COLOURS,
@@ -65,12 +66,21 @@ def _states(given: Iterable[str]) -> set[str]:
     return states
 
 
+STATE = click.option(
+    "--state",
+    multiple=True,
+    metavar="STATE",
+    shell_complete=completion.states,
+    help=f"Only jobs in this state, of {', '.join(STATES)}; repeatable.",
+)
+
+
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
 @click.command("list", cls=SectionedCommand, params=[*where_options(), watch_option(), output_option()])
 @click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
-@click.option("--state", multiple=True, metavar="STATE", help="Only jobs in this state; repeatable.")
+@STATE
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
 @click.option("--label", multiple=True, metavar="NAME=VALUE", help="Only jobs with this label; repeatable.")
 def list_(
@@ -171,7 +181,7 @@ _LIST: list[Column[Job]] = [
 
 
 @click.command(cls=SectionedCommand, params=[*where_options(), watch_option(), output_option()])
-@click.argument("name", metavar="JOB", callback=remember_jobs)
+@click.argument("name", metavar="JOB", **OF_JOBS)
 def get(name: str, output: str, *, watch: bool) -> int:
     """Show all details of JOB; with -w until it has ended."""
     if watch:

@@ -10,7 +10,7 @@ import click
 from paceline.backends.base import Forwards, TensorBoards, able
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known, warn
-from paceline.cli.flags.where import backend, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
 
 
@@ -53,7 +53,7 @@ tensorboard = SectionedCommand(
     callback=_tensorboard,
     help=_tensorboard.__doc__,
     params=[
-        click.Argument(["job"], callback=remember_jobs),
+        click.Argument(["job"], **OF_JOBS),
         *where_options(),
         Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
         Option(["--stop"], is_flag=True, help="End it."),

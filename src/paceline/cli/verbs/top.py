@@ -11,7 +11,7 @@ from paceline.backends.base import Metered, able
 from paceline.backends.registry import HERE
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import all_jobs, known, node_of, warn
-from paceline.cli.flags.where import backend, is_narrowed, remember_jobs, where_options
+from paceline.cli.flags.where import OF_JOBS, backend, is_narrowed, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_newest
 from paceline.job.errors import UserError
@@ -251,7 +251,7 @@ top.add_command(
         callback=_job,
         help=_job.__doc__,
         params=[
-            click.Argument(["jobs"], nargs=-1, metavar="[JOB]…", callback=remember_jobs),
+            click.Argument(["jobs"], nargs=-1, metavar="[JOB]…", **OF_JOBS),
             Option(["-A", "--all", "every"], is_flag=True, help="Also jobs that have ended."),
             *where_options(),
             watch_option(),
