@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import needs
 from tests.conftest import free_port
 from tests.typed import refusal, typed
 
@@ -56,6 +57,40 @@ def test_a_line_of_arena_runs_here_where_there_is_no_cluster(paceline: Paceline)
     assert "started" in done.stdout.partition("INSTANCE")[2]
     done = paceline("arena", "delete", "it")
     assert (done.returncode, paceline("arena", "list").stdout.count("\n")) == (0, 1), done.stderr
+
+
+@pytest.mark.parametrize("mode", ["git", "rsync"])
+def test_arenas_main_line_runs_code_where_its_users_expect_it(paceline: Paceline, mode: str) -> None:
+    needs.need(needs.missing(mode))
+    paceline.script(
+        "import os, sys\nprint(os.getcwd(), open(sys.argv[1]).read(), *sys.argv[2:], flush=True)",
+        "mnist-pytorch.git/mnist.py",
+    )
+    source = paceline.folder / "mnist-pytorch.git"
+    (source / "lr").write_text("0.1")
+    git = ("git", "-c", "user.name=T", "-c", "user.email=t@example.org")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")) if mode == "git" else ():
+        subprocess.run([*git, *words], cwd=source, check=True)
+    (paceline.folder / "paceline.toml").write_text(f'[volumes]\ntraining-data = "{paceline.folder}"\n')
+    work = paceline.folder / "root"
+    code = work / "code/mnist-pytorch"
+    done = paceline(
+        "arena", "submit", "pytorch", "--name=it", "--workers=2", f"--working-dir={work}", "--image=IMG",
+        f"--sync-mode={mode}", f"--sync-source={source}", "--data=training-data:/mnist_data",
+        f"python {code}/mnist.py {code}/lr --epochs 10 --backend gloo",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "it\n"), done.stderr
+    assert paceline("wait", "it").returncode == 0
+    lines = sorted(paceline("logs", "it", "--all").stdout.splitlines())
+    assert lines == [f"[rank {rank}] {work}/code/it 0.1 --epochs 10 --backend gloo" for rank in range(2)]
+    assert code.readlink().name == "it"
+    # Another job may have the name of the repository, and nothing is left when both are deleted.
+    again = ("submit", "--name", "mnist-pytorch", "--sync-mode", mode, "--sync-source", str(source))
+    assert paceline(*again, "--working-dir", str(work), "mnist.py", "lr").returncode == 0
+    assert not code.is_symlink()
+    assert paceline("wait", "mnist-pytorch").returncode == 0
+    assert paceline("delete", "it", "mnist-pytorch").returncode == 0
+    assert [path.name for path in (work / "code").iterdir()] == [".gitignore"]
 
 
 def test_paddles_launcher_names_the_logs_and_the_ports(paceline: Paceline) -> None:

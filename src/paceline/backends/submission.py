@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from paceline.contract.code_folder import source_name
 from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder, targets_with
@@ -70,15 +72,31 @@ def checked(spec: JobSpec, *, detached: bool) -> Checked:
     here = _current_folder()
     source = bring.find(spec.code, here) if spec.resume_from is None else None
     if spec.script is not None and os.path.isabs(spec.script):  # from now on it is the one in the copy
-        folder = here / (spec.code.source or ".")
-        try:
-            script = str(Path(spec.script).resolve().relative_to(folder.resolve()))
-        except (ValueError, OSError):
-            raise UserError(
-                f"script {spec.script} is not in {spec.code.source or 'this folder'}, which is copied; name one that is"
-            ) from None
-        spec = spec.changed({"script": script})
+        spec = spec.changed({"script": _in_copy(spec.script, spec, here)})
     return Checked(spec, name, source)
+
+
+def _in_copy(script: str, spec: JobSpec, here: Path) -> str:
+    """The path within the copy of the code of a script that has an absolute path: in its source, or in the copy itself.
+
+    Raises:
+        UserError: it is in neither.
+    """
+    from paceline.job.code import git_source
+
+    assert spec.code is not None
+    source = spec.code.source or "."
+    if spec.code.mode == "git":
+        source = git_source.resolve(source, here).url
+    folders = [(here / source).resolve()]
+    if spec.working_dir != ".":
+        folders += [here / spec.working_dir / "code" / name for name in (source_name(source), spec.name) if name]
+    for path, folder in ((Path(script).resolve(), folders[0]), *((Path(script), it) for it in folders[1:])):
+        with contextlib.suppress(ValueError, OSError):
+            return str(path.relative_to(folder))
+    what = spec.code.source or "this folder"
+    copy = f", nor in its copy, {folders[1]}" if folders[1:] else ""
+    raise UserError(f"script {script} is not in {what}, which is copied{copy}; name one that is")
 
 
 def check_script(spec: JobSpec, source: Path | None) -> None:

@@ -15,6 +15,7 @@ from fake_kubernetes import images, network
 from tests import needs
 from tests.job.code.git_server import PASSWORD, GitServer
 
+from paceline.cli.main import cli
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
@@ -184,3 +185,20 @@ def test_repositories_that_pods_cannot_fetch_are_refused(user: User, url: str) -
         with pytest.raises(UserError, match=words):
             submit(user, source, git_secret=secret)
     assert user.cluster.all("Job") == []
+
+
+def test_arenas_main_line_finds_the_script_below_the_working_dir(
+    user: User, url: str, repositories: Path, tmp_path: Path
+) -> None:
+    code = tmp_path / "root/code/origin"
+    (repositories / "public/origin/show.py").write_text(
+        "import os, sys\nprint(os.getcwd(), os.path.isfile(sys.argv[1]))"
+    )
+    commit(repositories / "public/origin", "second")
+    line = (
+        "arena", "submit", "pytorch", "--name=it", "--workers=2", f"--working-dir={tmp_path}/root", "--image=usual",
+        "--sync-mode=git", f"--sync-source={url}/public/origin", f"python {code}/show.py {code}/train.py",
+    )  # fmt: skip
+    assert not cli.main(line, "paceline", standalone_mode=False)
+    assert user.ended("it").state == "SUCCEEDED", user.get("it").error
+    assert user.lines("it") == [f"{tmp_path}/root/code/it True"] * 2

@@ -17,6 +17,7 @@ from .tools import unwrap
 if TYPE_CHECKING:
     from .engine import Meaning
 
+_WORKING_DIR = "/root"  # Arena's default
 _LISTS = ("--selector", "--toleration", "--annotation", "--pull-secret", "--resources")
 _SERVING = Refused("paceline trains, and serves no models")
 _ROLES = Refused(
@@ -161,6 +162,8 @@ def _submitted(framework: str | None) -> Tool:
             line.add("--framework", framework)
         split_command(line)
         unwrap(line)
+        if line.get("--working-dir") is None and any(f"{_WORKING_DIR}/code/" in word for word in line.program):
+            line.add("--working-dir", _WORKING_DIR)
         placed(line)
 
     flags = {None: _COMMON, "tensorflow": _TF}.get(framework, _MPI)

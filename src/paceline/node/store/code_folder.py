@@ -4,6 +4,9 @@ Beside `code/train` is `code/.train.paceline/<id of the job>`, with a file for e
 machine that removes the last of these files removes the code. Each machine builds the code in a folder beside these
 files; the first that moves it to its place succeeds. Its inode is in `code/.train.paceline/made`, so that nothing else
 is removed that a user has put there meanwhile.
+
+A link beside it has the name of the repository or folder that was copied, for programs that know it under that name: it
+goes to the code of the newest job.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ def check_free(destination: Path, job_id: str) -> None:
         Refused: something else is there.
     """
     marks = _marks(destination)
-    found = next((path for path in (destination, marks) if os.path.lexists(path)), None)
+    present = (path for path in (destination, marks) if os.path.lexists(path) and not _is_second_name(path))
+    found = next(present, None)
     if found is not None and not (job_id and (marks / job_id).is_dir()) and not _is_abandoned(destination):
         raise Refused(_taken(found))
 
@@ -54,6 +58,8 @@ def claim(destination: Path, job_id: str) -> int:
     """
     marks = _marks(destination)
     _is_abandoned(destination, remove=True)
+    if _is_second_name(destination):
+        destination.unlink()
     if not os.path.lexists(destination):
         new = _hidden(destination)
         (new / job_id).mkdir(parents=True)
@@ -165,6 +171,20 @@ def building(destination: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
+def name_too(destination: Path, name: str) -> None:
+    """Give a job's code a second name, that of its source, unless something else has it."""
+    link = destination.with_name(name)
+    with contextlib.suppress(OSError):  # a file system without links
+        if not os.path.lexists(link) or _is_second_name(link):
+            new = _hidden(link)
+            new.symlink_to(destination.name)
+            new.replace(link)
+
+
+def _is_second_name(path: Path) -> bool:
+    return path.is_symlink() and os.sep not in (target := os.readlink(path)) and _marks(path.with_name(target)).is_dir()
+
+
 def is_claimed(destination: Path, job_id: str) -> bool:
     """Whether this machine's part of a job has its code there."""
     return os.path.lexists(_marks(destination) / job_id / socket.gethostname())
@@ -188,6 +208,9 @@ def discard(destination: Path, job_id: str) -> None:
     with contextlib.suppress(OSError):
         if made == str(destination.lstat().st_ino):
             shutil.rmtree(destination, ignore_errors=True)
+            for path in destination.parent.iterdir():
+                if path.is_symlink() and os.readlink(path) == destination.name:
+                    path.unlink()
     for left in marks.glob(f"{_BUILDING}*"):
         shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
