@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from paceline.cli.dialects.tools import explained
 from paceline.cli.main import cli
 from paceline.job.errors import UserError
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 LINES = {
     # torchrun, of its reference and tutorials
     "torchrun --standalone --nproc-per-node=4 train.py --lr 0.1": "run --standalone -n 4 train.py --lr 0.1",
@@ -177,6 +179,15 @@ def test_line(line: str) -> None:
     expected = LINES[line]
     with click.Context(cli):
         check(line, expected)
+
+
+def test_the_lines_of_the_documentation() -> None:
+    tools = "torchrun|python -m|horovodrun -np|mpirun|srun|paddlecloud|arena"
+    rows = re.findall(rf"^\| `((?:{tools}) [^`]+)`.*? \| `(paceline [^`]+)`", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) > 30
+    with click.Context(cli):
+        for old, new in rows:
+            assert explained(old).text() == new
 
 
 def check(line: str, expected: str) -> None:
