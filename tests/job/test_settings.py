@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.job.errors import UserError
 from paceline.job.settings import Settings, Target, load
-from paceline.job.settings_files import project_file, user_file
+from paceline.job.settings_files import place_of, project_file, user_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,23 +146,26 @@ CASES = {
     "syntax": ("[volumes]\na = /mnt\n", ":2: not valid TOML: invalid value"),
     "unfinished": ("[volumes]\na = ", ":2: not valid TOML: "),
     "given twice": ('[volumes]\na = "/a"\na = "/b"\n', ":3: not valid TOML: cannot overwrite a value"),
-    "unknown table": ("[volume]\n", ": volume: unknown key; did you mean volumes?"),
-    "unknown key": ("[local]\ndevice = 1\n", ": local.device: unknown key; did you mean devices?"),
-    "wrong type": ('[local]\ndevices = "4"\n', ": local.devices '4': should be a whole number"),
-    "boolean": ("[local]\ndevices = true\n", ": local.devices True: should be a whole number"),
-    "negative": ("[local]\ndevices = -1\n", ": local.devices -1: should be greater than or equal to 0"),
+    "unknown table": ("[volume]\n", ":1: volume: unknown key; did you mean volumes?"),
+    "unknown key": ("[local]\ndevice = 1\n", ":2: local.device: unknown key; did you mean devices?"),
+    "wrong type": ('[local]\ndevices = "4"\n', ":2: local.devices '4': should be a whole number"),
+    "boolean": ("[local]\ndevices = true\n", ":2: local.devices True: should be a whole number"),
+    "negative": ("[local]\ndevices = -1\n", ":2: local.devices -1: should be greater than or equal to 0"),
     "limit without a unit": (
         "[defaults]\nlook_timeout = 5\n",
-        ": defaults.look_timeout: 5 has no unit; did you mean 5s?",
+        ":2: defaults.look_timeout: 5 has no unit; did you mean 5s?",
     ),
-    "no table": ("volumes = 3\n", ": volumes 3: should be a mapping"),
-    "no path": ("[volumes]\na = 3\n", ": volumes.a 3: should be text"),
-    "empty path": ('[volumes]\na = ""\n', ": volumes.a '': not an absolute path"),
-    "relative path of the user": ('[volumes]\na = "data"\n', ": volumes.a 'data': not an absolute path; write"),
-    "home that is none": ('[volumes]\na = "~no-such-user/x"\n', ": volumes.a '~no-such-user/x': there is no such home"),
-    "name that is none": ('[volumes]\n"a:\\n" = "/a"\n', ": volumes.a:\\n: a volume's name has letters"),
-    "target without backend": ("[targets.lab]\nhosts = []\n", ": targets.lab.backend: missing; add it"),
-    "target that is none": ("[targets]\nlab = 'slurm'\n", ": targets.lab 'slurm': should be a mapping"),
+    "no table": ("volumes = 3\n", ":1: volumes 3: should be a mapping"),
+    "no path": ("[volumes]\na = 3\n", ":2: volumes.a 3: should be text"),
+    "empty path": ('[volumes]\na = ""\n', ":2: volumes.a '': not an absolute path"),
+    "relative path of the user": ('[volumes]\na = "data"\n', ":2: volumes.a 'data': not an absolute path; write"),
+    "home that is none": (
+        '[volumes]\na = "~no-such-user/x"\n',
+        ":2: volumes.a '~no-such-user/x': there is no such home",
+    ),
+    "name that is none": ('[volumes]\n"a:\\n" = "/a"\n', ":2: volumes.a:\\n: a volume's name has letters"),
+    "target without backend": ("[targets.lab]\nhosts = []\n", ":1: targets.lab.backend: missing; add it"),
+    "target that is none": ("[targets]\nlab = 'slurm'\n", ":2: targets.lab 'slurm': should be a mapping"),
 }
 
 
@@ -180,7 +183,7 @@ def test_one_line_with_file_and_key(project: Path, of_user: Write, of_project: W
 def test_the_file_is_the_one_with_the_mistake(project: Path, of_user: Write, of_project: Write) -> None:
     of_user("[local]\ndevices = 2\n")
     path = of_project("[local]\ndevices = 'two'\n")
-    with pytest.raises(UserError, match=f"^{path}: local.devices 'two'"):
+    with pytest.raises(UserError, match=f"^{path}:2: local.devices 'two'"):
         load(project)
 
 
@@ -210,3 +213,14 @@ def test_any_text_is_settings_or_one_line(project: Path, of_project: Write, text
     except UserError as error:
         assert str(error).isprintable()
         assert os.fspath(path) in str(error)
+
+
+def test_the_line_of_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "paceline.toml"
+    file.write_text('x = 1\n\n[targets . "a.b"]  # one\nhosts = [\n  "h1",\n]\nssh.port = 1\n[defaults]\non = "x"\n')
+    lines = {
+        ("x",): 1, ("targets",): 3, ("targets", "a.b", "backend"): 3, ("targets", "a.b", "hosts", "0"): 4,
+        ("targets", "a.b", "ssh", "port"): 7, ("defaults", "on"): 9,
+    }  # fmt: skip
+    assert {key: place_of(file, key) for key in lines} == {key: f"{file}:{line}" for key, line in lines.items()}
+    assert place_of(file, ("volumes",)) == str(file)

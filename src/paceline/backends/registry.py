@@ -13,7 +13,7 @@ from paceline.job.errors import UserError, nearest
 from .base import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .base import Allocation, Flag
 
@@ -97,7 +97,9 @@ def load(
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
         raise UserError(f"no target {name!r}; {hint}")
     where = f" --on {shlex.quote(name)}{where}"
-    return _configured(target.backend, name, {**target.options, **options}, given_by, where)
+    return _configured(
+        target.backend, name, {**target.options, **options}, given_by, where, in_settings=settings().named
+    )
 
 
 def kinds_of_hosts() -> set[str]:
@@ -130,8 +132,19 @@ def on_hosts(kind: str, options: Mapping[str, Any], given_by: Mapping[str, str] 
     return load(kind, {**options, **exact}, kind=kind, given_by=given_by, where=shlex.join(words))
 
 
-def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapping[str, str], where: str) -> Backend:
+def _configured(
+    kind: str,
+    name: str,
+    options: Mapping[str, Any],
+    given_by: Mapping[str, str],
+    where: str,
+    *,
+    in_settings: Callable[..., str] = lambda *key: ".".join(key),
+) -> Backend:
     """A backend with its options.
+
+    Args:
+        in_settings: what messages call a key of the settings; for the others, see `load`.
 
     Raises:
         UserError: they are invalid.
@@ -143,7 +156,7 @@ def _configured(kind: str, name: str, options: Mapping[str, Any], given_by: Mapp
             raise UserError(_not_its_own(flag, kind, name))
 
     def named(option: str) -> str:
-        return given_by.get(option.partition(".")[0]) or f"targets.{name}.{option}"
+        return given_by.get(option.partition(".")[0]) or in_settings("targets", name, *option.split("."))
 
     if backend.Options is None:
         for option in options:

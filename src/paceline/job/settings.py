@@ -18,7 +18,7 @@ from msgspec import Meta
 from .errors import UserError
 from .model import InvalidError, Model, each
 from .quantities import duration
-from .settings_files import project_file, user_file
+from .settings_files import place_of, project_file, user_file
 from .text import printable
 
 if sys.version_info >= (3, 11):
@@ -27,7 +27,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from .model import KeyPath
+    pass
 
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -109,6 +109,10 @@ class Settings(_Model, frozen=True, kw_only=True):
         files: Files = self.__dict__.get("files", {})
         return files.get(key)
 
+    def named(self, *key: str) -> str:
+        """A key with the file and the line that set it, for messages."""
+        return _named(self.__dict__.get("files", {}), key)
+
 
 def load(folder: Path | None = None) -> Settings:
     """The settings for work in `folder`, the current one by default.
@@ -123,18 +127,17 @@ def load(folder: Path | None = None) -> Settings:
             _place_volumes(table, file, is_project)
             _merge(tables, table, file, files, ())
 
-    def where(key_path: KeyPath) -> str:
-        key = tuple(str(part) for part in key_path)
-        while key and key not in files:
-            key = key[:-1]
-        return f"{files[key]}: {'.'.join(map(str, key_path))}"
-
     try:
         settings = Settings.validated(tables)
     except InvalidError as error:
-        raise error.named(where) from None
+        raise error.named(lambda key_path: _named(files, tuple(map(str, key_path)))) from None
     settings.__dict__["files"] = files
     return settings
+
+
+def _named(files: Files, key: tuple[str, ...]) -> str:
+    above = next((files[key[:end]] for end in range(len(key), 0, -1) if key[:end] in files), None)
+    return f"{'' if above is None else f'{place_of(above, key)}: '}{'.'.join(key)}"
 
 
 def _table(file: Path) -> dict[str, Any] | None:
@@ -164,7 +167,7 @@ def _place_volumes(table: dict[str, Any], file: Path, is_project: bool) -> None:
     if not isinstance(volumes, dict):
         return
     for name, text in volumes.items():
-        where = printable(f"{file}: volumes.{name}")
+        where = printable(f"{place_of(file, ('volumes', name))}: volumes.{name}")
         if not _VOLUME.fullmatch(name):
             raise UserError(f"{where}: a volume's name has letters, digits, '.', '_' and '-'; rename it")
         if not isinstance(text, str):

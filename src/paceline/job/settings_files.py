@@ -1,11 +1,16 @@
-"""Where the settings are. Reading them takes long to import, and most verbs need not where there are none."""
+"""Where the settings are, and their keys. Reading them takes long to import, and few verbs need that without any."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 PROJECT_FILE = "paceline.toml"
+_NAME = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)"""
+_KEY = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
+_TABLE, _VALUE = re.compile(rf"\s*\[+\s*({_KEY})\s*\]+\s*(?:#.*)?"), re.compile(rf"\s*({_KEY})\s*=")
 
 
 def user_file() -> Path | None:
@@ -49,3 +54,37 @@ def exist() -> bool:
     """Whether there are any settings for work in the current folder."""
     user = user_file()
     return project_file() is not None or (user is not None and user.exists())
+
+
+def place_of(file: Path, key: tuple[str, ...]) -> str:
+    """FILE:LINE of the line that sets a key, or else of the one that sets what is above it; FILE if none does."""
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    table: tuple[str, ...] = ()
+    matched, found = 0, ""
+    for number, line in enumerate(lines, 1):
+        if heading := _TABLE.fullmatch(line):
+            here = table = _names(heading[1])
+        elif value := _VALUE.match(line):
+            here = (*table, *_names(value[1]))
+        else:
+            continue
+        shared = min(len(here), len(key))
+        if shared > matched and here[:shared] == key[:shared]:
+            matched, found = shared, f":{number}"
+    return f"{file}{found}"
+
+
+def _names(key: str) -> tuple[str, ...]:
+    return tuple(_unquoted(name) for name in re.findall(_NAME, key))
+
+
+def _unquoted(name: str) -> str:
+    if name[0] != '"':
+        return name.strip("'")
+    try:
+        return str(json.loads(name))  # its escapes are those of TOML, but for \\U
+    except ValueError:
+        return name

@@ -58,4 +58,4 @@ def test_no_volumes_say_where_to_define_some(paceline: Paceline) -> None:
 def test_settings_that_are_wrong(paceline: Paceline) -> None:
     path = paceline.folder / "paceline.toml"
     path.write_text('[volume]\na = "/a"\n')
-    assert refusal(paceline, "data", "list") == f"{path}: volume: unknown key; did you mean volumes?"
+    assert refusal(paceline, "data", "list") == f"{path}:1: volume: unknown key; did you mean volumes?"

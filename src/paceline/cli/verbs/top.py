@@ -42,6 +42,9 @@ def _job(jobs: tuple[str, ...], every: bool, watch: bool, output: str) -> None:
     Without JOB, show all jobs that have not ended. With -w, continue until the named jobs have ended.
     """
 
+    if jobs or is_narrowed():  # else a target that cannot be measured is warned of, and its jobs are shown
+        able(backend(), Metered)
+
     def look() -> bool:
         usage: dict[tuple[str, float], Usage] = {}
 
