@@ -1,68 +1,283 @@
-"""Jobs from Python: what the command line does, with the same `JobSpec` and the same refusals.
+"""Jobs from Python: what the command line does, with the same refusals.
 
-import paceline.jobs
+from paceline import jobs
 
-job = paceline.jobs.submit(paceline.jobs.JobSpec(script="train.py", ranks=2))
-paceline.jobs.wait(job.name)
+job = jobs.submit("train.py", nproc=2)
+jobs.wait(job.name)
 
-Without `on`, the name of a target, a job is found on the target that this machine has submitted it to.
+accuracy = jobs.submit(train, args=(0.01,), nproc=2, on="lab").result()
+
+Without `on`, a new job is on this machine, or on `hosts`; a job is looked for where it was submitted to from here. What
+a user can correct raises `UserError`, with one line; for several hosts one for each.
 """
 
 from __future__ import annotations
 
+import functools
+import html
+import tempfile
+import time
 import warnings
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from paceline.backends import everywhere
-from paceline.backends.base import Incomplete, LogLines, LogQuery, Prepared
-from paceline.backends.registry import load
+from paceline.backends import again, everywhere
+from paceline.backends.base import (
+    Elastic,
+    Forwards,
+    Incomplete,
+    LogLines,
+    LogQuery,
+    Metered,
+    Moves,
+    Prepared,
+    TensorBoards,
+    able,
+)
+from paceline.backends.hosts import in_list
+from paceline.backends.registry import kinds_of_hosts, load, on_hosts
+from paceline.job import job as records
 from paceline.job.errors import UserError
-from paceline.job.job import Instance, Job, Node, Volume
+from paceline.job.job import Instance, Node, Usage, Volume
+from paceline.job.model import dotted
+from paceline.job.quantities import show_duration
 from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import Code, JobSpec, Mount, Rendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import Backend
 
 __all__ = [
-    "Code", "Incomplete", "Instance", "Job", "JobSpec", "LogLines", "LogQuery", "Mount", "Node", "Prepared",
-    "Rendezvous", "UserError", "Volume", "delete", "get", "list_jobs", "logs", "prepare", "stop", "submit", "wait",
+    "Code", "Incomplete", "Instance", "Job", "JobSpec", "Jobs", "LogLines", "LogQuery", "Mount", "Node", "Prepared",
+    "Rendezvous", "Usage", "UserError", "Volume", "delete", "events", "get", "list_jobs", "logs", "nodes", "prepare",
+    "resubmit", "scalein", "scaleout", "stop", "stop_tensorboard", "submit", "tensorboard", "top", "wait",
 ]  # fmt: skip
 
 
-def prepare(spec: JobSpec) -> Prepared:
+class Job(records.Job):
+    """What was known of a job when it was looked at; `get` looks again."""
+
+    _there: Backend
+
+    @classmethod
+    def _of(cls, job: records.Job, there: Backend) -> Job:
+        found = object.__new__(cls)
+        vars(found).update(vars(job), _there=there)
+        return found
+
+    def result(self, seconds: float | None = None) -> Any:
+        """What the function of this job has returned on rank 0; waits until the job has ended.
+
+        It comes in the log of the rank, pickled, with up to 4 MiB. Unpickling may run code of the job.
+
+        Args:
+            seconds: to wait at most.
+
+        Raises:
+            Exception: the one that the first failing rank has raised, with its own traceback as the cause.
+            UserError: it has not ended within this time, has failed otherwise, or is no function.
+        """
+        return self._results(seconds, every=False)[0]
+
+    def results(self, seconds: float | None = None) -> list[Any]:
+        """What the function has returned on each rank, in rank order; see `result`."""
+        return self._results(seconds, every=True)
+
+    def _results(self, seconds: float | None, *, every: bool) -> list[Any]:
+        from paceline.backends.functions import results
+
+        if not self._there.wait([self.name], seconds):
+            raise UserError(f"job {self.name} has not ended within {seconds:g} s; ask again later")
+        return results(self._there, _known(self.name, self._there), every=every)
+
+    def __repr__(self) -> str:
+        cells = (f"{title.lower()}={text}" for title, text in _cells(self).items() if title not in ("JOB", "STATE"))
+        return f"<Job {self.name} {self.state} {' '.join(cells)}>"
+
+    def _repr_html_(self) -> str:
+        return Jobs([self])._repr_html_()
+
+
+class Jobs(list[Job]):
+    """Jobs, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [_cells(job) for job in self]
+        titles = list(dict.fromkeys(title for row in rows for title in row)) or ["JOB"]
+
+        def line(tag: str, texts: Sequence[str]) -> str:
+            return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
+
+        body = "".join(line("td", [row.get(title, "") for title in titles]) for row in rows)
+        return f"<table><thead>{line('th', titles)}</thead><tbody>{body}</tbody></table>"
+
+
+def _cells(job: Job) -> dict[str, str]:
+    """What is shown of a job in short: title → text."""
+    now = time.time()
+    seconds = job.duration(now)
+    found = {
+        "JOB": job.name,
+        "STATE": job.state,
+        "TARGET": job.backend,
+        "RANKS": str(job.ranks),
+        "AGE": show_duration(max(0.0, now - job.created)),
+        "DURATION": "" if seconds is None else show_duration(seconds),
+        "REASON": job.error or job.waiting or "",
+    }
+    return {title: text for title, text in found.items() if text}
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def prepare(spec: JobSpec, on: str | None = None) -> Prepared:
     """Find out what `submit` would do; starts nothing.
 
     Raises:
         UserError: the job cannot run, or its name is taken.
     """
-    _warn(spec)
-    return load(spec.backend).prepare(spec)
+    _warn_of_secrets(spec)
+    return load(on or spec.backend).prepare(spec)
 
 
-def submit(spec: JobSpec) -> Job:
+def submit(
+    what: JobSpec | str | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    nproc: int | None = None,
+    on: str | None = None,
+    hosts: str | Sequence[str] | None = None,
+    **fields: Any,
+) -> Job:
     """Start a job that goes on by itself.
+
+    A function runs on each rank, in the folder in which it was submitted if there is one of that path, else in its
+    own. `result` of the job is what it returns. With cloudpickle any function will do, also one of a notebook; the
+    ranks need the same version of Python, and the modules that it imports.
+
+    Args:
+        what: a complete specification, or a script, or a function.
+        args: arguments of the script or function.
+        kwargs: named arguments of the function.
+        nproc: ranks on each node; a specification has its own.
+        on: a target of the settings; `local` is this machine.
+        hosts: that ssh reaches, as `-H` takes them: "node1:2,node2:2".
+        fields: of a `JobSpec`, for a script or function, such as `devices=2` or `time_limit="2h"`.
 
     Raises:
         UserError: it cannot run, or its name is taken.
     """
-    _warn(spec)
-    there = load(spec.backend)
-    return there.start(there.prepare(spec), _Silence())
+    if isinstance(what, JobSpec):
+        if args or kwargs or nproc is not None or fields:
+            raise UserError("a JobSpec is complete; set the other arguments there")
+        return _started(what, _place(on, hosts) or load(what.backend))
+    given = {**fields, **_counts(nproc, hosts, fields)}
+    there = _place(on, hosts) or load(given.get("backend"))
+    if isinstance(what, str):
+        if kwargs:
+            raise UserError("kwargs are for functions; give a script args")
+        return _started(JobSpec(**{**given, "script": what, "args": tuple(map(str, args))}), there)
+    if taken := [name for name in ("script", "module", "command", "code") if name in fields]:
+        raise UserError(f"{taken[0]}: a function is all that such a job runs; leave it out")
+    from paceline.backends.functions import write
+
+    name = str(getattr(what, "__name__", "function"))
+    with tempfile.TemporaryDirectory(prefix="paceline-function-") as folder:
+        given.update(write(functools.partial(what, *args, **(kwargs or {})), name, Path(folder)))
+        return _started(JobSpec(**given), there)
 
 
-def list_jobs(on: str | None = None) -> list[Job]:
+def resubmit(
+    name: str,
+    *,
+    nproc: int | None = None,
+    on: str | None = None,
+    hosts: str | Sequence[str] | None = None,
+    fresh: bool = False,
+    **changes: Any,
+) -> Job:
+    """Start a job again; it resumes from its newest checkpoint.
+
+    Args:
+        name: of the job, which has ended.
+        nproc: ranks on each node.
+        on: where it goes on; by default where it was.
+        hosts: likewise, as `-H` takes them.
+        fresh: begin anew.
+        changes: fields of its `JobSpec`; `env`, `labels`, `secrets` and `options` are added to those that it has.
+
+    Raises:
+        UserError: there is no such job, it has not ended, or it cannot run so.
+    """
+    there = _place(on, hosts)
+    here = there if there is not None and there.describe([name]).jobs else everywhere.backend_with(name)
+    old = _known(name, here)
+    again.refuse_running(old, here)
+    before = here.spec(name)
+    changes |= {**_counts(nproc, hosts, changes), "fresh": fresh, "resume_from": name}
+    changes.setdefault("name", again.next_name(old, before))
+    if there is None or there is here:
+        return _started(again.changed(here.replaced(before, changes), changes, dotted), here)
+    export = able(here, Moves).export(name, fresh=fresh)
+    destination = able(there, Moves)
+    spec = again.changed(again.kept_there(before, here, there, _warn), changes, dotted)
+    again.refuse_nodes_here(spec, there)
+    return _started(spec, there, destination.prepare_moved(spec, export))
+
+
+def _started(spec: JobSpec, there: Backend, prepared: Prepared | None = None) -> Job:
+    _warn_of_secrets(spec)
+    return Job._of(there.start(prepared or there.prepare(spec), _Silence()), there)
+
+
+def _place(on: str | None, hosts: str | Sequence[str] | None) -> Backend | None:
+    """What these arguments name; None if they name nothing."""
+    if hosts is None:
+        return None if on is None else load(on)
+    if on is not None:
+        raise UserError("on and hosts both say where; give one")
+    return on_hosts(min(kinds_of_hosts()), {"hosts": _listed(hosts)})
+
+
+def _listed(hosts: str | Sequence[str]) -> list[str]:
+    text = hosts if isinstance(hosts, str) else ",".join(hosts)
+    return [f"{name}:{slots or 1}" for name, slots in in_list("hosts", text)]
+
+
+def _counts(nproc: int | None, hosts: str | Sequence[str] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """How many nodes and ranks: hosts say it, unless others do."""
+    if nproc is not None and "ranks" in fields:
+        raise UserError("nproc and ranks say the same; give one of them")
+    found: dict[str, Any] = {} if nproc is None else {"ranks": nproc}
+    if hosts is not None:
+        found = {"nodes": len(_listed(hosts)), "ranks": "slots", **found}
+    return {name: value for name, value in found.items() if name not in fields}
+
+
+# -- look --------------------------------------------------------------------------------------------------------------
+
+
+def list_jobs(on: str | None = None) -> Jobs:
     """The jobs of all targets, or of one, the newest first; warns of targets that do not answer.
 
     Raises:
         UserError: there is no such target, or the only one does not answer.
     """
-    found = everywhere.describe(everywhere.places()) if on is None else load(on).describe()
+    asked = everywhere.places() if on is None else [everywhere.Place(on, functools.partial(load, on))]
+    where: dict[tuple[str, float], Backend] = {}
+
+    def note(there: Backend, jobs: list[records.Job]) -> None:
+        where.update(((job.name, job.created), there) for job in jobs)
+
+    found = everywhere.describe(asked, each=note)
     for line in found.warnings:
-        warnings.warn(line, stacklevel=2)
-    return found.jobs
+        _warn(line)
+    return Jobs(Job._of(job, where[job.name, job.created]) for job in found.jobs)
 
 
 def get(name: str, on: str | None = None) -> Job:
@@ -71,21 +286,51 @@ def get(name: str, on: str | None = None) -> Job:
     Raises:
         UserError: there is none of this name.
     """
-    found = _there(name, on).describe([name]).jobs
-    if not found:
-        raise UserError(f"no job {name!r}")
-    return found[0]
+    return _known(name, _where(name, on))
 
 
-def logs(name: str, query: LogQuery | None = None, on: str | None = None) -> Iterator[LogLines]:
-    """Lines that a job has written: rank 0's, unless the query says otherwise.
+def events(name: str, on: str | None = None) -> list[dict[str, Any]]:
+    """What happened to a job, in order: time, event, and details.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    return _with(name, on).events(name)
+
+
+def logs(
+    name: str, query: LogQuery | None = None, on: str | None = None, *, follow: bool = False
+) -> Iterator[LogLines]:
+    """Lines that a job has written: rank 0's, unless the query says otherwise; with `follow` until it has ended.
 
     Raises:
         UserError: there is no such job.
         Incomplete: after the last line, if those of some machine may be missing.
     """
-    get(name, on)
-    return _there(name, on).logs(name, query or LogQuery())
+    query = query or LogQuery()
+    return _with(name, on).logs(name, replace(query, follow=follow or query.follow))
+
+
+def top(*names: str, on: str | None = None) -> dict[str, Usage]:
+    """What jobs use now, by name: cores, memory, accelerators; without names all that run.
+
+    Raises:
+        UserError: there is no such job, or it is not measured there.
+    """
+    jobs = [get(name, on) for name in names] or [job for job in list_jobs(on) if not job.is_over]
+    found: dict[str, Usage] = {}
+    for there in dict.fromkeys(job._there for job in jobs):
+        found |= able(there, Metered).usage([job.name for job in jobs if job._there is there], _warn)
+    return found
+
+
+def nodes(on: str | None = None) -> list[Node]:
+    """The machines of a target, or this one, and what is in use there.
+
+    Raises:
+        UserError: they are not measured there.
+    """
+    return able(load(on), Metered).nodes(_warn)
 
 
 def wait(name: str, seconds: float | None = None, on: str | None = None) -> Job:
@@ -94,9 +339,52 @@ def wait(name: str, seconds: float | None = None, on: str | None = None) -> Job:
     Raises:
         UserError: there is no such job.
     """
-    get(name, on)
-    _there(name, on).wait([name], seconds)
-    return get(name, on)
+    there = _with(name, on)
+    there.wait([name], seconds)
+    return _known(name, there)
+
+
+# -- act ---------------------------------------------------------------------------------------------------------------
+
+
+def scaleout(name: str, hosts: Sequence[str] | int | None = None, on: str | None = None) -> list[str]:
+    """Add machines to a running job: these, this number, or all that are possible; returns those that join.
+
+    Raises:
+        UserError: there is no such job, or one cannot join; then none does.
+    """
+    return able(_with(name, on), Elastic).scaleout(name, hosts)
+
+
+def scalein(name: str, hosts: Sequence[str] | int, on: str | None = None) -> list[str]:
+    """Remove these machines, or this number, from a running job; returns those that leave.
+
+    Raises:
+        UserError: there is no such job, or too few would be left.
+    """
+    return able(_with(name, on), Elastic).scalein(name, hosts)
+
+
+def tensorboard(name: str, logdir: str | None = None, on: str | None = None) -> str:
+    """The address of a job's TensorBoard, which is started if there is none.
+
+    Args:
+        name: of the job.
+        logdir: what it shows; by default what the job has said, or its folder.
+        on: where the job is.
+
+    Raises:
+        UserError: there is no such job, or its TensorBoard has no address here.
+    """
+    there = _with(name, on)
+    if isinstance(there, Forwards):
+        raise UserError(f"a command leads a port here to it: paceline tensorboard{there.where} {name}")
+    return able(there, TensorBoards).open_tensorboard(name, logdir, _warn)
+
+
+def stop_tensorboard(name: str, on: str | None = None) -> bool:
+    """End a job's TensorBoard; returns whether there was one."""
+    return able(_with(name, on), TensorBoards).close_tensorboard(name)
 
 
 def stop(name: str, now: bool = False, on: str | None = None) -> None:
@@ -105,7 +393,7 @@ def stop(name: str, now: bool = False, on: str | None = None) -> None:
     Raises:
         UserError: there is no such job.
     """
-    _there(name, on).stop([name], now)
+    _where(name, on).stop([name], now)
 
 
 def delete(name: str, on: str | None = None) -> None:
@@ -114,17 +402,35 @@ def delete(name: str, on: str | None = None) -> None:
     Raises:
         UserError: there is no such job, or it has not ended.
     """
-    _there(name, on).delete([name])
+    _where(name, on).delete([name])
 
 
-def _there(name: str, on: str | None) -> Backend:
-    """The target that is named, or the one that this machine has submitted a job of this name to."""
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def _where(name: str, on: str | None) -> Backend:
     return everywhere.backend_with(name) if on is None else load(on)
 
 
-def _warn(spec: JobSpec) -> None:
+def _with(name: str, on: str | None) -> Backend:
+    """Where a job is that must be there."""
+    return get(name, on)._there
+
+
+def _known(name: str, there: Backend) -> Job:
+    found = there.describe([name]).jobs
+    if not found:
+        raise UserError(f"no job {name!r}")
+    return Job._of(found[0], there)
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=3)
+
+
+def _warn_of_secrets(spec: JobSpec) -> None:
     for line in notes_on_secrets(spec.env, spec.has_unused_credentials):
-        warnings.warn(line, stacklevel=3)
+        warnings.warn(line, stacklevel=4)
 
 
 class _Silence:

@@ -10,6 +10,7 @@ import re
 import secrets
 import shlex
 import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,33 @@ COUNT = """
     for number in range(3):
         print("line", number, "of", os.environ["RANK"], flush=True)
 """
+FUNCTION = """
+    import sys
+    from paceline import jobs
+
+    class Steep(Exception):
+        pass
+
+    def climb(height, by=1):
+        import os
+        rank = int(os.environ["RANK"])
+        if height < 0 and rank == 1:
+            raise Steep("too steep")
+        return rank, height * by, base
+
+    on, base = sys.argv[1], 7
+    job = jobs.submit(climb, (2,), {"by": 10}, nproc=2, on=on)
+    assert job.results() == [(0, 20, 7), (1, 20, 7)]
+    assert jobs.get(job.name).result() == (0, 20, 7), "the job is found where it was submitted to"
+    bad = jobs.submit(climb, (-1,), nproc=2, on=on)
+    try:
+        bad.result()
+    except Steep as error:
+        assert str(error) == "too steep" and "in climb" in str(error.__cause__)
+        print(job.name.rpartition("-")[0], jobs.get(bad.name).state)
+    for job in jobs.list_jobs(on):
+        jobs.delete(job.name)
+"""
 
 
 def _job_and_ranks(shown: str) -> tuple[str, int]:
@@ -51,7 +79,8 @@ class Place:
     """A backend, and what it can do beside what all can.
 
     Attributes:
-        can: of `run`, `elastic`, `checks`, `metered`, `tensorboards` and `volumes`; `sizes` if it says what a job has.
+        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards` and `volumes`; `sizes` if it says
+            what a job has.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -308,6 +337,13 @@ class Contract:
             assert place.refuses("submit", "--dry-run", *flags, script) == refused
         assert [job["name"] for job in place.json("list")] == ["taken"]
         place.works("delete", "taken")
+
+    def test_what_a_function_returns_and_raises_comes_back(self, place: Place) -> None:
+        if "functions" not in place.can:
+            return
+        script = place.paceline.script(FUNCTION)
+        out, err = place.paceline.start(python=(sys.executable, script, place.name)).communicate()
+        assert out == "climb FAILED\n", err
 
     def test_what_is_unknown_is_told_in_a_line(self, place: Place) -> None:
         place.works("submit", "--name", "known", place.paceline.script("pass"))

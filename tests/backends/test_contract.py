@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class TestLocal(Contract):
     @pytest.fixture
     def place(self, paceline: Paceline) -> Place:
-        return Place(paceline, can=frozenset({"run", "checks", "metered", "tensorboards", "volumes", "sizes"}))
+        return Place(
+            paceline, can=frozenset({"run", "checks", "functions", "metered", "tensorboards", "volumes", "sizes"})
+        )
 
 
 def install(paceline: Paceline, entry: str = "shelf:Shelf") -> None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+CALL, PACKAGES = "call.pkl", "packages"  # in the code of a job that is a function: the function, and what it needs
 
 
 class RankFailed(RuntimeError):
@@ -118,9 +121,11 @@ class Pickled:
         try:
             self.data = dumps(function)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
+            hint = "make what cannot be pickled inside of it"
+            if find_spec("cloudpickle") is None:
+                hint = "define it at the top level of a module, or install cloudpickle"
             raise pickle.PicklingError(
-                f"{who}: the function or its arguments cannot be pickled: {error}. Define it at the top level of "
-                "a module, or install cloudpickle"
+                f"{who}: the function or its arguments cannot be pickled: {error}; {hint}"
             ) from error
 
     def __call__(self) -> Any:

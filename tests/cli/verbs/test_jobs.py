@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -620,29 +621,52 @@ def test_what_was_found_out_is_not_what_was_asked_for(paceline: Paceline) -> Non
 
 
 def test_from_python(paceline: Paceline) -> None:
-    paceline.script("print('ran')")
-    (paceline.folder / "client.py").write_text(
-        "import paceline\n"
-        "jobs = paceline.jobs\n"
-        "job = jobs.submit(jobs.JobSpec(script='script.py', ranks=2, name='py'))\n"
-        "assert jobs.wait('py').state == 'SUCCEEDED'\n"
-        "assert jobs.get('py').framework is None, 'the script imports none'\n"
-        "assert [job.name for job in jobs.list_jobs()] == ['py']\n"
-        "jobs.delete('py')\n"
-        "try:\n"
-        "    jobs.get('py')\n"
-        "except jobs.UserError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "client.py"],
-        cwd=paceline.folder,
-        env=paceline.env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "no job 'py'\n"), done.stderr
+    """The example of docs/jobs.md, and what else `paceline.jobs` has."""
+    page = (Path(__file__).parents[3] / "docs" / "jobs.md").read_text().partition("## From Python")[2]
+    _, example, _, expected, *_ = page.split("```")
+    expected = expected.removeprefix("text\n")
+    paceline.script("import sys; print(*sys.argv[1:])", "train.py")
+    more = """
+
+        import threading
+
+        assert jobs.get(job.name).framework is None, "the script imports none"
+        again = jobs.resubmit(job.name, nproc=1, env={"LR": "1"})
+        assert (again.name, jobs.wait(again.name).ranks) == ("digits-1-2", 1)
+        assert [event["event"] for event in jobs.events(again.name)][-1] == "finished"
+        assert jobs.top(again.name) == {} and jobs.nodes()[0].cores
+        found = jobs.list_jobs()
+        assert [it.name for it in found[:2]] == ["digits-1-2", "digits-1"] and found[2].name.startswith("train-")
+        assert repr(found[1]).startswith("<Job digits-1 SUCCEEDED target=local ranks=2 age="), found
+        assert "<td>digits-1</td><td>SUCCEEDED</td>" in found._repr_html_()
+        lock = threading.Lock()
+        for wrong in (
+            lambda: jobs.get("nosuch"),
+            lambda: jobs.submit("train.py", nprocs=2),
+            lambda: jobs.submit(lambda: lock),
+            lambda: jobs.submit(print, code={"mode": "snapshot"}),
+            lambda: jobs.submit(train, on="here", hosts="there"),
+            lambda: jobs.get("digits-1").result(),
+            lambda: jobs.scaleout("digits-1"),
+        ):
+            try:
+                wrong()
+            except jobs.UserError as error:
+                print(error)
+    """
+    (paceline.folder / "client.py").write_text(example.removeprefix("python\n") + textwrap.dedent(more))
+    out, err = paceline.start(python=(sys.executable, "client.py")).communicate()
+    assert out.startswith(expected), err
+    assert out.removeprefix(expected).splitlines() == [
+        "no job 'nosuch'",
+        "nprocs: unknown key; did you mean nodes?",
+        "<lambda>: the function or its arguments cannot be pickled: cannot pickle '_thread.lock' object; "
+        "make what cannot be pickled inside of it",
+        "code: a function is all that such a job runs; leave it out",
+        "on and hosts both say where; give one",
+        "job digits-1 is no function, so it has no result; see paceline logs digits-1",
+        "local: its jobs keep the machines that they started on",
+    ], err
 
 
 def test_no_way_around_the_rules_for_names(paceline: Paceline) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.backends.again import kept_there
 from paceline.backends.registry import load
-from paceline.cli.verbs.resubmit import options_there
 from paceline.job.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -196,13 +196,12 @@ def test_what_is_saved_and_the_way_on_are_said(paceline: Paceline) -> None:
     assert "go on" not in paceline.run("other.py").stderr
 
 
-def test_options_of_another_backend_are_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_another_backend_are_left_out_and_said() -> None:
     """A job that goes on on a backend of another kind has no use for the options of its first one."""
     there = {name: load(name) for name in ("slurm", "kubernetes")}
     spec = JobSpec(script="it.py", options={"chain": True, "slurm": {"partition": "gpu"}})
-    assert options_there(spec, there["slurm"], load("slurm")) == spec.options
-    assert capsys.readouterr().err == ""
-    assert options_there(spec, there["slurm"], there["kubernetes"]) == {}
-    assert capsys.readouterr().err == (
-        "paceline: options of slurm, which mean nothing to kubernetes, are left out: chain, slurm\n"
-    )
+    said: list[str] = []
+    assert kept_there(spec, there["slurm"], load("slurm"), said.append).options == spec.options
+    assert said == []
+    assert kept_there(spec, there["slurm"], there["kubernetes"], said.append).options == {}
+    assert said == ["options of slurm, which mean nothing to kubernetes, are left out: chain, slurm"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.backends.again import changed, kept_there, next_name, refuse_nodes_here, refuse_running
 from paceline.backends.base import Moves, able
-from paceline.backends.registry import HERE
 from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN, USUAL
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known
@@ -23,10 +23,7 @@ from paceline.cli.flags.where import (
     own_options,
     where_options,
 )
-from paceline.job.errors import UserError
-from paceline.job.flags import flag_of
-from paceline.job.model import InvalidError
-from paceline.job.spec import JobSpec
+from paceline.cli.terminal.write import say
 
 from .submit import detached, dry_run, started
 
@@ -64,14 +61,13 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
     there = backend()
     here = backend_before(job, there) or there
     (old,) = known([job], there=here)
-    if not old.is_over and old.state != "LOST":
-        raise UserError(f"job {job} is {old.state}; wait for it, or stop it first: paceline stop{here.where} {job}")
+    refuse_running(old, here)
     changes: dict[str, Any] = {"fresh": fresh, "resume_from": job, **({"args": args} if args else {})}
     if here is not there:
         return _moved(old, here, there, given, changes)
     before = here.spec(job)
     changes.update(_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}))
-    spec = _changed(here.replaced(before, changes), {"name": _next_name(old, before), **changes})
+    spec = changed(here.replaced(before, changes), {"name": next_name(old, before), **changes})
     say_what_is_exposed(spec)
     return dry_run(spec, here) if given["dry_run"] else detached(spec, here)
 
@@ -84,40 +80,19 @@ def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], chang
     where = given_where()
     names_hosts = where.get("on") is None
     nodes = given["nnodes"] or (None if names_hosts else str(before.nodes))
-    kept = {"backend": there.name, "log_dir": None, "options": options_there(before, here, there)}
+    kept = kept_there(before, here, there, say)
     if names_hosts:  # as with submit, the hosts say how many nodes and ranks there are, unless other flags do
         there = backend_for({**_nothing(), **where, **given, "nnodes": nodes})
         destination = able(there, Moves)
     changes.update(_changes({**given, "nnodes": nodes, **(where if names_hosts else {})}))
-    spec = _changed(before.changed(kept), {"name": _next_name(old, before), **changes})
+    spec = changed(kept, {"name": next_name(old, before), **changes})
     say_what_is_exposed(spec)
-    _check_nodes(spec, there)
+    refuse_nodes_here(spec, there)
     prepared = destination.prepare_moved(spec, export)
     if given["dry_run"]:
         click.echo(prepared.text())
         return 0
     return started(prepared, there)
-
-
-def options_there(spec: JobSpec, here: Backend, there: Backend) -> dict[str, Any]:
-    """A job's options that the backend knows on which it is to go on; says which ones are left out."""
-    kept = spec.options if type(there) is type(here) else {}
-    if left_out := [option for option in spec.options if option not in kept]:
-        names = ", ".join(left_out)
-        click.echo(
-            f"paceline: options of {here.name}, which mean nothing to {there.name}, are left out: {names}", err=True
-        )
-    return dict(kept)
-
-
-def _check_nodes(spec: JobSpec, there: Backend) -> None:
-    """Refuse several nodes on this machine, on which nodes are started by hand.
-
-    Raises:
-        UserError: the job has several.
-    """
-    if there.name == HERE and spec.node_range[1] > 1:
-        raise UserError(f"--nnodes {spec.nodes}, but this machine is one; add --nnodes 1, and -n for its ranks")
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
@@ -131,41 +106,6 @@ def _nothing() -> dict[str, Any]:
     """All flags of a job, none of them given."""
     nothing: dict[str, Any] = {option.name or "": () if option.multiple else None for option in _ALL}
     return {**nothing, "on": None, "script": None, "args": ()}
-
-
-def _changed(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
-    """A job with some of its fields changed.
-
-    Raises:
-        UserError: it makes no sense then.
-    """
-    old = spec.dumped()
-    changes = {name: value for name, value in changes.items() if value is not None}
-    env, secrets = changes.get("env", {}), changes.get("secrets", ())  # a variable that was one may become the other
-    changes["env"] = {**{name: value for name, value in old["env"].items() if name not in secrets}, **env}
-    changes["secrets"] = (*(name for name in old["secrets"] if name not in {*env, *secrets}), *secrets)
-    changes["labels"] = {**old["labels"], **changes.get("labels", {})}
-    changes["options"] = _changed_options(old["options"], changes.get("options", {}))
-    try:
-        return JobSpec.validated({**old, **changes})
-    except InvalidError as error:
-        raise error.named(flag_of) from None
-
-
-def _changed_options(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Options with changes; tables change name by name, and an empty value takes an option back."""
-    found = dict(old)
-    for name, value in new.items():
-        before: Any = old.get(name)
-        within = before if isinstance(before, dict) else {}
-        found[name] = _changed_options(within, value) if isinstance(value, dict) else value
-    return {name: value for name, value in found.items() if name not in new or value not in ("", {})}
-
-
-def _next_name(old: Job, spec: JobSpec) -> str:
-    """The old one's name with the next free number."""
-    stem = re.sub(r"-\d+$", "", old.name) if spec.resume_from else old.name  # it was numbered here itself
-    return f"{stem[:55]}-"
 
 
 def _parameters() -> Iterable[click.Parameter]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Which import means which framework. If there are several, the first of these wins: a script that imports horovod
 # imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
-_IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 # What trains with these uses optimizers, although it may not mention them.
 _TRAINERS = frozenset({"accelerate", "fastai", "lightning", "pytorch_lightning", "transformers"})
 _NEED_TORCH = _TRAINERS | {"paceline"}
@@ -53,7 +53,7 @@ class Imports:
     def framework(self) -> str | None:
         """The framework's name, or None when no known one is imported; what the script itself imports comes first."""
         for level in (self.required, self.loaded, self.every):
-            for module, name in _IMPORTS.items():
+            for module, name in IMPORTS.items():
                 if module in level:
                     return name
         return "torch" if self.every & _NEED_TORCH else None

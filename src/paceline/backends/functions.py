@@ -1,0 +1,112 @@
+"""Jobs that are a function: the folder that is their code, and what comes of them; see `node/ranks/function.py`."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import pickletools
+import re
+import secrets
+import shutil
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.contract.functions import CALL, PACKAGES, Outcome, Pickled
+from paceline.job.errors import UserError
+from paceline.node.planning.script import IMPORTS
+
+from .base import LogQuery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.job.job import Job
+
+    from .base import Backend
+
+_KEY = re.compile(r"result-[0-9a-f]{32}")
+_SCRIPT = """\
+import sys
+
+from paceline.node.ranks.function import main
+{imports}
+main(__file__, sys.argv[1])
+"""
+
+
+def write(work: Callable[[], Any], name: str, folder: Path) -> dict[str, Any]:
+    """Fill a folder with the code of a job that calls a function; returns the fields of the job.
+
+    Args:
+        work: the function, with its arguments.
+        name: of the function.
+        folder: an empty one.
+
+    Raises:
+        UserError: it cannot be pickled.
+    """
+    packages = find_spec("cloudpickle")
+    if packages is None and getattr(work, "func", work).__module__ == "__main__":
+        raise UserError(f"{name} is a function of this program itself; install cloudpickle, or put it into a module")
+    try:
+        pickled = Pickled(work, name)
+    except pickle.PicklingError as error:
+        raise UserError(str(error)) from None
+    if packages is not None and packages.origin is not None:  # a node need not have it
+        shutil.copytree(Path(packages.origin).parent, folder / PACKAGES / "cloudpickle")
+    stdlib = sysconfig.get_path("stdlib")
+    own = [path for path in sys.path if not path.startswith(stdlib) and "-packages" not in path]
+    call = (sys.version_info[:2], os.getcwd(), list(map(os.path.abspath, own)), pickle.dumps(pickled))
+    (folder / CALL).write_bytes(pickle.dumps(call))
+    words = {str(word).partition(".")[0] for _, word, _ in pickletools.genops(pickled.data)}
+    script = f"{re.sub(r'[^A-Za-z0-9_]+', '', name) or 'function'}.py"
+    imports = "".join(f"import {module}\n" for module in IMPORTS if module in words and module in sys.modules)
+    (folder / script).write_text(_SCRIPT.format(imports=imports))
+    return {
+        "script": script,
+        "args": (f"result-{secrets.token_hex(16)}",),
+        "code": {"mode": "snapshot", "source": str(folder)},
+    }
+
+
+def results(there: Backend, job: Job, *, every: bool) -> list[Any]:
+    """What a function has returned on rank 0, or on all ranks, of a job that has ended.
+
+    Raises:
+        Exception: the one that the first failing rank has raised.
+        UserError: the job is no function, or has failed otherwise; or logs are missing.
+    """
+    is_good = job.state == "SUCCEEDED"
+    found = _outcomes(there, job, None if every or not is_good else (0,))
+    bad = [rank for rank, outcome in sorted(found.items()) if not outcome.is_good]
+    if job.traceback is not None and job.traceback["rank"] in bad:  # the others have failed because of it
+        bad = [job.traceback["rank"]]
+    if bad:
+        raise found[bad[0]].error_of(bad[0])
+    if not is_good:
+        raise UserError(f"job {job.name} {job.state.lower()}{f': {job.error}' if job.error else ''}")
+    missing = [rank for rank in range(job.ranks if every else 1) if rank not in found]
+    if missing:
+        raise UserError(f"rank {missing[0]} of job {job.name} has left no result; see paceline logs {job.name}")
+    return [outcome.value for _, outcome in sorted(found.items())]
+
+
+def _outcomes(there: Backend, job: Job, ranks: tuple[int, ...] | None) -> dict[int, Outcome]:
+    """The outcomes that these ranks have written; None for all.
+
+    Raises:
+        UserError: the job is no function; or some host's logs are missing.
+    """
+    args = there.spec(job.name).args
+    if len(args) != 1 or not _KEY.fullmatch(args[0]):
+        raise UserError(f"job {job.name} is no function, so it has no result; see paceline logs {job.name}")
+    texts: dict[int, bytes] = {}
+    for it in there.logs(job.name, LogQuery(ranks)):
+        for line in it.text.splitlines():
+            texts[it.rank] = texts.get(it.rank, b"") + line.partition(f"{args[0]} ".encode())[2]
+    whole = {rank: text[:-1] for rank, text in texts.items() if text.endswith(b".")}
+    return {rank: Outcome.from_bytes(base64.b64decode(text)) for rank, text in whole.items()}
