@@ -78,6 +78,7 @@ LINES = {
     "srun -N 2 --gres=gpu:a100:4 -t 30 torchrun --nnodes 2 --nproc_per_node 4 --rdzv_endpoint=$H:1 train.py": (
         "run --on slurm --nnodes 2 --slurm gres=gpu:a100:4 --time-limit 30m -n 4 train.py"
     ),
+    "srun --mem 4x python t.py": "! --mem 4x is no size of Slurm's",
     "srun --pty bash": "! --pty: start the job, then paceline attach JOB",
     # Paddle, of 2020
     "python -m paddle.distributed.launch --selected_gpus='0,1' --log_dir=/tmp/mylog train.py": (

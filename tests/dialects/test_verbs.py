@@ -141,11 +141,11 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
         ),
         (
             "run -np 2 -mca pml ob1 -bind-to none script.py",
-            "that is a line of mpirun; write: paceline run -np 2 --env OMPI_MCA_pml=ob1 script.py",
+            "that is a line of mpirun; -bind-to has no effect: ranks share the cores of their machine evenly; ",
         ),
         (
             "submit --name x --sync-image I --sync-mode git --sync-source U script.py",
-            "that is a line of arena submit; write: paceline submit --name x --sync-mode git --sync-source U script.py",
+            "that is a line of arena submit; --git-image has no effect: the job does not run in a cluster; ",
         ),
         (
             "submit pytorch --name=x --workers=2 script.py",
@@ -155,8 +155,10 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
             "run torchrun --nproc_per_node 2 script.py",
             "torchrun is no script; write: paceline run -n 2 script.py",
         ),
-        ("get x --type tf", "that is a line of arena get; write: paceline get x"),
-        ("run --server_num 2 script.py", "paddle-launch's --server-num: paceline trains without parameter servers"),
+        ("get x --gpu", "that is a line of arena get; write: paceline get x && paceline top job x"),
+        ("top job --refresh", "that is a line of arena top job; write: paceline top job -w"),
+        ("run --server_num 2 script.py", "that is a line of paddle-launch: --server-num: paceline trains without"),
+        ("run --ips 10.9.9.1,10.9.9.2 script.py", "that is a line of paddle-launch: this machine is none of the nodes"),
         ("status x", "paceline has no verb 'status'; write paceline get JOB"),
         ("mpiexec -n 2 x", "paceline has no verb 'mpiexec'; write paceline mpirun"),
         ("torchrun --nope", "torchrun has no flag --nope; "),

@@ -179,8 +179,11 @@ def _one_line(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and context is not None:
         from paceline.cli.dialects.tools import old_flag
 
+        verb, above = "", context
+        while above.parent is not None:
+            verb, above = f"{above.info_name} {verb}".rstrip(), above.parent
         with context.scope(cleanup=False):
-            answer = old_flag(context.info_name, sys.argv[2:])
+            answer = old_flag(verb, error.option_name, sys.argv[1 + len(verb.split()) :])
         if answer is not None:
             return answer
     text = " ".join(error.format_message().split()).rstrip(".")

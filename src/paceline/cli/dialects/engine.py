@@ -144,7 +144,7 @@ def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | N
         if not line.program:
             if line.helped is not None:
                 return line
-            raise UserError(f"{tool.name}: name what it is to do: {', '.join(tool.tools)}")
+            raise UserError(f"{tool.name}: name what it is to do: {', '.join(_names(tool))}")
         name, *behind = line.program
         if name not in tool.tools:
             raise UserError(f"{tool.name} has no {name!r} here; {nearest(name, tool.tools)}")
@@ -161,6 +161,15 @@ def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | N
         tool.finish(line)
     line.notes = list(dict.fromkeys(line.notes))
     return line
+
+
+def _names(tool: Tool) -> list[str]:
+    """The subcommands that there are, each by one name."""
+    found: dict[Tool, str] = {}
+    for name, inner in tool.tools.items():
+        if isinstance(inner, Tool):
+            found.setdefault(inner, name)
+    return list(found.values())
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------
@@ -182,6 +191,11 @@ def _table(flags: Mapping[str, Meaning]) -> dict[str, tuple[str, tuple[str, ...]
         names, takes = names_of(key)
         found.update(dict.fromkeys(names, (names[0], takes, meaning)))
     return found
+
+
+def knows(tool: Tool, name: str) -> bool:
+    """Whether a tool has a flag of this name."""
+    return name in _table(tool.flags)
 
 
 def _normal(name: str) -> str:

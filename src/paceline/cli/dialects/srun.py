@@ -41,9 +41,16 @@ def _time(line: Line, value: str) -> None:
 
 
 def _memory(line: Line, value: str) -> None:
-    number, unit = re.fullmatch(r"(\d*)(\w?).*", value).groups()  # type: ignore[union-attr]  # it matches any text
-    if number.strip("0"):  # 0 is all
-        line.add("--memory", number + _UNITS.get((unit or "M").upper(), unit))
+    """A number of MiB, or with a unit; 0 is all.
+
+    Raises:
+        UserError: it is neither.
+    """
+    match = re.fullmatch(r"(\d+)([KMGT]?)", value.upper())
+    if match is None:
+        raise UserError(f"--mem {value} is no size of Slurm's; write for example 32G")
+    if int(match[1]):
+        line.add("--memory", match[1] + _UNITS[match[2] or "M"])
 
 
 def _gpus(line: Line, value: str) -> None:

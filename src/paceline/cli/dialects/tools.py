@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError, nearest
 
-from .engine import PYTHON, Line, Refused, Tool, parse
+from .engine import PYTHON, Line, Refused, Tool, knows, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,34 +164,43 @@ def old_program(script: str, args: Sequence[str]) -> str | None:
     return f"{script} is no script; write: {line.text()}"
 
 
-def old_flag(verb: str, words: Sequence[str]) -> str | None:
+def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
     """What is said of a line with a flag that only another tool has; None if none has it.
 
     Args:
         verb: of paceline.
-        words: those behind it.
+        name: of the flag.
+        words: those behind the verb.
     """
     refused = None
     for tool in _with_flags_like(verb):
         try:
             line = parse(replace(tool, shortens=False), words)
         except UserError as error:
-            if str(error).startswith("-") and refused is None:
-                refused = f"{tool.name}'s {error}"
+            if knows(tool, name) and refused is None:
+                refused = f"that is a line of {tool.name}: {error}"
             continue
         line.verb = verb
         if line.text() != Line(verb, program=list(words)).text():
-            return f"that is a line of {tool.name}; write: {line.text()}"
+            return "; ".join((f"that is a line of {tool.name}", *line.notes, f"write: {line.text()}"))
     return refused
 
 
 def _with_flags_like(verb: str) -> list[Tool]:
     """The tools whose lines may have been meant by a line of a verb."""
-    arena = load("arena").tools
-    if verb not in ("run", "submit"):
-        found: list[Tool | Refused] = [tool for name, tool in arena.items() if name == verb]
-    else:
-        submit = arena["submit"]
+    arena = load("arena")
+    found: list[Tool | Refused] = []
+    if verb in ("run", "submit"):
         found = [tool for name in TOOLS if not (tool := load(name)).tools]
-        found += [] if isinstance(submit, Refused) else dict.fromkeys(submit.tools.values())
+        arena, verb = _within(arena, "submit"), ""
+        found += dict.fromkeys(arena.tools.values())
+    for word in verb.split():
+        arena = _within(arena, word)
+        found = [arena]
     return [tool for tool in found if isinstance(tool, Tool)]
+
+
+def _within(tool: Tool, name: str) -> Tool:
+    """A subcommand; one without flags if there is none."""
+    found = tool.tools.get(name)
+    return found if isinstance(found, Tool) else Tool(name)

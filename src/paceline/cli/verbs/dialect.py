@@ -91,7 +91,7 @@ def _check(line: Line) -> None:
     if command is not None and line.verb in ("run", "submit"):
         from paceline.cli.flags.spec import spec_of
 
-        spec_of(command.make_context(line.verb, line.words()[1:]).params, command)
+        spec_of(command.make_context(line.verb, line.words()[1:], parent=context.find_root()).params, command)
 
 
 def _started(line: Line) -> int:
