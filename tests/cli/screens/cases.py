@@ -203,6 +203,7 @@ SCREENS: dict[str, tuple[Sequence[Recorded], tuple[str, ...]]] = {
     "get-failed": ([HERE], ("get", "gan-m2p9c")),
     "get-plain": ([HERE], ("get", "notes-a1b2c")),
     "get-pods": (EVERYWHERE[::-1], ("get", "pytorch-git")),
+    "prune": ([HERE], ("prune", "-s", "1h", "--dry-run")),
     "events": ([HERE], ("events", "resnet-x3k2a")),
     "top-job-0": ([NOTHING], ("top", "job")),
     "top-job-1": ([ONE], ("top", "job")),

@@ -1,0 +1,46 @@
+"""Python finds the jobs of all targets, as the verbs do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cli.screens import cases
+
+from paceline import jobs
+from paceline.backends import everywhere
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_jobs_of_all_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [everywhere.Place(it.name, lambda it=it: it) for it in cases.EVERYWHERE]  # type: ignore[misc]
+    monkeypatch.setattr(everywhere, "places", lambda since=None: places)
+    found = jobs.list_jobs()
+    assert {job.backend for job in found} == {"local", "lab", "slurm", "k8s"}
+    assert [job.created for job in found] == sorted((job.created for job in found), reverse=True)
+
+
+def test_a_target_that_fails_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> cases.Recorded:
+        raise jobs.UserError("no such host")
+
+    places = [everywhere.Place("local", lambda: cases.HERE), everywhere.Place("lab", fails)]
+    monkeypatch.setattr(everywhere, "places", lambda since=None: places)
+    with pytest.warns(UserWarning, match="lab: no such host; its jobs are not shown"):
+        assert {job.backend for job in jobs.list_jobs()} == {"local"}
+
+
+def test_a_job_is_found_where_it_was_submitted_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    (tmp_path / "paceline.toml").write_text('[targets.lab]\nbackend = "ssh"\nhosts = ["h1"]\n')
+    notes = {"targets/lab/there": "{}", "targets/ssh/named": '{"options": {"hosts": ["h2:1"], "port": 2222}}'}
+    for name, text in notes.items():
+        (tmp_path / "home" / name).parent.mkdir(parents=True)
+        (tmp_path / "home" / name).write_text(text)
+    found = {name: everywhere.backend_with(name) for name in ("there", "named", "other")}
+    assert {name: (it.name, it.where) for name, it in found.items()} == {
+        "there": ("lab", " --on lab"), "named": ("ssh", " -H h2:1 --ssh-port 2222"), "other": ("local", ""),
+    }  # fmt: skip
