@@ -176,6 +176,8 @@ def submit(
         if args or kwargs or nproc is not None or fields:
             raise UserError("a JobSpec is complete; set the other arguments there")
         return _started(what, _place(on, hosts) or load(what.backend))
+    if not isinstance(args, (list, tuple)):
+        raise UserError("args: write the arguments as a list, such as submit(train, [0.1])")
     given = {**fields, **_counts(nproc, hosts, fields)}
     there = _place(on, hosts) or load(given.get("backend"))
     if isinstance(what, str):

@@ -645,6 +645,7 @@ def test_from_python(paceline: Paceline) -> None:
             lambda: jobs.submit("train.py", nprocs=2),
             lambda: jobs.submit(lambda: lock),
             lambda: jobs.submit(print, code={"mode": "snapshot"}),
+            lambda: jobs.submit(train, 0.1),
             lambda: jobs.submit(train, on="here", hosts="there"),
             lambda: jobs.get("digits-1").result(),
             lambda: jobs.scaleout("digits-1"),
@@ -663,6 +664,7 @@ def test_from_python(paceline: Paceline) -> None:
         "<lambda>: the function or its arguments cannot be pickled: cannot pickle '_thread.lock' object; "
         "make what cannot be pickled inside of it",
         "code: a function is all that such a job runs; leave it out",
+        "args: write the arguments as a list, such as submit(train, [0.1])",
         "on and hosts both say where; give one",
         "job digits-1 is no function, so it has no result; see paceline logs digits-1",
         "local: its jobs keep the machines that they started on",
