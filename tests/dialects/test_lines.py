@@ -124,8 +124,9 @@ LINES = {
         "submit --on kubernetes --name x --image IMG --toleration all --cpus 1 --gang coscheduling --clean-pods none "
         "--time-limit 2h --sync-mode git --selector a=b,c=d --sync-source URL@dev -n 2 train.py"
     ),
-    "arena submit tf --name=t --workers=2 --workerImage=IMG --chief --gpus=0 'python t.py'": (
-        "submit --on kubernetes --name t --nnodes 2 --image IMG --framework tensorflow python t.py"
+    "arena submit tf --name=t --workers=2 --workerImage=IMG --chief --evaluator --gpus=0 'python t.py'": (
+        "submit --on kubernetes --name t --image IMG --nnodes 4 --env PACELINE_TF_ROLES=chief,evaluator "
+        "--framework tensorflow python t.py"
     ),
     "arena submit tf --name=t --workers=2 --ps=1 --image=IMG 'python t.py'": "! --ps: all nodes of a job run with",
     "arena submit mpi --name=m --workers=2 --image=IMG 'mpirun python m.py'": (

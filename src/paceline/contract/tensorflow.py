@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+ROLES = "PACELINE_TF_ROLES"  # of a job whose ranks are not all workers
+
+
 class TensorflowContract(Contract):
     """TF_CONFIG with workers only: `{"cluster": {"worker": ["host:port", …]}, "task": {"type", "index"}}`."""
 
@@ -33,8 +36,32 @@ class TensorflowContract(Contract):
         }
         return {"TF_CONFIG": json.dumps(config), **NO_GRPC_PROXY}
 
+    def write_roles(self, placement: Placement, roles: str) -> Variables:
+        """The same with a chief as rank 0, and an evaluator as the last rank, which belongs to no cluster.
+
+        Args:
+            placement: of the rank.
+            roles: `chief`, `evaluator` or both, with a comma between them.
+
+        Raises:
+            ContractError: there are other roles, or too few ranks.
+        """
+        p, asked = placement, {role.strip() for role in roles.split(",")}
+        if unknown := asked - {"chief", "evaluator"}:
+            raise ContractError(f"{ROLES}={roles}: there is no role {min(unknown)!r}; give chief, evaluator or both")
+        if p.world_size <= len(asked):
+            raise ContractError(f"{ROLES}={roles} needs {len(asked) + 1} ranks or more, and the job has {p.world_size}")
+        first = 1 if "chief" in asked else 0
+        end = p.world_size - (1 if "evaluator" in asked else 0)
+        cluster = {"chief": p.endpoints[:first]} if first else {}
+        task = {"type": "worker", "index": p.rank - first}
+        if p.rank < first or p.rank >= end:
+            task = {"type": "chief" if p.rank < first else "evaluator", "index": 0}
+        config = {"cluster": {**cluster, "worker": p.endpoints[first:end]}, "task": task}
+        return {"TF_CONFIG": json.dumps(config), **NO_GRPC_PROXY}
+
     def read(self, env: Mapping[str, str]) -> Placement | None:
-        """The placement of a worker; clusters with a chief or parameter servers are not for paceline to run."""
+        """The placement of a worker; clusters with a chief or parameter servers are not read."""
         if "TF_CONFIG" not in env:
             return None
         try:

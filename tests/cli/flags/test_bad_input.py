@@ -67,6 +67,11 @@ CASES = {
         "no host is named nosuch.invalid",
         "--master-addr",
     ),
+    "a role of TensorFlow for which there is no rank": (
+        ["-n", "2", "--framework", "tensorflow", "--env", "PACELINE_TF_ROLES=chief,evaluator", "--no-python", "true"],
+        "--env PACELINE_TF_ROLES=chief,evaluator needs 3 ranks or more, and the job has 2",
+        "",
+    ),
     "no nodes": (["--nnodes", "0", "ok.py"], "--nnodes '0' is not a number of machines", "--nnodes 2"),
     "nodes that change": (
         ["--nnodes", "1:4", "--framework", "indexed", "--master-addr", "h", "ok.py"],

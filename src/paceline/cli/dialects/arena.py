@@ -21,8 +21,8 @@ _WORKING_DIR = "/root"  # Arena's default
 _LISTS = ("--selector", "--toleration", "--annotation", "--pull-secret", "--resources")
 _SERVING = Refused("paceline trains, and serves no models")
 _ROLES = Refused(
-    "all nodes of a job run with the same resources, and there are no parameter servers; write the script for"
-    " MultiWorkerMirroredStrategy, or submit the TFJob with kubectl"
+    "all nodes of a job run with the same resources, and a job ends when all its ranks have, which parameter servers do"
+    " not; write the script for MultiWorkerMirroredStrategy, or submit the TFJob with kubectl"
 )
 _OF_TRAINING = Ignored("a name is that of one job, whatever its kind")
 
@@ -34,10 +34,6 @@ def _cores(line: Line, value: str) -> None:
         raise UserError(f"--cpu {value} is no number of cores; write for example --cpu 4")
     cores = float(match[1]) / (1000 if match[2] else 1)
     line.add("--cpus", str(max(1, -int(-cores // 1))))
-
-
-def _chief(line: Line, value: str) -> None:
-    line.notes.append("--chief has no effect: node 0 is the chief")
 
 
 def _servers(line: Line, value: str) -> None:
@@ -116,14 +112,14 @@ _TF: dict[str, Meaning] = {
     "--worker-memory-limit SIZE": "--memory",
     "--worker-port --workerPort PORT": Ignored("a free port is found"),
     "--worker-selector NAME=VALUE": "--selector",
-    "--chief": _chief,
+    "--chief": "",
     "--chief-port --chiefPort PORT": Ignored("a free port is found"),
     "--chief-cpu --ChiefCpu N": _ROLES,
     "--chief-cpu-limit N": _ROLES,
     "--chief-memory --ChiefMemory SIZE": _ROLES,
     "--chief-memory-limit SIZE": _ROLES,
     "--chief-selector NAME=VALUE": _ROLES,
-    "--evaluator": _ROLES,
+    "--evaluator": "",
     "--evaluator-cpu --evaluatorCpu N": _ROLES,
     "--evaluator-cpu-limit N": _ROLES,
     "--evaluator-memory --evaluatorMemory SIZE": _ROLES,
@@ -138,7 +134,7 @@ _TF: dict[str, Meaning] = {
     "--ps-memory --psMemory SIZE": _ROLES,
     "--ps-memory-limit SIZE": _ROLES,
     "--ps-selector NAME=VALUE": _ROLES,
-    "--role-sequence ROLES": Ignored("the chief is node 0"),
+    "--role-sequence ROLES": Ignored("the chief is node 0, and the evaluator the last one"),
     "--success-policy POLICY": Ignored("a job succeeds when all ranks have"),
     "--starting-timeout TIME": Ignored("a job waits until there is room; paceline stop ends that"),
 }
@@ -158,6 +154,7 @@ def _submitted(framework: str | None) -> Tool:
         _branch(line)
         if line.get("--gpus") == "0":
             line.take("--gpus")
+        _roles(line)
         if framework is not None and line.get("--framework") is None:
             line.add("--framework", framework)
         split_command(line)
@@ -168,6 +165,22 @@ def _submitted(framework: str | None) -> Tool:
 
     flags = {None: _COMMON, "tensorflow": _TF}.get(framework, _MPI)
     return Tool("arena submit", flags, "submit", finish, is_mixed=True)
+
+
+def _roles(line: Line) -> None:
+    """A chief and an evaluator of a TFJob are nodes besides its workers.
+
+    Raises:
+        UserError: the number of workers is none.
+    """
+    roles = [role for role in ("chief", "evaluator") if f"--{role}" in line.given]
+    workers = line.take("--nnodes") if roles else None
+    if not roles:
+        return
+    if workers is not None and not workers.isdecimal():
+        raise UserError(f"--workers {workers} is no number; write for example --workers 2")
+    line.add("--nnodes", str(int(workers or 1) + len(roles)))
+    line.add("--env", f"PACELINE_TF_ROLES={','.join(roles)}")
 
 
 def _branch(line: Line) -> None:

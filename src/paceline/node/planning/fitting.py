@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import ContractError, Placement
 from paceline.contract.folder_lock import holder_of
+from paceline.contract.tensorflow import ROLES, TensorflowContract
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, hardware
 from paceline.node.machine.ports import is_listening
@@ -117,6 +119,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         _check_mpi(job)
     _check_meeting(job, here)
     job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
+    _check_roles(job, framework)
     if job["detached"] and job["devices"] is None and not here.is_scheduled and (present := devices.accelerators()):
         # The user of `run` can manage the devices; jobs in the background do not share them.
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
@@ -264,6 +267,20 @@ def node_range(job: Mapping[str, Any]) -> tuple[int, int]:
     """The least and the most nodes."""
     low, _, high = str(job["nodes"]).partition(":")
     return int(low), int(high or low)
+
+
+def _check_roles(job: Mapping[str, Any], framework: str | None) -> None:
+    """Refuse roles of TensorFlow's that are unknown, or for which there are too few ranks.
+
+    Raises:
+        Refused: they are.
+    """
+    if framework == "tensorflow" and ROLES in job["env"]:
+        try:
+            placement = Placement(world_size=job["ranks"] * node_range(job)[0])
+            TensorflowContract().write_roles(placement, job["env"][ROLES])
+        except ContractError as error:
+            raise Refused(f"--env {error}") from None
 
 
 def _check_mpi(job: Mapping[str, Any]) -> None:

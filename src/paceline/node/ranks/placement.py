@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract import CONTRACTS, ERROR_FILE, HOROVOD, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
 from paceline.contract.horovod import HorovodContract
+from paceline.contract.tensorflow import ROLES as TF_ROLES
+from paceline.contract.tensorflow import TensorflowContract
 from paceline.contract.values import join_address
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
@@ -55,6 +57,8 @@ def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = o
         env["PYTHONPATH"] = os.pathsep.join([_HOROVOD_NAMES, *filter(None, [users])])
     else:
         env = {**contract.write(placement), **OWN_CONTRACT.write(placement)}
+    if isinstance(contract, TensorflowContract) and TF_ROLES in spec.env:
+        env.update(contract.write_roles(placement, spec.env[TF_ROLES]))
     if spec.framework in ("jax", "tensorflow", "paddle"):  # the script may also use torch, for example to load data
         env = {**CONTRACTS["torch"].write(placement), **env}
     if spec.framework == "mpi":  # mpirun sets no address for torch.distributed
