@@ -12,6 +12,15 @@ from pathlib import Path
 import pytest
 
 
+def frameworks_python():
+    """The Python of the environment with the heavy frameworks; skips the test where there is none."""
+    python = os.environ.get("PACELINE_FRAMEWORKS_PYTHON")
+    if not python:
+        pytest.skip("PACELINE_FRAMEWORKS_PYTHON is not set; `make test-frameworks` builds the environment")
+    # Not resolved: the link in a virtual environment's bin is what tells Python where its packages are.
+    return str(Path(python).absolute())
+
+
 def run_script(python, framework, start_method, home):
     """Run the framework's script on two ranks; check that each rank printed the sum, once."""
     command = [python, "-m", "paceline", "run", "-n", "2", "--framework", framework, "--start-method", start_method]
@@ -42,8 +51,4 @@ def test_torch(start_method, tmp_path):
 @pytest.mark.parametrize("start_method", ["fork", "exec"])
 @pytest.mark.parametrize("framework", ["paddle", "tensorflow", "jax"])
 def test_heavy_framework(framework, start_method, tmp_path):
-    python = os.environ.get("PACELINE_FRAMEWORKS_PYTHON")
-    if not python:
-        pytest.skip("PACELINE_FRAMEWORKS_PYTHON is not set; `make test-frameworks` builds the environment")
-    # Not resolved: the link in a virtual environment's bin is what tells Python where its packages are.
-    run_script(str(Path(python).absolute()), framework, start_method, tmp_path)
+    run_script(frameworks_python(), framework, start_method, tmp_path)
