@@ -55,7 +55,7 @@ quick: $(VENV)/.dev ## Those of them that start no process
 test-lab: $(VENV)/.dev ## The tests with hosts over ssh, Slurm and Kubernetes, which need root; each file in one process
 	$(PYTEST) -n 4 --dist loadfile $(LAB)
 
-test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Unmodified scripts of torch, paddle, tensorflow and jax
+test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Scripts of torch, paddle, tensorflow and jax, and the examples
 	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(PYTEST) -m frameworks tests/frameworks
 
 test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU

@@ -31,7 +31,7 @@ def write_job(path: Path, fields: Mapping[str, Any]) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    _replace(path, yaml.safe_dump(dict(fields), sort_keys=False, default_flow_style=False))
+    replace_file(path, yaml.safe_dump(dict(fields), sort_keys=False, default_flow_style=False))
 
 
 def set_variable(path: Path, name: str, value: str) -> None:
@@ -50,7 +50,7 @@ def set_variable(path: Path, name: str, value: str) -> None:
         except UserError:
             return False
 
-    _replace(path, new, is_right)
+    replace_file(path, new, is_right)
 
 
 def _with_variable(text: str, name: str, value: str) -> str:
@@ -79,7 +79,7 @@ def _added(text: str, mapping: yaml.MappingNode, line: str, key: str, value: str
     return f"{text[:at]}{json.dumps(key)}: {value}{comma}{text[at:]}"
 
 
-def _replace(path: Path, text: str, is_right: Callable[[str], bool] = lambda file: True) -> None:
+def replace_file(path: Path, text: str, is_right: Callable[[str], bool] = lambda file: True) -> None:
     """Write a file as a whole, or not at all.
 
     Args:

@@ -240,7 +240,7 @@ def _write(path: Path, fields: Mapping[str, Any], table: tuple[Path, list[str]] 
         UserError: it cannot be read or written; names the flag.
     """
     from paceline.job.reading import read
-    from paceline.job.writing import _replace
+    from paceline.job.writing import replace_file
 
     def check(file: str) -> bool:
         asked = read(file, fields, lambda key_path: _FLAGS.get(str(key_path[0]), str(key_path[0])))
@@ -249,7 +249,7 @@ def _write(path: Path, fields: Mapping[str, Any], table: tuple[Path, list[str]] 
             _add_table(*table)
         return is_right
 
-    _replace(path, _job_file(path, fields), check)
+    replace_file(path, _job_file(path, fields), check)
 
 
 def _target_table(
@@ -296,7 +296,7 @@ def _add_table(file: Path, lines: list[str]) -> None:
         UserError: it cannot be read or written, or can have no more tables.
     """
     from paceline.job.settings import load
-    from paceline.job.writing import _replace
+    from paceline.job.writing import replace_file
 
     try:
         before = file.read_bytes().decode("utf-8-sig").rstrip("\n") + "\n\n" if file.exists() else ""
@@ -310,7 +310,7 @@ def _add_table(file: Path, lines: list[str]) -> None:
             load(Path(folder))
         except UserError:
             raise UserError(f"{file} can have no more tables; write the target there yourself: {lines[0]} …") from None
-    _replace(file, text)
+    replace_file(file, text)
 
 
 init = SectionedCommand(
