@@ -138,6 +138,7 @@ LINES = {
     ),
     "arena submit pytorch --name x --data-dir /data 'python x.py'": "! --data-dir: name it as a volume",
     "arena list": "list",
+    "arena list --type tfjob": "! --type: paceline list shows all kinds",
     "arena list -n team -A": "list --on kubernetes --namespace team -A",
     "arena get x --type pytorchjob -e -o yaml": "get -o yaml x && paceline events x",
     "arena logs x -f -i x-worker-0 -t 5 --since 1h": "logs -f -i x-worker-0 -t 5 --since 1h x",

@@ -232,7 +232,7 @@ _LIST = Tool(
     {
         "-A --all-namespaces": "-A",
         "-o --output FORMAT": "-o",
-        "-T --type KIND": Ignored("paceline list shows all kinds; the column FRAMEWORK tells them apart"),
+        "-T --type KIND": Refused("paceline list shows all kinds, with the column FRAMEWORK; leave it out"),
         "--all-users --allUsers": "",
     },
     "list",
