@@ -202,3 +202,4 @@ def test_arenas_main_line_finds_the_script_below_the_working_dir(
     assert not cli.main(line, "paceline", standalone_mode=False)
     assert user.ended("it").state == "SUCCEEDED", user.get("it").error
     assert user.lines("it") == [f"{tmp_path}/root/code/it True"] * 2
+    assert (user.get("it").code or {})["path"] == f"{tmp_path}/root/code/it of the pods"

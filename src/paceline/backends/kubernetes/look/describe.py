@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.backends.kubernetes.api.times import moment
@@ -269,7 +270,8 @@ def _code(job: Found, known: Sequence[Mapping[str, Any]]) -> CodeRecord | None:
         return None
     if found.get("mode") == "git" and not found.get("commit"):
         found["commit"] = next((it["commit"] for it in known if it.get("commit")), None)
-    return cast("CodeRecord", {"path": f"code/{job.name} of the pods", **found})
+    where = str(Path(job.spec.get("working_dir") or ".", "code", job.name))
+    return cast("CodeRecord", {"path": f"{where} of the pods", **found})
 
 
 def _command(spec: Mapping[str, Any]) -> str:
