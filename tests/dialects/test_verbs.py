@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from tests import needs
 from tests.conftest import free_port
 from tests.typed import refusal, typed
 
-from paceline.cli.dialects import torchrun
+from paceline.cli.dialects import mpirun, torchrun
 from paceline.cli.dialects.engine import names_of
 
 if TYPE_CHECKING:
@@ -178,6 +179,17 @@ def test_no_table_is_imported_by_run(paceline: Paceline) -> None:
         capture_output=True, text=True, check=True, cwd=paceline.folder, env=paceline.env,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.needs("mpirun")
+def test_mpiruns_table_has_every_flag_of_open_mpi() -> None:
+    done = subprocess.run(
+        ["mpirun", "--allow-run-as-root", "--help", "all"], capture_output=True, text=True, check=True
+    )
+    theirs = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout)) - {"-h", "--help"}
+    ours = {name for flag in mpirun.MPIRUN.flags for name in names_of(flag)[0]}
+    assert len(theirs) > 100
+    assert theirs <= ours
 
 
 def test_torchruns_table_has_every_flag_of_torchrun() -> None:

@@ -1,15 +1,18 @@
 """Unmodified scripts of each framework find each other under `paceline run` and sum what their ranks contribute.
 
-All but torch's run with the Python named by PACELINE_FRAMEWORKS_PYTHON, an environment with those frameworks and
+They run with the Python named by PACELINE_FRAMEWORKS_PYTHON, an environment with those frameworks and
 paceline in it.
 """
 
 import os
+import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from paceline.cli.dialects.engine import names_of
+from paceline.cli.dialects.paddle import PADDLE_LAUNCH
 
 
 def frameworks_python():
@@ -40,15 +43,18 @@ def run_script(python, framework, start_method, home):
         assert done.stdout.count(f"rank {rank} of 2: sum=3.0\n") == 1, said
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("start_method", ["fork", "exec"])
-def test_torch(start_method, tmp_path):
-    pytest.importorskip("torch")
-    run_script(sys.executable, "torch", start_method, tmp_path)
-
-
 @pytest.mark.frameworks
 @pytest.mark.parametrize("start_method", ["fork", "exec"])
 @pytest.mark.parametrize("framework", ["paddle", "tensorflow", "jax"])
 def test_heavy_framework(framework, start_method, tmp_path):
     run_script(frameworks_python(), framework, start_method, tmp_path)
+
+
+@pytest.mark.frameworks
+def test_the_table_of_paddles_launcher_has_all_its_flags():
+    command = [frameworks_python(), "-m", "paddle.distributed.launch", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+    theirs = {name.replace("_", "-") for name in re.findall(r"--[a-z]\w*", said)} - {"--help"}
+    ours = {name for flag in PADDLE_LAUNCH.flags for name in names_of(flag)[0]}
+    assert len(theirs) > 20
+    assert theirs <= ours

@@ -57,21 +57,41 @@ def _needs_mpi(line: Line) -> bool:
         return False
 
 
+_NUMBERED = Ignored("ranks are numbered host by host, as many on each as it has slots")
+_DEBUGGED = Refused("start it without; paceline attach JOB opens a shell in the place of a rank")
+_OWN = Ignored("it is about Open MPI's own daemons, and paceline starts the ranks itself")
+_SWITCHES = (
+    "continuous", "d", "debug-daemons", "debug-daemons-file", "debug-devel", "disable-recovery",
+    "display-devel-allocation", "display-devel-map", "display-diffable-map", "display-topo", "do-not-launch",
+    "do-not-resolve", "enable-instant-on-support", "fwd-mpirun-port", "get-stack-traces", "index-argv-by-rank",
+    "leave-session-attached", "noprefix", "novm", "output-proctable", "report-child-jobs-separately",
+    "report-state-on-timeout", "set-cwd-to-session-dir", "show-progress", "use-regexp", "xml",
+)  # fmt: skip
+_OPTIONS = (
+    "dvm", "hnp", "launch-agent", "max-vm-size", "ompi-server", "personality", "report-events", "report-pid",
+    "report-uri", "xml-file",
+)  # fmt: skip
+
 MPIRUN = Tool(
     "mpirun",
     {
         "-np -n -c --np --n N": "-np",
         "-H -host --host HOST:SLOTS,…": "-H",
-        "-hostfile --hostfile -machinefile --machinefile FILE": "--hostfile",
+        "-hostfile --hostfile -machinefile --machinefile -default-hostfile --default-hostfile FILE": "--hostfile",
         "-N -npernode --npernode N": "-n",
+        "-pernode --pernode": "-n 1",
+        "-npersocket --npersocket -ppr --ppr N": Refused("-n N says how many ranks each host has"),
+        "-nolocal --nolocal": Refused("name the hosts with -H, without this one"),
         "-x NAME[=VALUE]": _variable,
         "-mca --mca -gmca --gmca --prtemca --pmixmca KEY VALUE": _parameter,
         "-wdir --wdir -wd --wd DIR": "--working-dir",
         "-bind-to --bind-to WHAT": _BINDING,
-        "-bind-to-core --bind-to-core": _BINDING,
-        "-map-by --map-by HOW": Ignored("ranks are numbered host by host, as many on each as it has slots"),
+        "-bind-to-core --bind-to-core -bind-to-socket --bind-to-socket": _BINDING,
+        "-cpu-set --cpu-set -cpu-list --cpu-list -cf -cartofile --cartofile WHAT": _BINDING,
+        "-map-by --map-by HOW": _NUMBERED,
+        "-bynode --bynode -byslot --byslot -bycore --bycore -bysocket --bysocket": _NUMBERED,
         "-rank-by --rank-by HOW": Ignored("ranks are numbered host by host"),
-        "-cpus-per-rank --cpus-per-proc -cpus-per-proc N": _BINDING,
+        "-cpus-per-rank --cpus-per-rank -cpus-per-proc --cpus-per-proc N": _BINDING,
         "-report-bindings --report-bindings": _BINDING,
         "-rf -rankfile --rankfile FILE": Refused("ranks are numbered host by host; give the hosts in this order"),
         "-allow-run-as-root --allow-run-as-root": "",
@@ -87,11 +107,20 @@ MPIRUN = Tool(
         "-use-hwthread-cpus --use-hwthread-cpus": _BINDING,
         "-timeout --timeout SECONDS": "--time-limit {}s",
         "-enable-recovery --enable-recovery": Ignored("--max-restarts N starts all ranks again"),
+        "-max-restarts --max-restarts N": "--max-restarts",
+        "-s -preload-binary --preload-binary": Refused("--sync-mode snapshot copies a job's code"),
+        "-preload-files --preload-files FILES": Refused("--sync-mode snapshot copies a job's code"),
+        "-path --path DIRS": Refused("--env PATH=… sets it"),
+        "-xterm --xterm RANKS": _DEBUGGED,
+        "-tv --tv -debug --debug": _DEBUGGED,
+        "-debugger --debugger COMMAND": _DEBUGGED,
         "-tune --tune -am FILE": Refused("give its parameters with -mca"),
         "-app --app FILE": Refused("a job runs one program; start one job for each"),
         "-q -quiet --quiet": "",
         "-v -verbose --verbose": "-v",
         "-V --version": Refused("write paceline --version"),
+        **{f"-{name} --{name}": _OWN for name in _SWITCHES},
+        **{f"-{name} --{name} VALUE": _OWN for name in _OPTIONS},
     },
     finish=_finish,
 )
