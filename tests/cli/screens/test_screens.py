@@ -45,6 +45,7 @@ def screen(monkeypatch: pytest.MonkeyPatch, places: Sequence[Backend], width: in
     monkeypatch.setattr(flags_where, "_backend_of", lambda names, given: places[0])
     monkeypatch.setattr(selection, "_warned", set())
     monkeypatch.setattr(sys, "argv", ["paceline", *args])
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else help names how pytest was started
     variables = {"COLUMNS": str(width), "LINES": "24", "NO_COLOR": "1", "XDG_CONFIG_HOME": "/home/ada/.config"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
