@@ -235,6 +235,7 @@ def test_nodes_that_do_not_come_are_counted(cluster: Cluster, paceline: Paceline
     ends = cluster.finish()
     assert [code for code, _, _ in ends] == [1, 1]
     assert all("1 of 3 nodes did not come within 20 s" in err for _, _, err in ends)
+    assert all("; waiting for 3 nodes at 127.0.0.1:" in err.splitlines()[0] for _, _, err in ends)
 
 
 def test_node_that_nobody_answers(cluster: Cluster, paceline: Paceline) -> None:

@@ -7,6 +7,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from paceline.backends.foreground import how_it_ended
+from paceline.contract.placement import MAIN_PORT
+from paceline.contract.values import join_address
 from paceline.node.files import is_disk_full
 from paceline.node.logs.following import Output, Update, updates
 from paceline.node.store.records import agent_pid
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import Prepared, ProgressReporter
     from paceline.backends.foreground import RankStreams
+    from paceline.job.spec import JobSpec
 
 
 class LocalRun:
@@ -39,7 +42,7 @@ class LocalRun:
         self._directory, self._process = started.run, started.agent
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
         ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
-        self.first_line = f"{ranks} here, logs in {self._directory.path}"
+        self.first_line = f"{ranks} here, logs in {self._directory.path}{_meeting(prepared.spec)}"
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask the agent to stop the job; asked twice, it stops it at once."""
@@ -63,3 +66,13 @@ class LocalRun:
         if log is None:
             lines.append(f"no space is left in {self._directory.path}; free some, or choose another --log-dir")
         return code, lines
+
+
+def _meeting(spec: JobSpec) -> str:
+    """What a job waits for that others start on other nodes."""
+    least, most = spec.node_range
+    address = spec.rendezvous.main_address
+    if most == 1 or address is None:
+        return ""
+    nodes = str(least) if least == most else f"{least} to {most}"
+    return f"; waiting for {nodes} nodes at {join_address(address, spec.rendezvous.main_port or MAIN_PORT)}"
