@@ -32,6 +32,7 @@ CASES = {
     "no ranks": (["-n", "0", "ok.py"], "-n 0 starts no rank", "take 1 or more"),
     "negative ranks": (["-n", "-3", "ok.py"], "-n -3 starts no rank", "take 1 or more"),
     "ranks that are no number": (["-n", "many", "ok.py"], "-n many is neither a number nor auto, gpu or cpu", ""),
+    "seconds that are no number": (["--start-timeout", "5s", "ok.py"], "'5s' is not a number", "--help"),
     "gpus where there are none": (["-n", "gpu", "ok.py"], "no GPU that a process may use", "-n cpu"),
     "devices that are not there": (
         ["-n", "gpu", "--devices", "0,1", "ok.py"],
