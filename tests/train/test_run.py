@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -470,20 +469,26 @@ def test_ranks_leave_the_report_of_an_interrupt_to_the_process_that_waits(capfd:
     assert capfd.readouterr().err == ""
 
 
-def test_a_program_that_is_no_file_launches_by_fork_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as in a notebook
-    here = [threading.current_thread()]
-    assert paceline.launch(lambda: here == [threading.current_thread()], nproc=2) == [True, True]
-    idle = threading.Event()
-    thread = threading.Thread(target=idle.wait, name="loader")
-    thread.start()
-    try:
-        assert paceline.launch(lambda: 1 + len(threading.enumerate())) == [2]  # by cloudpickle
-        monkeypatch.setitem(sys.modules, "cloudpickle", None)
-        why = "ranks cannot be copies of this process, because its thread 'loader' runs; .* install cloudpickle"
-        (cell := lambda: 1).__module__ = "__main__"
-        with pytest.raises(RuntimeError, match=why):
-            paceline.launch(cell)
-    finally:
-        idle.set()
-        thread.join()
+def test_a_program_that_is_no_file_launches_by_fork_or_says_why_not() -> None:
+    """In a process of its own: threads that tests before it have left are a reason not to fork."""
+    program = """
+import sys, threading
+import paceline
+here = [threading.current_thread()]
+print(paceline.launch(lambda: here == [threading.current_thread()], nproc=2))
+idle = threading.Event()
+thread = threading.Thread(target=idle.wait, name="loader")
+thread.start()
+print(paceline.launch(lambda: 1 + len(threading.enumerate())))  # by cloudpickle
+sys.modules["cloudpickle"] = None
+try:
+    paceline.launch(lambda: 1)
+except RuntimeError as error:
+    print(error)
+idle.set()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GENEROUS, check=True)
+    forked, spawned, why = done.stdout.splitlines()
+    assert (forked, spawned) == ("[True, True]", "[2]")
+    assert "ranks cannot be copies of this process, because its thread 'loader' runs; " in why
+    assert "install cloudpickle" in why
