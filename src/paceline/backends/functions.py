@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract.functions import CALL, PACKAGES, Outcome, Pickled
+from paceline.contract.functions import CALL, PACKAGES, Outcome, Pickled, RankFailed
 from paceline.job.errors import UserError
 from paceline.node.planning.script import IMPORTS
 
@@ -86,7 +86,10 @@ def results(there: Backend, job: Job, *, every: bool) -> list[Any]:
     if job.traceback is not None and job.traceback["rank"] in bad:  # the others have failed because of it
         bad = [job.traceback["rank"]]
     if bad:
-        raise found[bad[0]].error_of(bad[0])
+        error = found[bad[0]].error_of(bad[0])
+        if isinstance(error, RankFailed):  # what the function has returned or raised cannot come back
+            raise UserError(f"rank {bad[0]} of job {job.name}: {error}") from error.__cause__
+        raise error
     if not is_good:
         raise UserError(f"job {job.name} {job.state.lower()}{f': {job.error}' if job.error else ''}")
     missing = [rank for rank in range(job.ranks if every else 1) if rank not in found]

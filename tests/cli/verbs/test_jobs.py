@@ -648,6 +648,7 @@ def test_from_python(paceline: Paceline) -> None:
             lambda: jobs.submit(train, 0.1),
             lambda: jobs.submit(train, on="here", hosts="there"),
             lambda: jobs.get("digits-1").result(),
+            lambda: jobs.submit(threading.Lock, name="lock").result(),
             lambda: jobs.scaleout("digits-1"),
         ):
             try:
@@ -667,6 +668,7 @@ def test_from_python(paceline: Paceline) -> None:
         "args: write the arguments as a list, such as submit(train, [0.1])",
         "on and hosts both say where; give one",
         "job digits-1 is no function, so it has no result; see paceline logs digits-1",
+        "rank 0 of job lock: its result cannot be pickled: TypeError: cannot pickle '_thread.lock' object",
         "local: its jobs keep the machines that they started on",
     ], err
 
