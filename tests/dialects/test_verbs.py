@@ -77,7 +77,7 @@ def test_arenas_main_line_runs_code_where_its_users_expect_it(paceline: Paceline
     code = work / "code/mnist-pytorch"
     done = paceline(
         "arena", "submit", "pytorch", "--name=it", "--workers=2", f"--working-dir={work}", "--image=IMG",
-        f"--sync-mode={mode}", f"--sync-source={source}", "--data=training-data:/mnist_data",
+        f"--sync-mode={mode}", f"--sync-source={source}", f"--data=training-data:{paceline.folder}/mnist_data",
         f"python {code}/mnist.py {code}/lr --epochs 10 --backend gloo",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "it\n"), done.stderr
