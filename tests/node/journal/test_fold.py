@@ -314,6 +314,12 @@ def test_a_traceback_belongs_to_the_error_of_a_job() -> None:
     assert fold(JOB, [cast("Part", before)])["traceback"] is None
 
 
+def test_the_scheduler_knows_when_a_job_ended_of_which_only_some_nodes_recorded_an_end() -> None:
+    parts = [part(0, is_elastic=True, state="RUNNING"), part(1, is_elastic=True, **failed("x", 1))]
+    record = fold(JOB, parts, Scheduler("ended", finished=7.0))
+    assert (record["state"], record["finished"]) == ("FAILED", 7.0)
+
+
 def test_an_elastic_job_has_the_nodes_of_its_last_attempt() -> None:
     gone = part(0, False, is_elastic=True, state="STOPPED", exit_code=143, finished=3.0, devices=["0"])
     others = [

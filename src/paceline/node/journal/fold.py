@@ -347,7 +347,8 @@ def _ended(found: JobState, parts: Sequence[Part], scheduler: Scheduler) -> JobS
     over = found["state"] in FINAL
     state = scheduler.result or (found["state"] if over else "FAILED")
     finished = found["finished"]
-    if scheduler.was_to_go_on or not any(part["state"] in FINAL for part in parts):  # else its nodes know it
+    # Else its nodes know it; of an elastic job only some may have recorded an end.
+    if finished is None or scheduler.was_to_go_on or not any(part["state"] in FINAL for part in parts):
         finished = max(finished or 0.0, scheduler.finished or 0.0) or None
     code = found["exit_code"] if scheduler.exit_code is None else scheduler.exit_code
     is_unknown = scheduler.exit_code is None and state == "STOPPED" != found["state"]
