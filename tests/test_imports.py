@@ -83,7 +83,7 @@ FOR_A_JOB = (
     "paceline.node.spec", "paceline.node.store.lifecycle",
 )  # fmt: skip
 NOT_FOR_A_JOB = (
-    "pydantic", "paceline.backends.foreground", "paceline.job.settings",
+    "paceline.backends.foreground", "paceline.job.settings",
     "paceline.node.logs.reader", "paceline.node.devicequeue.ticket",
     "paceline.node.machine.gpus", "paceline.node.store.moving",
 )  # fmt: skip
