@@ -37,6 +37,7 @@ from paceline.backends.base import (
 )
 from paceline.backends.hosts import in_list
 from paceline.backends.registry import kinds_of_hosts, load, on_hosts
+from paceline.backends.story import story
 from paceline.job import job as records
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Node, Usage, Volume
@@ -297,7 +298,8 @@ def events(name: str, on: str | None = None) -> list[dict[str, Any]]:
     Raises:
         UserError: there is no such job.
     """
-    return _with(name, on).events(name)
+    there = _where(name, on)
+    return story(_found(name, there), there.events(name))
 
 
 def logs(
@@ -420,10 +422,14 @@ def _with(name: str, on: str | None) -> Backend:
 
 
 def _known(name: str, there: Backend) -> Job:
+    return Job._of(_found(name, there), there)
+
+
+def _found(name: str, there: Backend) -> records.Job:
     found = there.describe([name]).jobs
     if not found:
         raise UserError(f"no job {name!r}")
-    return Job._of(found[0], there)
+    return found[0]
 
 
 def _warn(line: str) -> None:

@@ -122,7 +122,7 @@ def run() -> int:
 
     _open_closed_streams()
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
     except UserError as error:
         with contextlib.suppress(OSError):
             for line in str(error).rstrip("\n").split("\n"):

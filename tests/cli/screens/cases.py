@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests import inspected
+
 from paceline.backends.base import Backend, Listing
 from paceline.job.job import Job, Node, Usage, Volume
 from paceline.node.journal.fold import fold, part_of
@@ -68,11 +70,14 @@ class Recorded(Backend):
 
     def __init__(
         self, name: str, jobs: Sequence[Job] = (), nodes: Sequence[Node] = (), usage: dict[str, Usage] | None = None,
-        volumes: Sequence[Volume] = (), events: Sequence[dict[str, Any]] = (),
+        volumes: Sequence[Volume] = (), events: Sequence[dict[str, Any]] = (), checked: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(name)
         self._jobs, self._nodes, self._usage, self._volumes = jobs, nodes, usage or {}, volumes
-        self._events = events
+        self._events, self._checked = events, checked
+
+    def check(self, progress: Any) -> Any:
+        return self._checked
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         found = [job for job in self._jobs if names is None or job.name in names]
@@ -205,6 +210,9 @@ SCREENS: dict[str, tuple[Sequence[Recorded], tuple[str, ...]]] = {
     "get-pods": (EVERYWHERE[::-1], ("get", "pytorch-git")),
     "prune": ([HERE], ("prune", "-s", "1h", "--dry-run")),
     "events": ([HERE], ("events", "resnet-x3k2a")),
+    "check-here": ([Recorded("local", checked=inspected.MACHINE)], ("check",)),
+    "check-hosts": ([Recorded("lab", checked=inspected.HOSTS)], ("check",)),
+    "check-cluster": ([Recorded("k8s", checked=inspected.CLUSTER)], ("check",)),
     "top-job-0": ([NOTHING], ("top", "job")),
     "top-job-1": ([ONE], ("top", "job")),
     "top-job-30": ([Recorded("local", MANY)], ("top", "job", "-A")),

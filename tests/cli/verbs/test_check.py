@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.inspected import ETH, GIB, H200, LO, SOUND
 
 from paceline.backends.check.findings import bypasses, findings, size
 from paceline.backends.check.inspect import Inspection, inspect_local
-from paceline.node.machine import gpus, hardware, network, software
+from paceline.node.machine import gpus, network, software
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Paceline
 
-GIB = 1 << 30
 KEYS = {
     "paceline", "python", "packages", "devices", "cores", "memory", "shared_memory", "jobs", "interfaces", "host",
     "gloo", "ports", "limits", "shadows", "variables", "findings",
@@ -131,25 +131,6 @@ def test_a_reader_that_is_gone_is_no_traceback(paceline: Paceline) -> None:
 
 
 # What would go wrong
-
-LO = network.Interface("lo", True, True, "127.0.0.1", ("::1",))
-ETH = network.Interface("eth0", True, False, "10.0.0.2")
-H200 = gpus.Gpu(0, name="NVIDIA H200", memory=140 * GIB, memory_used=0)
-SOUND = Inspection(
-    paceline="0.1.0",
-    python=software.Python("3.12.1", "/usr/bin/python3", None),
-    packages={"torch": software.Package("2.8.0", "CUDA 12.8"), "numpy": software.Package("2.0")},
-    devices=gpus.Gpus(nvidia=(H200,), driver="570.86.15", nvidia_on_bus=1),
-    cores=hardware.Cores(16, 16),
-    memory=hardware.Memory(64 * GIB, 60 * GIB),
-    shared_memory=hardware.Space("/dev/shm", True, True, 32 * GIB, 32 * GIB),
-    jobs=hardware.Space("/home/you/jobs", True, True, 100 * GIB, 50 * GIB, 1000),
-    interfaces=(LO, ETH),
-    host=network.HostName("node0", ("10.0.0.2",), "10.0.0.2"),
-    gloo=network.Choice("eth0", "10.0.0.2", "node0 resolves to it"),
-    ports=network.PortRange(32768, 60999),
-    limits=hardware.Limits(65536, 65536, None, False),
-)
 
 
 def changed(field: str, **changes: Any) -> Inspection:

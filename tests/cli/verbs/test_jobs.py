@@ -21,8 +21,6 @@ from tests import recorded
 from tests.conftest import eventually
 from tests.typed import refusal
 
-from paceline.contract.checkpoint import crc_of_json
-
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
@@ -875,18 +873,25 @@ def test_a_strange_error_record_ends_no_agent(paceline: Paceline, what: str) -> 
     assert get(paceline, "it")["exit_code"] == 5
 
 
-def test_events_have_the_checkpoints_that_are_there(paceline: Paceline) -> None:
-    recorded.ended(paceline, "it")
-    for step, written in ((500, time.time()), (400, 1.0)):  # the second one is of a job before it
-        folder = paceline.home / "jobs" / "it" / "checkpoints" / f"step-{step:06}"
-        folder.mkdir(parents=True)
-        manifest = {"version": 1, "checkpoint": {"id": "0" * 32, "serial": step, "step": step, "files": {}}}
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "crc32": crc_of_json(manifest)}))
-        os.utime(folder, (written, written))
+def test_events_have_each_checkpoint_and_an_end_that_no_agent_recorded(paceline: Paceline) -> None:
+    paceline.script("""
+        import json, os, signal, time
+        from pathlib import Path
+        from paceline.train.checkpoint.history import note
+        for step in (400, 500):
+            note(step, Path("checkpoints"))
+        status = json.loads(Path(os.environ["PACELINE_RUN_DIR"], "status.json").read_text())
+        os.kill(status["agent"]["pid"], signal.SIGKILL)
+        time.sleep(60)
+    """)
+    submit(paceline, "--name", "it", "script.py")
+    assert paceline("wait", "it").returncode == 1
     events = json.loads(paceline("events", "it", "-o", "json").stdout)
-    assert [(event["event"], event.get("step")) for event in events] == [
-        ("submitted", None), ("started", None), ("finished", None), ("checkpoint", 500)
+    assert [(event["event"], event.get("step")) for event in events if event["event"] != "warm"] == [
+        ("submitted", None), ("started", None), ("checkpoint", 400), ("checkpoint", 500), ("finished", None)
     ]  # fmt: skip
+    assert events[-1]["state"] == "FAILED"
+    assert "agent" in events[-1]["why"]
 
 
 def test_events_and_get_say_which_rank_failed(paceline: Paceline) -> None:

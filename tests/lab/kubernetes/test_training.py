@@ -164,6 +164,7 @@ def test_progress_while_it_runs_and_a_checkpoint_when_it_is_stopped(user: User) 
     stopped = user.ended("train")
     assert (stopped.state, stopped.exit_code) == ("STOPPED", 143)
     assert list(claim.glob("checkpoints/step-*")), "it has saved a checkpoint"
+    assert "checkpoint" in {event["event"] for event in user.backend().events("train")}, "known without its pods"
     listing = user.backend().describe(["train"])
     assert listing.warnings == (
         "the pods of job train on nodes 0, 1 are gone; paceline logs reads what they wrote on volume work",

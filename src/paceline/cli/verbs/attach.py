@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from paceline.backends.story import story
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
@@ -17,9 +18,6 @@ from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
-
-if TYPE_CHECKING:
-    from paceline.job.job import Job
 
 _MOST_DEPTH = 3  # nested lists that are shown
 
@@ -30,18 +28,9 @@ def events(name: str, output: str) -> int:
     """Show what happened to JOB, in order: its way through queues, attempts and why they ended, checkpoints, stops."""
     (job,) = known([name], warns=True)
     with ended_by_signals():
-        happened = _story(job, backend().events(name))
+        happened = story(job, backend().events(name))
     show(happened, _EVENTS, output, lambda event: {**event, "time": show_time(event["time"])})
     return 0
-
-
-def _story(job: Job, happened: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What its nodes have recorded of a job, with its submission, and with the nodes that it was started on."""
-    asked = {"ranks": job.ranks, "nodes": job.nodes, "devices": job.devices_asked or None}
-    story: list[dict[str, Any]] = [{"time": job.created, "event": "submitted", **asked}, *happened]
-    if (started := next((it for it in story if it["event"] == "started"), None)) and "host" not in started:
-        started["on"] = list(dict.fromkeys(rank.node for rank in job.instances if rank.node))
-    return story
 
 
 def _details(event: dict[str, Any]) -> str:

@@ -130,6 +130,13 @@ if TYPE_CHECKING:
         what: str
         pid: int
 
+    class SavedRecord(_Record):
+        """The library has committed a checkpoint; it appends this itself, `train/checkpoint/history.py`."""
+
+        event: Literal["checkpoint"]
+        step: int
+        folder: str
+
     class TensorBoardRecord(_Record):
         """TensorBoard runs beside the job, or cannot."""
 
@@ -141,7 +148,7 @@ if TYPE_CHECKING:
 Record = Union[
     "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "StoppingRecord",
     "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord", "WarmRecord", "ContinuedRecord",
-    "TensorBoardRecord",
+    "SavedRecord", "TensorBoardRecord",
 ]  # fmt: skip
 
 VERSION = 1

@@ -317,21 +317,15 @@ def _noticed(run: RunDirectory) -> float | None:
 
 
 def events(run: RunDirectory) -> list[dict[str, Any]]:
-    """The events of a job, with those of its checkpoints that are still there.
+    """The events of a job.
 
     Raises:
         Refused: its journal cannot be read.
     """
     try:
-        found = for_people(read(run.journal)[0])
+        return sorted(for_people(read(run.journal)[0]), key=lambda event: event["time"])
     except OSError as error:
         raise Refused(f"cannot read {run.journal}: {error.strerror}") from None
-    begun = float((read_json(run.job) or {}).get("created") or 0.0)
-    for path, manifest in newest_first(_checkpoints(run)):
-        with contextlib.suppress(OSError):
-            if (written := path.stat().st_mtime) >= begun:  # not those of a job before it
-                found.append({"time": written, "event": "checkpoint", "step": manifest["step"], "folder": str(path)})
-    return sorted(found, key=lambda event: event["time"])
 
 
 def _command(program: dict[str, Any]) -> str:

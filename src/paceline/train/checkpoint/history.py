@@ -1,4 +1,4 @@
-"""Which checkpoint a job has committed last, noted in its run directory.
+"""Which checkpoint a job has committed last, noted in its run directory; each is recorded in the job's journal.
 
 If the checkpoints of a job are gone, the job must not silently start again. The note is kept when checkpoints are
 removed, and a job that resumes another one gets a copy of it.
@@ -10,9 +10,10 @@ import contextlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 
-NOTE = "saved.json"
+NOTE, _JOURNAL = "saved.json", "journal.jsonl"  # `node/rundir/directory.py` lists the files of a run directory
 
 
 def note(step: int, folder: Path) -> None:
@@ -20,10 +21,18 @@ def note(step: int, folder: Path) -> None:
     path = _path()
     if path is None:
         return
+    saved = {"step": step, "folder": str(folder)}
     hidden = path.with_name(f".{NOTE}.{os.getpid()}")
     with contextlib.suppress(OSError):  # the checkpoint is complete even if this cannot be written
-        hidden.write_text(json.dumps({"step": step, "folder": str(folder)}))
+        hidden.write_text(json.dumps(saved))
         hidden.replace(path)
+    _record({"v": 1, "time": time.time(), "event": "checkpoint", **saved}, path.with_name(_JOURNAL))
+
+
+def _record(record: dict[str, object], journal: Path) -> None:
+    """Append a record to the journal, if there is one; also behind a line that a full disk has cut off."""
+    with contextlib.suppress(OSError), open(os.open(journal, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
+        file.write(f"\n{json.dumps(record)}\n".encode())  # readers skip empty lines
 
 
 def noted(folder: Path) -> int | None:

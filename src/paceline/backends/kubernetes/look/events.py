@@ -26,7 +26,7 @@ _ONCE = ("started", "finished", "restarting", "stopping", "waiting")  # each nod
 def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     """The events of a job in the order of time.
 
-    A pod's report goes with the pod. What the cluster itself keeps of the start and the end takes its place.
+    A pod's report goes with the pod.
     """
     found: list[dict[str, Any]] = []
     reported: set[tuple[str, Any, Any]] = set()
@@ -43,20 +43,8 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
         found.append(event)
     now = time.time()
     found += [{"time": now, "event": "silent", "host": it, "message": str(why)} for it, why in silent.items()]
-    found += _known(job, {event["event"] for event in found})
     found += _warnings(cluster, job)
     found.sort(key=lambda event: event["time"])
-    return found
-
-
-def _known(job: Found, said: set[str]) -> list[dict[str, Any]]:
-    """The start and the end, if no log has them."""
-    it = described(job, "", "")
-    found: list[dict[str, Any]] = []
-    if "started" not in said and it.started is not None:
-        found.append({"time": it.started, "event": "started"})
-    if "finished" not in said and it.finished is not None:
-        found.append({"time": it.finished, "event": "finished", "state": it.state, "exit_code": it.exit_code})
     return found
 
 
