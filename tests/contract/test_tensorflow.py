@@ -28,7 +28,12 @@ def test_tensorflow_with_a_chief_and_an_evaluator() -> None:
         "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3", "d:4"]},
         "task": {"type": "worker", "index": 2},
     }
-    with pytest.raises(ContractError, match="there is no role 'ps'; give chief"):
-        config(0, "chief,ps")
+    assert [config(rank, "chief,ps=2")["task"] for rank in range(4)] == [
+        {"type": kind, "index": index} for kind, index in (("chief", 0), ("worker", 0), ("ps", 0), ("ps", 1))
+    ]
+    assert config(0, "ps=1,evaluator")["cluster"] == {"worker": ["a:1", "b:2"], "ps": ["c:3"]}
+    for wrong in ("ps", "master", "chief=1", "ps=x"):
+        with pytest.raises(ContractError, match=f"there is no role '{wrong}'; give chief, evaluator or ps=1"):
+            config(0, wrong)
     with pytest.raises(ContractError, match="needs 2 ranks or more, and the job has 1"):
         TensorflowContract().write_roles(Placement(), "chief")

@@ -128,7 +128,12 @@ LINES = {
         "submit --on kubernetes --name t --image IMG --nnodes 4 --env PACELINE_TF_ROLES=chief,evaluator "
         "--framework tensorflow python t.py"
     ),
-    "arena submit tf --name=t --workers=2 --ps=1 --image=IMG 'python t.py'": "! --ps: all nodes of a job run with",
+    "arena submit tf --name=t --workers=2 --chief --ps=2 --image=IMG 'python t.py'": (
+        "submit --on kubernetes --name t --image IMG --nnodes 5 --env PACELINE_TF_ROLES=chief,ps=2 "
+        "--framework tensorflow python t.py"
+    ),
+    "arena submit tf --name=t --ps=1 --ps-cpu=2 --image=IMG 'python t.py'": "! --ps-cpu: all nodes of a job run with",
+    "arena submit tf --name=t --ps=one --image=IMG 'python t.py'": "! --ps one is no number",
     "arena submit mpi --name=m --workers=2 --image=IMG 'mpirun python m.py'": (
         "submit --on kubernetes --name m --nnodes 2 --image IMG --framework mpi python m.py"
     ),

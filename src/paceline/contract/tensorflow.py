@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 ROLES = "PACELINE_TF_ROLES"  # of a job whose ranks are not all workers
 
 
+def ends_with_first(env: Mapping[str, str]) -> bool:
+    """Whether a job with these variables has succeeded when its first rank has: parameter servers never end.
+
+    With them, TensorFlow's workers are servers too, which the chief commands; a TFJob ends so as well.
+    """
+    return "ps" in env.get(ROLES, "")
+
+
+def _counts(roles: str) -> dict[str, int]:
+    """How many ranks have a role that is not the worker's."""
+    found = {}
+    for role in roles.split(","):
+        name, _, number = role.strip().partition("=")
+        if name not in ("chief", "evaluator", "ps") or (name == "ps") != number.isdecimal():
+            raise ContractError(f"{ROLES}={roles}: there is no role {role.strip()!r}; give chief, evaluator or ps=1")
+        found[name] = int(number or 1)
+    return found
+
+
 class TensorflowContract(Contract):
     """TF_CONFIG with workers only: `{"cluster": {"worker": ["host:port", …]}, "task": {"type", "index"}}`."""
 
@@ -37,28 +56,31 @@ class TensorflowContract(Contract):
         return {"TF_CONFIG": json.dumps(config), **NO_GRPC_PROXY}
 
     def write_roles(self, placement: Placement, roles: str) -> Variables:
-        """The same with a chief as rank 0, and an evaluator as the last rank, which belongs to no cluster.
+        """The same with a chief as rank 0, then the workers, parameter servers, and an evaluator as the last rank.
+
+        An evaluator belongs to no cluster.
 
         Args:
             placement: of the rank.
-            roles: `chief`, `evaluator` or both, with a comma between them.
+            roles: some of `chief`, `evaluator` and `ps=NUMBER`, with commas between them.
 
         Raises:
             ContractError: there are other roles, or too few ranks.
         """
-        p, asked = placement, {role.strip() for role in roles.split(",")}
-        if unknown := asked - {"chief", "evaluator"}:
-            raise ContractError(f"{ROLES}={roles}: there is no role {min(unknown)!r}; give chief, evaluator or both")
-        if p.world_size <= len(asked):
-            raise ContractError(f"{ROLES}={roles} needs {len(asked) + 1} ranks or more, and the job has {p.world_size}")
-        first = 1 if "chief" in asked else 0
-        end = p.world_size - (1 if "evaluator" in asked else 0)
-        cluster = {"chief": p.endpoints[:first]} if first else {}
-        task = {"type": "worker", "index": p.rank - first}
-        if p.rank < first or p.rank >= end:
-            task = {"type": "chief" if p.rank < first else "evaluator", "index": 0}
-        config = {"cluster": {**cluster, "worker": p.endpoints[first:end]}, "task": task}
-        return {"TF_CONFIG": json.dumps(config), **NO_GRPC_PROXY}
+        p, counts = placement, _counts(roles)
+        others = sum(counts.values())
+        if p.world_size <= others:
+            raise ContractError(f"{ROLES}={roles} needs {others + 1} ranks or more, and the job has {p.world_size}")
+        cluster, first = {}, 0
+        task = {"type": "", "index": 0}
+        for role in ("chief", "worker", "ps", "evaluator"):
+            end = first + (p.world_size - others if role == "worker" else counts.get(role, 0))
+            if end > first and role != "evaluator":
+                cluster[role] = p.endpoints[first:end]
+            if first <= p.rank < end:
+                task = {"type": role, "index": p.rank - first}
+            first = end
+        return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task}), **NO_GRPC_PROXY}
 
     def read(self, env: Mapping[str, str]) -> Placement | None:
         """The placement of a worker; clusters with a chief or parameter servers are not read."""

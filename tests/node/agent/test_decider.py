@@ -59,7 +59,7 @@ class World:
         }  # fmt: skip
         self.running: list[int] = []
         self.ended: list[int] = []
-        self.has_server = self.is_ready = self.resumes = self.has_met = self.leads = False
+        self.has_server = self.is_ready = self.resumes = self.is_over = self.has_met = self.leads = False
         self.is_swept = False
         self.failures: list[dict[str, Any]] = []
         self.server_failure, self.server_cause, self.missing = "", "agent", "1"

@@ -74,7 +74,7 @@ class Job(RuleBasedStateMachine):
         self.deliver(self.coordinator.receive(peer, join(self.nodes, peer)))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), what=st.sampled_from(["failed", "done"]))
+    @rule(data=st.data(), what=st.sampled_from(["failed", "done", "over"]))
     def ranks_end(self, data: st.DataObject, what: str) -> None:
         peer = data.draw(st.sampled_from(sorted(self.running)))
         self.deliver(self.coordinator.receive(peer, {"do": what}))

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -377,3 +378,24 @@ def test_an_agent_that_is_suspended_for_long_is_lost(cluster: Cluster, paceline:
     ends = cluster.finish()
     assert [code for code, _, _ in ends] == [1, 1]
     assert "which coordinates the job, is gone: it did not answer for 18 s" in ends[1][2]
+
+
+def test_parameter_servers_are_stopped_when_the_first_rank_has_succeeded(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("""
+        import json, os, threading, time
+        from pathlib import Path
+        task = json.loads(os.environ["TF_CONFIG"])["task"]
+        print(task["type"], task["index"], flush=True)
+        if task["type"] != "chief":
+            Path("serves-" + os.environ["RANK"]).touch()
+            threading.Event().wait()
+        while len(list(Path().glob("serves-*"))) < 3:
+            time.sleep(0.05)
+    """)
+    for rank in (0, 1):
+        given = ("--framework", "tensorflow", "--env", "PACELINE_TF_ROLES=chief,ps=1", "--tee", "all")
+        cluster.start(*given, "-n", "2", "--no-python", sys.executable, "script.py", nodes=2, rank=rank)
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    said = sorted(line.rpartition("] ")[2] for _, out, _ in ends for line in out.splitlines())
+    assert said == ["chief 0", "ps 0", "worker 0", "worker 1"]

@@ -21,8 +21,7 @@ _WORKING_DIR = "/root"  # Arena's default
 _LISTS = ("--selector", "--toleration", "--annotation", "--pull-secret", "--resources")
 _SERVING = Refused("paceline trains, and serves no models")
 _ROLES = Refused(
-    "all nodes of a job run with the same resources, and a job ends when all its ranks have, which parameter servers do"
-    " not; write the script for MultiWorkerMirroredStrategy, or submit the TFJob with kubectl"
+    "all nodes of a job run with the same image and resources; give them by --image, --cpu, --memory, --gpus"
 )
 _OF_TRAINING = Ignored("a name is that of one job, whatever its kind")
 
@@ -34,11 +33,6 @@ def _cores(line: Line, value: str) -> None:
         raise UserError(f"--cpu {value} is no number of cores; write for example --cpu 4")
     cores = float(match[1]) / (1000 if match[2] else 1)
     line.add("--cpus", str(max(1, -int(-cores // 1))))
-
-
-def _servers(line: Line, value: str) -> None:
-    if value != "0":
-        raise UserError(f"--ps: {_ROLES}")
 
 
 _GLOBAL: dict[str, Meaning] = {
@@ -125,17 +119,17 @@ _TF: dict[str, Meaning] = {
     "--evaluator-memory --evaluatorMemory SIZE": _ROLES,
     "--evaluator-memory-limit SIZE": _ROLES,
     "--evaluator-selector NAME=VALUE": _ROLES,
-    "--ps N": _servers,
+    "--ps N": "",
     "--ps-image --psImage IMAGE": _ROLES,
-    "--ps-port --psPort PORT": _ROLES,
+    "--ps-port --psPort PORT": Ignored("a free port is found"),
     "--ps-cpu --psCpu N": _ROLES,
     "--ps-cpu-limit N": _ROLES,
     "--ps-gpus N": _ROLES,
     "--ps-memory --psMemory SIZE": _ROLES,
     "--ps-memory-limit SIZE": _ROLES,
     "--ps-selector NAME=VALUE": _ROLES,
-    "--role-sequence ROLES": Ignored("the chief is node 0, and the evaluator the last one"),
-    "--success-policy POLICY": Ignored("a job succeeds when all ranks have"),
+    "--role-sequence ROLES": Ignored("the order is chief, workers, parameter servers, evaluator"),
+    "--success-policy POLICY": Ignored("a job succeeds when all ranks have, with --ps when rank 0 has"),
     "--starting-timeout TIME": Ignored("a job waits until there is room; paceline stop ends that"),
 }
 
@@ -168,18 +162,22 @@ def _submitted(framework: str | None) -> Tool:
 
 
 def _roles(line: Line) -> None:
-    """A chief and an evaluator of a TFJob are nodes besides its workers.
+    """A chief, parameter servers and an evaluator of a TFJob are nodes besides its workers.
 
     Raises:
-        UserError: the number of workers is none.
+        UserError: the number of workers or servers is none.
     """
     roles = [role for role in ("chief", "evaluator") if f"--{role}" in line.given]
-    workers = line.take("--nnodes") if roles else None
+    servers = line.given.get("--ps", "0")
+    workers = line.take("--nnodes") if roles or servers != "0" else None
+    for flag, number in (("--ps", servers), ("--workers", workers)):
+        if number is not None and not number.isdecimal():
+            raise UserError(f"{flag} {number} is no number; write for example {flag} 2")
+    if int(servers):
+        roles.append(f"ps={int(servers)}")
     if not roles:
         return
-    if workers is not None and not workers.isdecimal():
-        raise UserError(f"--workers {workers} is no number; write for example --workers 2")
-    line.add("--nnodes", str(int(workers or 1) + len(roles)))
+    line.add("--nnodes", str(int(workers or 1) + len(roles) + max(int(servers) - 1, 0)))
     line.add("--env", f"PACELINE_TF_ROLES={','.join(roles)}")
 
 

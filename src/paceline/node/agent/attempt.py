@@ -43,6 +43,8 @@ class Attempt(Step):
         failures = view.failures
         if "order" not in waited and any(failure["signal"] == "SIGTERM" for failure in failures):
             self.wait("order", ORDER_WAIT)
+        elif view.is_over and not failures:
+            self.reported({"do": "over"})
         elif "saved" not in waited and view.resumes and view.has_live_ranks and not failures:
             self.wait("saved", self.spec.grace)
         elif view.resumes and not failures:

@@ -56,6 +56,11 @@ class View:
         return self._ranks.has_live_ranks
 
     @property
+    def is_over(self) -> bool:
+        """Whether a rank has succeeded with which the job ends, whatever still runs."""
+        return self._ranks.is_over
+
+    @property
     def resumes(self) -> bool:
         """Whether a rank has saved its state and asks to be started again."""
         return self._ranks.resumes

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN, WANTS_INTERRUPT
+from paceline.contract.tensorflow import ends_with_first
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import OomWatch, exit_code, rank_failure
@@ -159,6 +160,13 @@ class Ranks:
     def has_live_ranks(self) -> bool:
         """Whether a rank has not ended."""
         return any(rank.status is None for rank in self.current.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the first rank has succeeded, if the job ends with it."""
+        first = next((rank for rank in self.current.values() if rank.placement.rank == 0), None)
+        is_tensorflow = self._spec.framework == "tensorflow"
+        return first is not None and first.status == 0 and is_tensorflow and ends_with_first(self._spec.env)
 
     @property
     def resumes(self) -> bool:

@@ -8,6 +8,7 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "ready"}                             agrees to the attempt, and waits for "go"
                          {"do": "failed"}                            a rank has failed here
                          {"do": "done"}                              all ranks here have succeeded
+                         {"do": "over"}                              the job has succeeded, whatever still runs
                          {"do": "preempted", "final"}                the ranks here have saved their state and ended, to
                                                                      go on later; "final": not in this job
                          {"do": "stop", "signal"}                    this node was asked to stop the job
@@ -172,6 +173,8 @@ class Coordinator:
         if message["do"] == "done":
             member.done = True
             return self._check_done()
+        if message["do"] == "over":
+            return self._finish("SUCCEEDED", 0, []) if self.phase == RUNNING else []
         if message["do"] == "failed":
             return self._halt()
         if message["do"] == "preempted":
