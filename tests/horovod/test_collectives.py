@@ -128,6 +128,9 @@ def one_rank() -> None:
     assert torch.equal(hvd.allgather(tensor), tensor)
     assert torch.equal(hvd.reducescatter(tensor), tensor)
     assert hvd.broadcast_object({"a": 1}) == {"a": 1}
+    with torch.inference_mode():  # which a thread is in, and the engine's is not
+        for collective in (hvd.allreduce, hvd.allreduce_):
+            assert collective(torch.ones(3)).tolist() == [1.0] * 3
     assert hvd.join() == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Iterable
@@ -127,13 +128,14 @@ def submit(
         "cuda" if is_cuda else "cpu",
         call.extra,
     )
-    inputs = [tensor.detach() for tensor in tensors]
     targets: list[Tensor] | None = None
     outputs: list[Tensor] | None = None
-    if in_place:
-        targets, outputs = inputs, list(tensors)
-    elif call.kind in _SAME_SHAPE:
-        targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
+        inputs = [_changeable(tensor) for tensor in tensors]
+        if in_place:
+            targets, outputs = inputs, list(tensors)
+        elif call.kind in _SAME_SHAPE:
+            targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
     entry = Entry(request, inputs, targets, outputs, call.grouped, call.splits)
     if is_cuda:
         entry.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -142,6 +144,14 @@ def submit(
     engine.submit(entry, is_awaited=is_awaited)
     _handles[handle] = engine, entry
     return handle
+
+
+def _changeable(tensor: Tensor) -> Tensor:
+    """The memory of a tensor, to be changed by other threads: they may not change a tensor of inference mode."""
+    if not tensor.is_inference():
+        return tensor.detach()
+    place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*place)
 
 
 def submit_in_place(call: Call[Any]) -> int:
