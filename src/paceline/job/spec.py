@@ -89,7 +89,12 @@ def _as_written(schema: Any) -> Any:
 Duration = Annotated[float, Meta(gt=0), _written(_as_text(r"([0-9]+(\.[0-9]+)?[smhdw])+"))]
 Memory = Annotated[int, _or_text(r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", minimum=64 << 20)]
 _LONGEST = 1e9  # seconds
-_DURATIONS = {"time_limit": "h", "ttl": "d", "keep_warm": "m"}  # field → the unit that a message suggests
+_DURATIONS = {
+    "time_limit": "h",
+    "ttl": "d",
+    "keep_warm": "m",
+    "hang_after": "s",
+}  # field → the unit that a message suggests
 # What a job file may leave unquoted: `job/reading.py` takes it as it is written.
 Text = Annotated[str, _written({"type": ["string", "number", "boolean"]})]
 
@@ -225,6 +230,11 @@ class JobSpec(Model, frozen=True, kw_only=True):
     backend: Annotated[str, Meta(description="where it runs: local, or a target of the settings")] = "local"
     options: Annotated[dict[str, Any], Meta(description="what only this backend knows")] = {}
     grace: Annotated[float, Meta(ge=0, le=_LONGEST, description="seconds between SIGTERM and SIGKILL")] = 30.0
+    hang: Annotated[
+        Literal["warn", "restart", "off"],
+        Meta(description="what happens when no rank goes on, and none works for which the others wait"),
+    ] = "warn"
+    hang_after: Annotated[Duration, Meta(description="how long that lasts before it is a hang, such as 60s")] = 60.0
     pass_index: Annotated[bool, Meta(description="append --process_index I --process_num N to the arguments")] = False
     use_env: Annotated[bool, Meta(description="give no --local_rank to scripts that declare it")] = False
     role: str = "default"

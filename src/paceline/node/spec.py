@@ -88,6 +88,8 @@ class NodeSpec:
         silence: seconds without a packet after which a node counts as lost; see `rendezvous.silence`.
         max_restarts: how many times all ranks may start again after a failure.
         grace: seconds between SIGTERM and SIGKILL when the job is stopped.
+        hang_after: seconds for which ranks stand still until they hang; None does not watch them.
+        restarts_when_hung: whether a hang is a failure, after which all ranks start again.
         split_streams: local ranks whose stderr goes to a separate file.
         stdin: a local rank, and the file that is its standard input; that of all others is empty.
         pass_index: append `--process_index I --process_num N` to the arguments.
@@ -134,6 +136,8 @@ class NodeSpec:
     silence: float = 10.0
     max_restarts: int = 0
     grace: float = 30.0
+    hang_after: float | None = None
+    restarts_when_hung: bool = False
     split_streams: tuple[int, ...] = ()
     stdin: tuple[int, str] | None = None
     pass_index: bool = False

@@ -153,6 +153,18 @@ JOB = [
         metavar="SECONDS",
         help="Time between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
     ),
+    Option(
+        ["--hang"],
+        section="Job",
+        type=click.Choice(["warn", "restart", "off"]),
+        help="When ranks hang: name the culprit, start all ranks again as well, or do not watch.  [default: warn]",
+    ),
+    Option(
+        ["--hang-after"],
+        section="Job",
+        metavar="60s",
+        help="How long ranks stand still until they hang.  [default: 60s]",
+    ),
     Option(["--dry-run"], section="Job", is_flag=True, help="Print the job and the ranks' variables; start nothing."),
 ]
 

@@ -144,6 +144,8 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "options": {**parse_pairs("--option", given["option"]), **options_of(given, job=True)} or None,
         "backend": kind_of_hosts(given) if hosts else given["on"],
         "grace": _grace(given),
+        "hang": given["hang"],
+        "hang_after": given["hang_after"],
         "pass_index": given["pass_index"] or None,
         "role": given["role"],
         "numa_binding": given["numa_binding"],

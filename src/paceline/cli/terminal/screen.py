@@ -109,6 +109,9 @@ class Screen:
         elif event.name == "discovery":
             why = details["why"]
             self._say(f"{why}; the job goes on" if why else "--host-discovery-script names the hosts again")
+        elif event.name == "hang":
+            hang = details["hang"]
+            self._say(f"for {hang['seconds']:.0f} s {hang['line']}; see: paceline why {self._job.name}")
         elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             again = ", Ctrl-C again ends them at once" if name == "SIGINT" else ""

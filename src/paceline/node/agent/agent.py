@@ -36,6 +36,7 @@ from .state import begin
 from .status import JobStatus
 from .tensorboard import JobBoard
 from .view import View
+from .watch import Watch
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause
@@ -68,6 +69,7 @@ class Agent:
         self.status = JobStatus(run, spec, socket.gethostname())
         self.view = View(self.ranks, self.participant, self.status)
         self.state = begin(spec, has_lifeline=lifeline is not None)
+        self.watch = self._watch()
         self.events: collections.deque[Event] = collections.deque()
         self.urgent: collections.deque[Event] = collections.deque()  # do not wait until the other nodes are found
 
@@ -78,6 +80,15 @@ class Agent:
 
             return MpiRanks(self.loop, self.spec, self.dir, self._on_ranks, self._start_daemon)
         return Ranks(self.loop, self.spec, self.dir, self._on_ranks, seed)
+
+    def _watch(self) -> Watch | None:
+        """What looks whether they hang; None if nothing is to look."""
+        after = self.spec.hang_after
+        if after is None:
+            return None
+        return Watch(
+            self.loop, self.spec.job_id, after, lambda stands: self.events.append({"on": "stalled", "stands": stands})
+        )
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
 
@@ -267,6 +278,8 @@ class Agent:
             paddle.link_logs({**os.environ, **self.spec.env}, self.spec.working_dir, [rank.out for rank in ranks])
         self.times.start(self.dir.times(attempt), {path: key for rank in ranks for path, key in rank.logs().items()})
         self.ranks.launch(ranks, start)
+        if self.watch is not None:
+            self.watch.start(self.ranks.current)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
             self.tensorboard.start(self.spec.python, self.spec.tensorboard or str(self.dir.path))
 

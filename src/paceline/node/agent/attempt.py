@@ -98,6 +98,8 @@ class Attempt(Step):
         """No rank of the attempt is left here."""
         self.set(start=None)
         failures = self.view.failures
+        if self.state.hung:
+            failures = [node_failure(self.node_rank, self.host, "hang", self.state.hung)]
         if why := self.view.server_failure:
             failures = [node_failure(self.node_rank, self.host, self.view.server_cause, why)]
         self.write()

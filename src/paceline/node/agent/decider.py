@@ -27,9 +27,9 @@ from .decision import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from paceline.node.journal.records import Record
-    from paceline.node.rendezvous.messages import Alone, Finish, Halt, Refuse, Restart, Search, Start
+    from paceline.node.rendezvous.messages import Alone, Finish, Halt, Hung, Refuse, Restart, Search, Start
 
-    from .messages import Action, Event, Granted, Queued, Signal, Word
+    from .messages import Action, Event, Granted, Queued, Signal, Stalled, Word
     from .state import State
     from .view import View
 
@@ -160,7 +160,7 @@ class _Step(Attempt):
             return
         self.do({"do": "launch", "start": self.state.start})
         self.disarm("answer")
-        self.set(start=None, reported=False, halted=False, is_newcomer=False, waited=frozenset())
+        self.set(start=None, hung="", reported=False, halted=False, is_newcomer=False, waited=frozenset())
         if self.state.has_no_client:  # another node may coordinate now
             self.lose_client()
 
@@ -227,6 +227,21 @@ class _Step(Attempt):
             )
 
     # -- no rank is left, or the coordinator is gone -------------------------------------------------------------------
+
+    def stall(self, event: Stalled) -> None:
+        """No rank here goes on, or they do again."""
+        if not self.state.halted and not self.state.reported and self.spec.hang_after is not None:
+            self.send({"do": "stands", "after": self.spec.hang_after, "stands": event["stands"]})
+
+    def hang(self, message: Hung) -> None:
+        """The ranks of the job hang; it may be a failure, of the node that keeps the others waiting."""
+        found = message["hang"]
+        self.write({"event": "hang", "hang": found}, save=False)
+        first = found["places"][0]["ranks"][0]
+        if self.spec.restarts_when_hung and any(rank["rank"] == first for rank in self.view.status["ranks"]):
+            self.set(hung=f"the ranks hung: {found['line']}")
+            if not self.state.reported and not self.state.halted:
+                self.reported({"do": "failed"})
 
     def lose_coordinator(self, message: Search | Alone) -> None:
         """Continue with the nodes that are left, whichever of them coordinates, if they may."""
@@ -424,6 +439,7 @@ _EVENTS: dict[str, Callable[[_Step, Any], None]] = {
     "signal": _Step.on_signal,
     "asked to stop": lambda it, event: None if it.state.stop_signal else it.ask_to_stop(event["signal"]),
     "word": _Step.on_word,
+    "stalled": _Step.stall,
     "failed": lambda it, event: it.fail(event["why"], event["cause"], event["exit_code"]),
     "elsewhere": lambda it, _: it.elsewhere(),
 }
@@ -433,6 +449,7 @@ _MESSAGES: dict[str, Callable[[_Step, Any], None]] = {
     "prepare": lambda it, _: it.prepare(),
     "halt": _Step.halt,
     "daemon": lambda it, message: it.do({"do": "daemon", "order": message}),
+    "hung": _Step.hang,
     "restart": _Step.restart,
     "wait": lambda it, message: it.wait_for_others(f"{message['why']}, and the job needs {it.spec.least} nodes"),
     "search": _Step.lose_coordinator,

@@ -8,6 +8,7 @@ from paceline.contract.records import Cause
 from paceline.node.journal.records import Record
 from paceline.node.journal.status import Failure, Waiting
 from paceline.node.rendezvous.messages import Start, StartDaemon, ToCoordinator, ToNode
+from paceline.node.watching.stand import Stand
 
 # -- events ------------------------------------------------------------------------------------------------------------
 
@@ -60,6 +61,13 @@ class Failed(TypedDict):
     exit_code: int
 
 
+class Stalled(TypedDict):
+    """None of the ranks here goes on, and this is where they are; or they do again, and there are none."""
+
+    on: Literal["stalled"]
+    stands: list[Stand]
+
+
 class Received(TypedDict):
     """A message of the coordinator."""
 
@@ -67,7 +75,7 @@ class Received(TypedDict):
     message: ToNode
 
 
-Event = Union[Plain, Queued, Granted, Signal, Word, Failed, Received]
+Event = Union[Plain, Queued, Granted, Signal, Word, Failed, Stalled, Received]
 
 # -- actions -----------------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class State:
         ends_with_starter: whether the other end of the lifeline is the first process of a container.
         has_met_all: whether an attempt was proposed.
         join_within: seconds for the other nodes to come, at first.
+        hung: why this attempt is a failure: a rank of this node keeps the others waiting; "" if it is none.
         timed_out: whether the time limit was reached.
         finish: how the job ends here, once that is decided.
     """
@@ -73,6 +74,7 @@ class State:
     ends_with_starter: bool = False
     has_met_all: bool = False
     timed_out: bool = False
+    hung: str = ""
     finish: Finish | None = None
 
     @property

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import FinalState
 
+    from paceline.node.watching.stand import Hang
+
     from .status import Failure, OtherFailure, RankRecord, Status
 
     class _Record(TypedDict, total=False):
@@ -78,6 +80,12 @@ if TYPE_CHECKING:
         attempt: int
         world_size: int
         logs: list[LogFiles]
+
+    class HangRecord(_Record):
+        """No rank goes on; `hang` says which ones keep the others waiting, and where all are."""
+
+        event: Literal["hang"]
+        hang: Hang
 
     class StoppingRecord(_Record):
         """The ranks are being stopped with the job."""
@@ -146,7 +154,7 @@ if TYPE_CHECKING:
 
 
 Record = Union[
-    "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "StoppingRecord",
+    "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord", "StoppingRecord",
     "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord", "WarmRecord", "ContinuedRecord",
     "SavedRecord", "TensorBoardRecord",
 ]  # fmt: skip

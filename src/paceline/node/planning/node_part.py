@@ -74,6 +74,8 @@ def node_spec(
         silence=job["silence"],
         max_restarts=job["max_restarts"],
         grace=job["grace"],
+        hang_after=None if job.get("hang") == "off" else job.get("hang_after", 60.0),
+        restarts_when_hung=job.get("hang") == "restart",
         split_streams=split_streams,
         pass_index=job["pass_index"],
         role=job["role"],

@@ -82,6 +82,8 @@ def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict
     """The variables that a rank has in addition to those of its agent: `variables`, and those of its run directory."""
     error = run.error(placement.attempt, placement.rank)
     env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(run.path), ERROR_FILE: str(error)}
+    if spec.hang_after is not None:
+        env["PACELINE_HANG_AFTER"] = f"{spec.hang_after:g}"
     if spec.framework == "torch":
         env["TORCHELASTIC_ERROR_FILE"] = str(error.with_suffix(".torch.json"))
     return env

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.contract import HOROVOD
 from paceline.node.files import write_json
 
-from . import joining, stdin
+from . import answering, joining, stdin
 from .ending import end
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def run_program(program: Program, error_path: Path) -> None:
     sys.argv = [program.target, *program.args]
     stdin.explain_breakpoints()
     joining.watch()
+    answering.listen()
     if HOROVOD in os.environ:
         importlib.import_module("paceline.horovod.aliases").install()
     code: Any = None

@@ -11,6 +11,8 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "over"}                              the job has succeeded, whatever still runs
                          {"do": "preempted", "final"}                the ranks here have saved their state and ended, to
                                                                      go on later; "final": not in this job
+                         {"do": "stands", "after", "stands"}         where the ranks are, none of which goes on; or
+                                                                     none: they go on
                          {"do": "stop", "signal"}                    this node was asked to stop the job
                          {"do": "daemon", "node_rank", "attempt", "command", "folders"}   start mpirun's daemon there
                          {"do": "leave"}                             this node is to leave the job, which goes on, or
@@ -27,6 +29,7 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "go"}                                all have agreed: start your ranks
                          {"do": "halt", "signal", "save", "grace"}   stop your ranks; signal 0 if none asked for it,
                                                                      "save" lets them save their state first
+                         {"do": "hung", "hang"}                      some ranks keep the others waiting
                          {"do": "restart", "attempt", "restarts", "failure", "others", "why", "nodes"}
                                                                      sent before the next "start"
                          {"do": "wait", "why", "failure", "others"}  too few nodes are left: others must join
@@ -45,12 +48,14 @@ from typing import TYPE_CHECKING
 
 from paceline.contract import RESUME_CODE
 from paceline.node.failure import culprit, node_failure
+from paceline.node.watching import hang
 
 from .quorum import Membership, Standing, rank_in
 
 if TYPE_CHECKING:
     from paceline.contract.records import FinalState
     from paceline.node.journal.status import Failure, NodeEntry, OtherFailure
+    from paceline.node.watching.stand import Stand
 
     from .messages import (
         Finish,
@@ -86,6 +91,7 @@ class _Member:
     leaves: bool = False
     or_stop: int = 0  # the signal that stops the job if this node has to leave and cannot
     failures: list[Failure] = field(default_factory=list)
+    stands: list[Stand] = field(default_factory=list)  # where its ranks are, while none of them goes on
 
     @property
     def id(self) -> str:
@@ -127,6 +133,7 @@ class Coordinator:
         self.preempted = False
         self.final = False
         self.members: dict[int, _Member] = {}
+        self._hung: object = None  # the hang of this attempt that was said last
         self.standing: Standing | None = None
         self.dead: set[str] = set()
         self.has_started = False
@@ -180,6 +187,9 @@ class Coordinator:
         if message["do"] == "preempted":
             self.preempted, self.final = True, self.final or message["final"]
             return self._halt()
+        if message["do"] == "stands":
+            member.stands = message["stands"]
+            return self._look_for_hang(message["after"])
         if message["do"] == "stop":
             return self._stop(message["signal"])
         if message["do"] == "leave" or message["do"] == "leave or stop":
@@ -191,6 +201,17 @@ class Coordinator:
             member.joined.update({"main_port": message["main_port"], "ports": message["ports"]})
             return self._decide()
         return self._forward(message) if message["do"] == "daemon" else []
+
+    def _look_for_hang(self, after: float) -> Outbox:
+        """Say, once, that ranks hang, when no rank of any node goes on."""
+        nodes = [member for member in self._participants() if not member.done]
+        if self.phase != RUNNING or not all(member.stands for member in nodes):
+            return []
+        found = hang.find([stand for member in nodes for stand in member.stands], after)
+        if found is None or self._hung == (found["kind"], found["ranks"], found["collective"]):
+            return []
+        self._hung = found["kind"], found["ranks"], found["collective"]
+        return self._to_participants({"do": "hung", "hang": found})
 
     def _stop(self, number: int) -> Outbox:
         self.stop_signal = number
@@ -430,7 +451,8 @@ class Coordinator:
         order = sorted(self._participants(), key=lambda m: m.node_rank)
         for member in order:
             member.ready = member.done = member.stopped = False
-            member.failures = []
+            member.failures, member.stands = [], []
+        self._hung = None
         proposed = Membership(tuple(m.id for m in order), self.members[0].id)
         before = self.standing.asked if self.standing is not None else ()
         standing = Standing(self.attempt, self.restarts, False, (*before, proposed))

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict, Union
 
 from paceline.contract.records import FinalState
 from paceline.node.journal.status import Attempt, Failure, NodeEntry, OtherFailure
+from paceline.node.watching.stand import Hang, Stand
 
 
 class MembershipRecord(TypedDict):
@@ -102,6 +103,12 @@ class GiveUp(TypedDict):  # noqa: D101
     why: str
 
 
+class Stands(TypedDict):  # noqa: D101
+    do: Literal["stands"]
+    after: float
+    stands: list[Stand]
+
+
 class StartDaemon(TypedDict):  # noqa: D101
     do: Literal["daemon"]
     node_rank: int
@@ -110,7 +117,7 @@ class StartDaemon(TypedDict):  # noqa: D101
     folders: dict[str, str]
 
 
-ToCoordinator = Union[Join, Report, LeaveOrStop, Preempted, Stop, Stopped, GiveUp, StartDaemon]
+ToCoordinator = Union[Join, Report, LeaveOrStop, Preempted, Stop, Stopped, GiveUp, Stands, StartDaemon]
 
 # coordinator → node
 
@@ -132,6 +139,11 @@ class Prepare(TypedDict):  # noqa: D101
 class Start(Attempt):  # noqa: D101
     do: Literal["start"]
     standing: StandingRecord
+
+
+class Hung(TypedDict):  # noqa: D101
+    do: Literal["hung"]
+    hang: Hang
 
 
 class Halt(TypedDict):  # noqa: D101
@@ -179,4 +191,4 @@ class Alone(TypedDict):
     why: str
 
 
-ToNode = Union[Order, Refuse, Prepare, Start, Halt, Restart, Wait, Finish, Search, Alone, StartDaemon]
+ToNode = Union[Order, Refuse, Prepare, Start, Halt, Restart, Wait, Finish, Search, Alone, StartDaemon, Hung]

@@ -1,0 +1,109 @@
+"""Inside a rank: a thread that says where the rank is, to whom asks (`node/watching/stand.py`). It sleeps meanwhile.
+
+It works as long as the main thread releases the interpreter's lock, as all that waits in a framework does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.watching.stand import STACKS, address, is_of_this_user
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from paceline.node.watching.stand import Answer, Collective, Thread
+
+_FRAMEWORKS = ("torch", "tensorflow", "jax", "paddle")
+_MOST_FRAMES, _MOST_COLLECTIVES = 60, 5
+_OVER = "last_completed_collective"
+
+
+def listen() -> None:
+    """Start the thread, if this process is a rank of a job that is watched."""
+    asked = [os.environ.get(name) for name in ("PACELINE_JOB_ID", "PACELINE_ATTEMPT", "PACELINE_RANK")]
+    if os.environ.get("PACELINE_HANG_AFTER") is None or None in asked:
+        return
+    job_id, attempt, rank = map(str, asked)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(address(job_id, int(attempt), int(rank)))
+        listener.listen(8)
+    except OSError:  # without it the rank is watched from outside
+        listener.close()
+        return
+    os.register_at_fork(after_in_child=listener.close)
+    _thread.start_new_thread(_serve, (listener, threading.get_ident()))  # no thread that a script would see or join
+
+
+def _serve(listener: socket.socket, main: int) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the script has closed all descriptors
+            return
+        with connection, contextlib.suppress(Exception):  # whatever a script has done to its modules
+            if is_of_this_user(connection):
+                connection.settimeout(1.0)
+                connection.sendall(json.dumps(_answer(main, whole=connection.recv(1) == STACKS)).encode())
+
+
+def _answer(main: int, *, whole: bool) -> Answer:
+    found: Answer = {
+        "numbers": {}, "sizes": {}, "framework": any(name in sys.modules for name in _FRAMEWORKS)
+    }  # fmt: skip
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    world: Any = getattr(c10d, "_world", None)
+    for group in list(world.pg_map) if world is not None else ():
+        name = str(world.pg_names.get(group, ""))
+        with contextlib.suppress(RuntimeError):  # a backend that does not count
+            found["numbers"][name] = group._get_sequence_number_for_group()
+            found["sizes"][name] = group.size()
+    if whole:
+        found["threads"] = _threads(main)
+        found["collectives"] = []
+        if c10d is not None:
+            with contextlib.suppress(Exception):  # it is no public interface
+                found["collectives"] = _collectives()
+    return found
+
+
+def _threads(main: int) -> list[Thread]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    order = sorted(frames, key=lambda ident: (ident != main, ident))
+    return [{"name": names.get(ident, f"{ident}"), "frames": _frames(frames[ident])} for ident in order]
+
+
+def _frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < _MOST_FRAMES:
+        code = frame.f_code
+        found.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
+        frame = frame.f_back
+    return found
+
+
+def _collectives() -> list[Collective]:
+    """The last collectives of each group, from torch's flight recorder."""
+    record = json.loads(sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json())
+    over = {group: int(status[_OVER]) for group, status in record.get("pg_status", {}).items()}
+    found: dict[str, list[Collective]] = {}
+    for entry in record.get("entries", ()):
+        if entry["is_p2p"]:
+            continue
+        group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        kind = str(entry["profiling_name"]).rpartition(":")[2]
+        found.setdefault(group, []).append({
+            "group": group, "number": number, "kind": kind, "shapes": entry["input_sizes"],
+            "dtypes": entry["input_dtypes"], "over": number <= over.get(str(entry["pg_id"]), -1),
+        })  # fmt: skip
+    return [one for ones in found.values() for one in ones[-_MOST_COLLECTIVES:]]

@@ -1,0 +1,1 @@
+"""Where the ranks are, and whether they can go on."""

@@ -1,0 +1,55 @@
+"""Whether a rank moves: pure state, fed with what is seen of it from time to time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .outside import Process
+
+if TYPE_CHECKING:
+    from .stand import Answer
+
+# What a process does that only waits: it wakes now and then to look whether something has come. A DataLoader does every
+# 5 s, for about 0.1 ms.
+_LEAST_CPU = 0.001  # of a core, used by the main thread
+_LEAST_CHILDREN = 0.01  # of a core; of them only whole clock ticks are known
+_LEAST_MOVED = 4096  # bytes per second
+
+
+class Activity:
+    """What one rank has done until now.
+
+    Attributes:
+        process: as it was seen last.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.process = Process()
+        self._seen = self._still_since = self._idle_since = now
+        self._numbers: dict[str, int] = {}
+
+    def see(self, process: Process, now: float) -> None:
+        """Take in how the process is now."""
+        before, seconds = self.process, now - self._seen
+        works = (
+            process.cpu - before.cpu >= _LEAST_CPU * seconds
+            or process.children_cpu - before.children_cpu >= _LEAST_CHILDREN * seconds
+            or process.moved - before.moved >= _LEAST_MOVED * seconds
+            or len(process.children) != len(before.children)
+        )
+        if works and process.state not in ("T", "t", "Z", ""):
+            self._idle_since = now
+        self.process, self._seen = process, now
+
+    def hear(self, answer: Answer, now: float) -> None:
+        """Take in what the rank has answered."""
+        if answer["numbers"] != self._numbers:
+            self._numbers, self._still_since = answer["numbers"], now
+
+    def still(self, now: float) -> float:
+        """Seconds for which it has entered no collective."""
+        return now - self._still_since
+
+    def idle(self, now: float) -> float:
+        """Seconds for which it has not worked."""
+        return now - self._idle_since

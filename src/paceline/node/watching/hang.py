@@ -1,0 +1,170 @@
+"""Whether the ranks of a job can go on, and which of them keep the others waiting. A pure function of where they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .typical import JOINS, is_asleep, place, why
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .stand import Collective, Hang, Kind, Place, Stand
+
+
+def find(stands: Sequence[Stand], after: float) -> Hang | None:
+    """Why no rank goes on; None as long as one may.
+
+    A rank that works keeps others waiting for good reason: it compiles, evaluates, loads or saves.
+
+    Args:
+        stands: of all ranks that have not ended, from about the same time.
+        after: seconds without a step after which ranks hang.
+    """
+    by_rank = {stand["rank"]: stand for stand in stands}
+    seconds = min((stand["still"] for stand in stands), default=0.0)
+    if seconds < after:
+        return None
+    differing = _mismatch(by_rank)
+    late = _late(by_rank)
+    if differing:
+        return _hang("mismatch", differing, by_rank, seconds)
+    if late:
+        is_slow = any(by_rank[rank]["idle"] < after for rank in late)
+        return None if is_slow else _hang("late", late, by_rank, seconds)
+    if any(stand["idle"] < after for stand in stands) or not any(
+        (it["answer"] or {}).get("framework") for it in stands
+    ):
+        return None
+    inside = [rank for rank, stand in by_rank.items() if _open(stand) is not None]
+    if not inside and all(map(is_asleep, stands)):
+        return None
+    return _hang("together" if len(inside) == len(by_rank) else "idle", [], by_rank, seconds)
+
+
+def grouped(stands: Sequence[Stand], first: Sequence[int] = ()) -> list[Place]:
+    """The places of ranks; ranks at one line, with one reason, are one place.
+
+    Args:
+        stands: of ranks.
+        first: ranks whose places come first.
+    """
+    found: dict[tuple[str, str, tuple[str, ...]], Place] = {}
+    for stand in sorted(stands, key=lambda it: (it["rank"] not in first, it["rank"])):
+        new = place(stand)
+        key = new["where"], new["why"], tuple(function for _, _, function in new["stack"])
+        if (there := found.setdefault(key, new)) is not new:
+            there["ranks"] += new["ranks"]
+            there["hosts"] += new["hosts"]
+            there["pids"] += new["pids"]
+    return list(found.values())
+
+
+def _numbers(stand: Stand) -> Mapping[str, int]:
+    return (stand["answer"] or {}).get("numbers", {})
+
+
+def _late(stands: Mapping[int, Stand]) -> list[int]:
+    """The ranks that are behind in a group, and ahead in none: the others may wait for these."""
+    behind: set[int] = set()
+    ahead: set[int] = set()
+    for group in {group for stand in stands.values() for group in _numbers(stand)}:
+        numbers = {rank: _numbers(stand)[group] for rank, stand in stands.items() if group in _numbers(stand)}
+        most = max(numbers.values())
+        absent = set(stands) - set(numbers) if _size(stands, group) == len(stands) else set()
+        behind |= {rank for rank, number in numbers.items() if number < most} | absent
+        ahead |= {
+            rank for rank, number in numbers.items() if number == most and (len(set(numbers.values())) > 1 or absent)
+        }
+    joining = {rank for rank, stand in stands.items() if why(stand) == JOINS}
+    if joining:  # the others have not come, or have a group already
+        behind |= set(stands) - joining
+        ahead -= set(stands) - joining
+    silent = {rank for rank, stand in stands.items() if stand["answer"] is None}
+    if silent and len(silent) < len(stands):  # where these are nobody knows, and the others wait
+        behind |= silent
+    return sorted(behind - ahead or behind)
+
+
+def _size(stands: Mapping[int, Stand], group: str) -> int:
+    return max((stand["answer"] or {}).get("sizes", {}).get(group, 0) for stand in stands.values())
+
+
+def _open(stand: Stand) -> Collective | None:
+    """The collective that a rank is in."""
+    inside = [it for it in (stand["answer"] or {}).get("collectives", []) if not it["over"]]
+    return inside[-1] if inside else None
+
+
+def _mismatch(stands: Mapping[int, Stand]) -> list[int]:
+    """Ranks that have entered another collective than the others under the same number of the same group."""
+    entered: dict[tuple[str, int], dict[int, tuple[str, str]]] = {}
+    for rank, stand in stands.items():
+        if (it := _open(stand)) is not None:
+            what = it["kind"], str((it["shapes"], it["dtypes"])) if it["kind"] == "all_reduce" else ""
+            entered.setdefault((it["group"], it["number"]), {})[rank] = what
+    for ranks in entered.values():
+        kinds = list(ranks.values())
+        if len(set(kinds)) > 1:
+            usual = max(set(kinds), key=lambda kind: (kinds.count(kind), kind == ranks[min(ranks)]))
+            return sorted(rank for rank, kind in ranks.items() if kind != usual)
+    return []
+
+
+def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: float) -> Hang:
+    """A hang with its words."""
+    waiting = [rank for rank in stands if rank not in ranks]
+    opened = [it for rank in waiting if (it := _open(stands[rank])) is not None]
+    collective = opened[0] if opened else None
+    places = grouped(list(stands.values()), ranks)
+    first = places[0]
+    joins = any(why(stands[rank]) == JOINS for rank in waiting)
+    what = described(collective) if collective else "a process group" if joins else "a collective"
+    if kind == "late":
+        line = (
+            f"{_who(first)} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {_listed(waiting)} "
+            + ("waits" if len(waiting) == 1 else "wait")
+        )
+        line += f"; {_at(first)}"
+    elif kind == "mismatch":
+        other = _open(stands[ranks[0]])
+        assert other is not None
+        line = f"{_listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}, and {_listed(waiting)} in {what}"
+        line += f"; {_at(first)}"
+    elif kind == "together":
+        line = f"all ranks are in {what}, and none goes on; {_at(first)}"
+    else:
+        line = f"no rank works; {_who(first)}: {_at(first)}"
+    return {
+        "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
+        "line": line, "places": places,
+    }  # fmt: skip
+
+
+def described(it: Collective) -> str:
+    """`all_reduce 17 (Float [1024])`."""
+    inputs = ", ".join(f"{dtype} {shape}" for dtype, shape in zip(it["dtypes"], it["shapes"]))
+    return f"{it['kind']} {it['number']}{f' ({inputs})' if inputs else ''}"
+
+
+def _who(it: Place) -> str:
+    host = f" on {it['hosts'][0]}" if len(set(it["hosts"])) == 1 else ""
+    pid = f" (pid {it['pids'][0]})" if len(it["pids"]) == 1 else ""
+    return f"{_listed(it['ranks'])}{host}{pid}"
+
+
+def _at(it: Place) -> str:
+    pronoun = "it is" if len(it["ranks"]) == 1 else "they are"
+    return f"{pronoun} at {it['where'] or 'a line that is not known'}{it['why'] and ': ' + it['why']}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 2 to 5`."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    texts = [f"{it[0]} to {it[-1]}" if len(it) > 2 else ", ".join(map(str, it)) for it in parts]
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(texts)}"

@@ -1,0 +1,92 @@
+"""What the kernel knows of a rank: whether it works, and what it waits in. The rank does not take part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from dataclasses import dataclass, field
+
+from paceline.node.machine import processes
+
+# System calls in which programs wait (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
+_CALLS = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 23: "select", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto",
+        45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync", 75: "fdatasync",
+        202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6", 271: "ppoll",
+        281: "epoll_pwait", 288: "accept4",
+    },
+    "aarch64": {
+        63: "read", 64: "write", 73: "ppoll", 72: "pselect6", 101: "nanosleep", 203: "connect", 202: "accept",
+        206: "sendto", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 260: "wait4", 25: "fcntl", 32: "flock",
+        82: "fsync", 83: "fdatasync", 98: "futex", 115: "clock_nanosleep", 22: "epoll_pwait", 95: "waitid",
+        242: "accept4",
+    },
+}.get(platform.machine(), {})  # fmt: skip
+_WITH_FILE = {"read", "write", "sendto", "recvfrom", "sendmsg", "recvmsg", "flock", "fcntl", "fsync", "fdatasync"}
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A rank's process at one moment.
+
+    Attributes:
+        state: a letter of proc(5); "" if it is gone.
+        cpu: seconds that its main thread has used of a core.
+        children_cpu: seconds that all its descendants have used.
+        moved: bytes that it has read and written, without those on sockets.
+        call, file, children: see `stand.Stand`.
+    """
+
+    state: str = ""
+    cpu: float = 0.0
+    children_cpu: float = 0.0
+    moved: int = 0
+    call: str = ""
+    file: str = ""
+    children: list[tuple[str, str]] = field(default_factory=list)
+
+
+def look(pid: int) -> Process:
+    """A process as it is now; what may not be read of it is left out."""
+    state, _, _ = _stat(pid)
+    cpu = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        cpu = int(_read(f"/proc/{pid}/task/{pid}/schedstat").split()[0]) / 1e9
+    moved = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        counters = dict(line.split(": ") for line in _read(f"/proc/{pid}/io").splitlines())
+        moved = int(counters["rchar"]) + int(counters["wchar"])
+    call, file = _call(pid)
+    children = [_stat(child) for child in processes.descendants(pid)]
+    there = [(state, command) for state, command, _ in children if state]
+    return Process(state, cpu, sum(used for _, _, used in children), moved, call, file, there)
+
+
+def _call(pid: int) -> tuple[str, str]:
+    """The system call of the main thread, and its file."""
+    try:
+        number, *arguments = _read(f"/proc/{pid}/syscall").split()
+        call = _CALLS.get(int(number), "")
+        file = os.readlink(f"/proc/{pid}/fd/{int(arguments[0], 16)}") if call in _WITH_FILE else ""
+    except (OSError, ValueError, IndexError):  # it runs, or this kernel does not say it
+        return "", ""
+    return call, file
+
+
+def _stat(pid: int) -> tuple[str, str, float]:
+    """State, command, and seconds of a core that all its threads have used."""
+    try:
+        text = _read(f"/proc/{pid}/stat")
+    except OSError:
+        return "", "", 0.0
+    end = text.rindex(")")
+    fields = text[end + 2 :].split()
+    return fields[0], text[text.index("(") + 1 : end], (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()

@@ -1,0 +1,149 @@
+"""What is known of a rank at one moment. Types, and the protocol between a rank and those who ask it.
+
+A rank listens on an abstract Unix socket. Who connects sends one byte: NUMBERS for the numbers of its collectives, or
+STACKS for its threads and its last collectives too; the answer is one object of JSON, up to the end of the connection.
+Only processes of the same user are answered.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUMBERS, STACKS = b"n", b"s"
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Collective(TypedDict):
+    """A collective that a rank has entered.
+
+    Attributes:
+        group: name of the process group, as torch.distributed gives it.
+        number: of the collective in its group, counted from 1.
+        kind: `all_reduce`, ….
+        shapes: of its inputs.
+        dtypes: of its inputs, as torch names them, such as `Float`.
+        over: whether it has ended on this rank.
+    """
+
+    group: str
+    number: int
+    kind: str
+    shapes: list[list[int]]
+    dtypes: list[str]
+    over: bool
+
+
+class Thread(TypedDict):
+    """A Python thread: its name, and its frames, the innermost first, each with file, line and function."""
+
+    name: str
+    frames: list[tuple[str, int, str]]
+
+
+class Answer(TypedDict, total=False):
+    """What a rank answers.
+
+    Attributes:
+        numbers: of the last collective, by process group.
+        sizes: how many ranks each of these groups has.
+        framework: whether it has imported a framework.
+        threads: the main thread first.
+        collectives: the last ones of each group, the newest last.
+    """
+
+    numbers: dict[str, int]
+    sizes: dict[str, int]
+    framework: bool
+    threads: list[Thread]
+    collectives: list[Collective]
+
+
+class Stand(TypedDict):
+    """A rank at one moment.
+
+    Attributes:
+        rank, node, host, pid: which.
+        answer: its own answer; None if it did not give one in time.
+        still: seconds for which it has entered no collective.
+        idle: seconds for which neither it nor its children have worked: used a core, read or written.
+        state: of its process, a letter of proc(5): R, S, D, T, Z, …; "" if it is gone.
+        call: the system call that its main thread waits in, such as `futex`; "" if that is not known.
+        file: the file, pipe or terminal on which that call waits; "" if none, or if it is not known.
+        children: of each child process the state and the command.
+    """
+
+    rank: int
+    node: int
+    host: str
+    pid: int
+    answer: Answer | None
+    still: float
+    idle: float
+    state: str
+    call: str
+    file: str
+    children: list[tuple[str, str]]
+
+
+class Place(TypedDict):
+    """Ranks that are at the same line.
+
+    Attributes:
+        ranks: which.
+        hosts: their hosts; pids: their processes.
+        where: `train.py:55 in main`; "" if it is not known.
+        why: what is typical of what they wait for, in words; "" if nothing is.
+        stack: of the main thread, the innermost frame first.
+        threads: the other threads of the first of them.
+    """
+
+    ranks: list[int]
+    hosts: list[str]
+    pids: list[int]
+    where: str
+    why: str
+    stack: list[tuple[str, int, str]]
+    threads: list[Thread]
+
+
+Kind = Literal["late", "mismatch", "together", "idle"]
+
+
+class Hang(TypedDict):
+    """Why ranks cannot go on.
+
+    Attributes:
+        kind: `late`: some have not entered a collective that others wait in; `mismatch`: they have entered different
+            ones; `together`: all wait in the same one; `idle`: no rank works, and none waits for another one.
+        ranks: those that keep the others waiting.
+        waiting: those that wait for them.
+        seconds: for how long nothing has moved.
+        collective: that they wait in; None if there is none.
+        line: all that in one line.
+        places: of all ranks, those of `ranks` first.
+    """
+
+    kind: Kind
+    ranks: list[int]
+    waiting: list[int]
+    seconds: float
+    collective: Collective | None
+    line: str
+    places: Sequence[Place]
+
+
+def address(job_id: str, attempt: int, rank: int) -> str:
+    """Of a rank's socket."""
+    return f"\0paceline-{job_id}-{attempt}-{rank}"
+
+
+def is_of_this_user(peer: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this user, or to root."""
+    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return uid in (0, os.geteuid())
