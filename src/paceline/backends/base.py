@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.contract.records import Inventory
+    from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
     from paceline.job.model import Model
     from paceline.job.spec import JobSpec
@@ -429,6 +430,18 @@ class Metered(Protocol):
 
 
 @runtime_checkable
+class Watched(Protocol):
+    """Its ranks can be asked where they are."""
+
+    def stands(self, name: str) -> list[Stand]:
+        """Where the ranks of a job are that runs, on all machines that answer; takes some seconds.
+
+        Raises:
+            UserError: no rank of it runs.
+        """
+
+
+@runtime_checkable
 class TensorBoards(Protocol):
     """Jobs have TensorBoards."""
 
@@ -552,11 +565,12 @@ _LACKING = {
     Elastic: "its jobs keep the machines that they started on",
     Checks: "it cannot be checked",
     Metered: "it does not measure what jobs and machines use",
+    Watched: "its ranks cannot be asked where they are; paceline why without --live shows what their nodes have seen",
     TensorBoards: "it starts no TensorBoard",
     Volumes: "it has no named volumes",
     Warms: "no process of ours outlives a job there, so none is kept warm",
 }
-Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, TensorBoards, Volumes, Warms)
+Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, TensorBoards, Volumes, Warms, Watched)
 
 
 def able(backend: Backend, ability: type[Ability]) -> Ability:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
+    from paceline.contract.stands import Stand
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
 
@@ -198,6 +199,17 @@ class Kubernetes(Backend):
         from .look.events import events
 
         return events(self._cluster, self._find(name))
+
+    def stands(self, name: str) -> list[Stand]:
+        """Where the ranks of a job are that runs, in the pods that answer; takes some seconds."""
+        from .look.inside import asked
+
+        job = self._find(name)
+        running = [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]
+        answers = asked(self._cluster, running, {"do": "stands", "name": name}, job.python)
+        if not answers:
+            raise UserError(f"no pod of job {name} answers")
+        return [stand for answer in answers.values() for stand in answer["stands"]]
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import RankStreams
     from paceline.contract.records import JobRecord
+    from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
     from paceline.node.store.usage import Gauge
@@ -191,6 +192,13 @@ class Local(Backend):
         """The events of a job."""
         with refusals():
             return records.events(self._run(name))
+
+    def stands(self, name: str) -> list[Stand]:
+        """Where the ranks of a job are that runs; takes some seconds."""
+        from paceline.node.watching import live
+
+        with refusals():
+            return live.stands(self._run(name))
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.limits import Limits
 
-_LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "volumes")
+_LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "volumes")
 _ENDLESS = ("wait", "slurm_wait", "slurm_logs")
 _MANY_FILES = ("contents", "delete", "slurm_contents", "slurm_delete")
 _COPY = 3  # times as long if it gets paceline's archive first

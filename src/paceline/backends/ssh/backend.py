@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.survey import Survey
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Host, Request
+    from paceline.contract.stands import Stand
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
 
@@ -254,6 +255,12 @@ class Ssh(Backend):
                     (*other.gpus, *use["gpus"]),
                 )
         return found
+
+    def stands(self, name: str) -> list[Stand]:
+        """Where the ranks of a job are that runs, on the hosts that answer; takes some seconds."""
+        hosts = self._jobs.hosts_of(name)
+        answers = self._hosts.answers(hosts, lambda _: {"do": "stands", "name": name})
+        return [stand for answer in answers.values() for stand in answer["stands"]]
 
     def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
         """Start one on each host; see `Warms`."""

@@ -34,6 +34,8 @@ def events(name: str, output: str) -> int:
 
 
 def _details(event: dict[str, Any]) -> str:
+    if event["event"] == "hang":
+        return f"for {event['hang']['seconds']:.0f} s {event['hang']['line']}"
     left_out = ("time", "event", "host", "logs", "failure", "others")
     shown = {**event, "signal": signal.Signals(event["signal"]).name} if "signal" in event else event
     parts = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict, Union
 
 from paceline.contract.records import Cause
+from paceline.contract.stands import Stand
 from paceline.node.journal.records import Record
 from paceline.node.journal.status import Failure, Waiting
 from paceline.node.rendezvous.messages import Start, StartDaemon, ToCoordinator, ToNode
-from paceline.node.watching.stand import Stand
 
 # -- events ------------------------------------------------------------------------------------------------------------
 

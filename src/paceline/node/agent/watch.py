@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import socket
 import time
+import traceback
 from typing import TYPE_CHECKING, Callable
 
+from paceline.contract.stands import NUMBERS
 from paceline.node.watching.activity import Activity
+from paceline.node.watching.asking import Asked, Question, ask
 from paceline.node.watching.outside import look
-from paceline.node.watching.stand import NUMBERS, STACKS, address, is_of_this_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.contract.stands import Answer, Stand
     from paceline.node.eventloop.loop import Loop
     from paceline.node.ranks.launcher import Rank
-    from paceline.node.watching.stand import Answer, Stand
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
 _MOST_TICKS = 4.0  # between two looks
-_ANSWER_SECONDS = 2.0  # that a rank has to answer
 
 
 class Watch:
@@ -59,10 +57,20 @@ class Watch:
         turn = self._turn
         self._loop.after(self._tick, lambda: then() if turn == self._turn else None)
 
-    def _live(self) -> dict[int, Rank]:
-        return {number: rank for number, rank in self._ranks.items() if rank.status is None and rank.pid}
+    def _live(self) -> dict[int, Asked]:
+        return {
+            number: Asked(self._job_id, rank.placement.attempt, rank.placement.rank, rank.placement.node_rank, rank.pid)
+            for number, rank in self._ranks.items() if rank.status is None and rank.pid
+        }  # fmt: skip
 
     def _look(self) -> None:
+        """Look, and look again later; an error in watching must not end what is watched."""
+        try:
+            self._see()
+        except Exception:
+            traceback.print_exc()  # into the agent's log
+
+    def _see(self) -> None:
         """See and ask each rank; what they answer is judged a tick later."""
         live, now = self._live(), time.monotonic()
         if now - self._looked > _MOST_TICKS * self._tick:  # this process did not run meanwhile, and saw nothing
@@ -75,7 +83,7 @@ class Watch:
         for number, rank in live.items():
             activity = self._activities.setdefault(number, Activity(now))
             activity.see(look(rank.pid), now)
-            Question(self._loop, rank, self._job_id, NUMBERS, lambda answer, it=activity: self._heard(it, answer))  # type: ignore[misc]
+            Question(self._loop, rank, NUMBERS, lambda answer, it=activity: self._heard(it, answer))  # type: ignore[misc]
         self._judge(live, now)
         self._after_a_while(self._look)
 
@@ -83,7 +91,7 @@ class Watch:
         if answer is not None:
             activity.hear(answer, time.monotonic())
 
-    def _judge(self, live: Mapping[int, Rank], now: float) -> None:
+    def _judge(self, live: Mapping[int, Asked], now: float) -> None:
         stands_still = all(self._activities[number].still(now) >= self._after for number in live)
         if not stands_still:
             if self._said_at is not None:
@@ -94,71 +102,4 @@ class Watch:
         if self._said_at is not None and now - self._said_at < shortest / 4:
             return
         self._said_at = now
-        ask(self._loop, live, self._job_id, self._activities, self._found)
-
-
-class Question:
-    """Asks one rank, without waiting; `then` is called once, with None if there is no answer."""
-
-    def __init__(self, loop: Loop, rank: Rank, job_id: str, what: bytes, then: Callable[[Answer | None], None]) -> None:
-        self._loop, self._then, self._data = loop, then, b""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._is_open = True
-        try:
-            self._socket.connect(address(job_id, rank.placement.attempt, rank.placement.rank))
-            if not is_of_this_user(self._socket):
-                raise OSError
-            self._socket.send(what)
-        except OSError:  # it has no socket, or many questions wait there
-            self._end(None)
-            return
-        loop.watch(self._socket, self._receive)
-        loop.after(_ANSWER_SECONDS, lambda: self._end(None))
-
-    def _receive(self) -> None:
-        try:
-            data = self._socket.recv(1 << 20)
-        except OSError:
-            self._end(None)
-            return
-        self._data += data
-        if not data:
-            answer = None
-            with contextlib.suppress(ValueError):
-                answer = json.loads(self._data)
-            self._end(answer)
-
-    def _end(self, answer: Answer | None) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
-        self._loop.forget(self._socket)
-        self._socket.close()
-        self._then(answer)
-
-
-def ask(
-    loop: Loop, ranks: Mapping[int, Rank], job_id: str, activities: Mapping[int, Activity],
-    then: Callable[[list[Stand]], None],
-) -> None:  # fmt: skip
-    """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot."""
-    answers: dict[int, Answer | None] = {}
-
-    def heard(number: int, answer: Answer | None) -> None:
-        answers[number] = answer
-        if len(answers) == len(ranks):
-            now = time.monotonic()
-            then([_stand(ranks[one], activities[one], answers[one], now) for one in ranks])
-
-    for number, rank in ranks.items():
-        Question(loop, rank, job_id, STACKS, lambda answer, number=number: heard(number, answer))  # type: ignore[misc]
-
-
-def _stand(rank: Rank, activity: Activity, answer: Answer | None, now: float) -> Stand:
-    process = look(rank.pid)
-    return {
-        "rank": rank.placement.rank, "node": rank.placement.node_rank, "host": socket.gethostname(), "pid": rank.pid,
-        "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,
-        "call": process.call, "file": process.file, "children": process.children,
-    }  # fmt: skip
+        ask(self._loop, live, self._activities, self._found)

@@ -88,6 +88,13 @@ def usage(home: Home, request: Request) -> Answer:
     return {"usage": _gauge(home, request).of_jobs([run.path.name for run in home.runs(request["names"])])}
 
 
+def stands(home: Home, request: Request) -> Answer:
+    """Where the ranks of a job here are."""
+    from paceline.node.watching import live
+
+    return {"stands": live.stands(home.run(request["name"]))}
+
+
 def contents(home: Home, request: Request) -> Answer:
     """What the removal of jobs would remove here."""
     from paceline.node.store.contents import contents as contents_of_run

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.
 _VERBS = {
-    "queries": ("describe", "spec", "events", "logs", "nodes", "usage", "contents", "volumes", "wait"),
+    "queries": ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "contents", "volumes", "wait"),
     "commands": ("stop", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
     "plan": ("plan", "preflight"),
     "start": ("start",),

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypedDict
 
     from paceline.contract.records import FinalState
-
-    from paceline.node.watching.stand import Hang
+    from paceline.contract.stands import Hang
 
     from .status import Failure, OtherFailure, RankRecord, Status
 
@@ -154,9 +153,9 @@ if TYPE_CHECKING:
 
 
 Record = Union[
-    "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord", "StoppingRecord",
-    "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord", "WarmRecord", "ContinuedRecord",
-    "SavedRecord", "TensorBoardRecord",
+    "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord",
+    "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord", "WarmRecord",
+    "ContinuedRecord", "SavedRecord", "TensorBoardRecord",
 ]  # fmt: skip
 
 VERSION = 1

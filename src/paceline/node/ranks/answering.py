@@ -1,4 +1,4 @@
-"""Inside a rank: a thread that says where the rank is, to whom asks (`node/watching/stand.py`). It sleeps meanwhile.
+"""Inside a rank: a thread that says where the rank is, to whom asks (`contract/stands.py`). It sleeps meanwhile.
 
 It works as long as the main thread releases the interpreter's lock, as all that waits in a framework does.
 """
@@ -14,14 +14,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.watching.stand import STACKS, address, is_of_this_user
+from paceline.contract.stands import STACKS, address, is_of_this_user
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from paceline.node.watching.stand import Answer, Collective, Thread
+    from paceline.contract.stands import Answer, Collective, Thread
 
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "paddle")
+_PROGRAM = os.path.join(os.path.dirname(__file__), "program.py")
 _MOST_FRAMES, _MOST_COLLECTIVES = 60, 5
 _OVER = "last_completed_collective"
 
@@ -87,6 +88,8 @@ def _frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
     found: list[tuple[str, int, str]] = []
     while frame is not None and len(found) < _MOST_FRAMES:
         code = frame.f_code
+        if code.co_filename == _PROGRAM:  # what is below has started the script
+            break
         found.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
         frame = frame.f_back
     return found

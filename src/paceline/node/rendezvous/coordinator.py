@@ -54,8 +54,8 @@ from .quorum import Membership, Standing, rank_in
 
 if TYPE_CHECKING:
     from paceline.contract.records import FinalState
+    from paceline.contract.stands import Stand
     from paceline.node.journal.status import Failure, NodeEntry, OtherFailure
-    from paceline.node.watching.stand import Stand
 
     from .messages import (
         Finish,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Literal, TypedDict, Union
 
 from paceline.contract.records import FinalState
+from paceline.contract.stands import Hang, Stand
 from paceline.node.journal.status import Attempt, Failure, NodeEntry, OtherFailure
-from paceline.node.watching.stand import Hang, Stand
 
 
 class MembershipRecord(TypedDict):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from .outside import Process
 
 if TYPE_CHECKING:
-    from .stand import Answer
+    from paceline.contract.stands import Answer
 
 # What a process does that only waits: it wakes now and then to look whether something has come. A DataLoader does every
 # 5 s, for about 0.1 ms.
 _LEAST_CPU = 0.001  # of a core, used by the main thread
-_LEAST_CHILDREN = 0.01  # of a core; of them only whole clock ticks are known
+_LEAST_ALL = _LEAST_CHILDREN = 0.01  # of a core, by all threads, and by children: only whole clock ticks are known
 _LEAST_MOVED = 4096  # bytes per second
 
 
@@ -33,6 +33,7 @@ class Activity:
         before, seconds = self.process, now - self._seen
         works = (
             process.cpu - before.cpu >= _LEAST_CPU * seconds
+            or process.all_cpu - before.all_cpu >= _LEAST_ALL * seconds
             or process.children_cpu - before.children_cpu >= _LEAST_CHILDREN * seconds
             or process.moved - before.moved >= _LEAST_MOVED * seconds
             or len(process.children) != len(before.children)

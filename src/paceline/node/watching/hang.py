@@ -1,4 +1,4 @@
-"""Whether the ranks of a job can go on, and which of them keep the others waiting. A pure function of where they are."""
+"""Whether the ranks of a job can go on, and which keep the others waiting: a pure function of where they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .typical import JOINS, is_asleep, place, why
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .stand import Collective, Hang, Kind, Place, Stand
+    from paceline.contract.stands import Collective, Hang, Kind, Place, Stand
 
 
 def find(stands: Sequence[Stand], after: float) -> Hang | None:
@@ -122,19 +122,19 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
     what = described(collective) if collective else "a process group" if joins else "a collective"
     if kind == "late":
         line = (
-            f"{_who(first)} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {_listed(waiting)} "
+            f"{who(first)} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {_listed(waiting)} "
             + ("waits" if len(waiting) == 1 else "wait")
         )
         line += f"; {_at(first)}"
     elif kind == "mismatch":
         other = _open(stands[ranks[0]])
         assert other is not None
-        line = f"{_listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}, and {_listed(waiting)} in {what}"
-        line += f"; {_at(first)}"
+        line = f"{_listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}"
+        line += f", and {_listed(waiting)} in {what}; {_at(first)}"
     elif kind == "together":
         line = f"all ranks are in {what}, and none goes on; {_at(first)}"
     else:
-        line = f"no rank works; {_who(first)}: {_at(first)}"
+        line = f"no rank works; {who(first)}: {_at(first)}"
     return {
         "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
         "line": line, "places": places,
@@ -147,7 +147,8 @@ def described(it: Collective) -> str:
     return f"{it['kind']} {it['number']}{f' ({inputs})' if inputs else ''}"
 
 
-def _who(it: Place) -> str:
+def who(it: Place) -> str:
+    """`rank 3 on gpu-1 (pid 4711)`."""
     host = f" on {it['hosts'][0]}" if len(set(it["hosts"])) == 1 else ""
     pid = f" (pid {it['pids'][0]})" if len(it["pids"]) == 1 else ""
     return f"{_listed(it['ranks'])}{host}{pid}"

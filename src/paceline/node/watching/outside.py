@@ -13,9 +13,9 @@ from paceline.node.machine import processes
 _CALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 23: "select", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto",
-        45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync", 75: "fdatasync",
-        202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6", 271: "ppoll",
-        281: "epoll_pwait", 288: "accept4",
+        45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync",
+        75: "fdatasync", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6",
+        271: "ppoll", 281: "epoll_pwait", 288: "accept4",
     },
     "aarch64": {
         63: "read", 64: "write", 73: "ppoll", 72: "pselect6", 101: "nanosleep", 203: "connect", 202: "accept",
@@ -35,13 +35,15 @@ class Process:
     Attributes:
         state: a letter of proc(5); "" if it is gone.
         cpu: seconds that its main thread has used of a core.
+        all_cpu: seconds that all its threads have used.
         children_cpu: seconds that all its descendants have used.
         moved: bytes that it has read and written, without those on sockets.
-        call, file, children: see `stand.Stand`.
+        call, file, children: see `stands.Stand`.
     """
 
     state: str = ""
     cpu: float = 0.0
+    all_cpu: float = 0.0
     children_cpu: float = 0.0
     moved: int = 0
     call: str = ""
@@ -51,7 +53,7 @@ class Process:
 
 def look(pid: int) -> Process:
     """A process as it is now; what may not be read of it is left out."""
-    state, _, _ = _stat(pid)
+    state, _, all_cpu = _stat(pid)
     cpu = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
         cpu = int(_read(f"/proc/{pid}/task/{pid}/schedstat").split()[0]) / 1e9
@@ -62,7 +64,7 @@ def look(pid: int) -> Process:
     call, file = _call(pid)
     children = [_stat(child) for child in processes.descendants(pid)]
     there = [(state, command) for state, command, _ in children if state]
-    return Process(state, cpu, sum(used for _, _, used in children), moved, call, file, there)
+    return Process(state, cpu, all_cpu, sum(used for _, _, used in children), moved, call, file, there)
 
 
 def _call(pid: int) -> tuple[str, str]:

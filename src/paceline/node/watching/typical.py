@@ -8,8 +8,9 @@ import sysconfig
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .stand import Place, Stand
+    from paceline.contract.stands import Place, Stand
 
+_LOADS = "it waits for a worker of a DataLoader"
 JOINS = "it waits for other ranks to make a process group"
 _LIBRARIES = re.compile(r"[\\/](site|dist)-packages[\\/]|^<")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -19,8 +20,8 @@ _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _OF_FRAMES = tuple(
     (re.compile(file), re.compile(function), words)
     for file, function, words in (
-        (r"torch/utils/data/dataloader\.py", r"_(try_)?get_(data|batch)|_next_data", "it waits for a worker of a DataLoader"),
-        (r"torch/utils/data/_utils/", "", "it waits for a worker of a DataLoader"),
+        (r"torch/utils/data/dataloader\.py", r"_(try_)?get_(data|batch)|_next_data", _LOADS),
+        (r"torch/utils/data/_utils/", "", _LOADS),
         (r"paceline/train/data/", "", "it waits for the next batch"),
         (r"distributed_c10d\.py", r"init_process_group|new_group|_new_process_group_helper|_store_based_barrier",
          JOINS),
@@ -32,7 +33,7 @@ _OF_FRAMES = tuple(
         (r"/subprocess\.py", r"_?wait|_?communicate|_try_wait", "it waits for a program that it has started"),
         (r"multiprocessing/(popen_\w+|process)\.py", "wait|poll|join", "it waits for a process that it has started"),
         (r"/(threading|queue)\.py", "_shutdown|_wait_for_tstate_lock", "it waits for a thread to end"),
-        (r"/(threading|queue)\.py", "wait|acquire|get|put|__enter__|join", "it waits for another thread, or for a lock"),
+        (r"/(threading|queue)\.py", "wait|acquire|get|put|__enter__|join", "it waits for a thread, or for a lock"),
         (r"/(ssl|socket|http/client|urllib/request)\.py", "", "it waits for a connection"),
     )
 )  # fmt: skip

@@ -1,0 +1,20 @@
+"""Where the ranks of a job are now, as the machines that run it have answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.node.watching.hang import find, grouped, who
+from paceline.node.watching.live import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.contract.stands import Hang, Stand
+
+__all__ = ["SECONDS", "grouped", "hang_of", "who"]
+
+
+def hang_of(stands: Sequence[Stand]) -> Hang | None:
+    """Why no rank has gone on while they were asked; None if one has, or works."""
+    return find(stands, SECONDS)

@@ -1,0 +1,157 @@
+"""`paceline why`: why a job failed, hangs or waits, with all that is known of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.backends.base import Watched, able
+from paceline.backends.stands import SECONDS, grouped, hang_of, who
+from paceline.backends.story import story
+from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.selection import failed, known
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
+from paceline.cli.terminal.ending import ended_by_signals
+from paceline.job.errors import UserError
+from paceline.job.quantities import show_duration, show_time
+from paceline.job.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.contract.stands import Hang, Place, Stand
+    from paceline.job.job import Job
+
+_MOST_FRAMES = 12
+_MOST_TRACEBACK = 30  # lines
+
+
+def _why(name: str, live: bool, output: str) -> int:
+    """Say why JOB failed, hangs or waits: the rank that is to blame, where it stands, and what is typical of that.
+
+    With --live the ranks are asked now: each says in which collective it is, and where its threads are.
+    """
+    (job,) = known([name], warns=True)
+    with ended_by_signals():
+        happened = story(job, backend().events(name))
+        stands = _ask(job) if live else None
+    if output == "json":
+        found = {"state": job.state, "error": job.error, "events": happened, "stands": stands}
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    lines = [*_of_end(job, happened), *_of_hangs(happened, places=not live), *_of_ranks(job, stands)]
+    if len(lines) == 1 and not job.is_over and stands is None:
+        lines.append("nothing is known that keeps it; see where its ranks are with --live")
+    click.echo("\n".join(map(printable, lines)))
+    return 0
+
+
+def _ask(job: Job) -> list[Stand]:
+    if job.is_over or job.state not in ("RUNNING", "LOST"):
+        raise UserError(f"job {job.name} is {job.state}, so no rank runs; leave --live out")
+    return able(backend(), Watched).stands(job.name)
+
+
+def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """How the job is, and what failed."""
+    code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
+    since = None if job.started is None else (job.finished or time.time()) - job.started
+    yield f"job {job.name}: {job.state}{code}{'' if since is None else f' after {show_duration(since)}'}"
+    if job.waiting:
+        yield f"it waits: {job.waiting}"
+    restarts = [event for event in happened if event["event"] == "restarting"]
+    for event in restarts[-3:]:
+        why = failed(event["failure"]) if event.get("failure") else event.get("why") or "it was asked to"
+        yield f"{show_time(event['time'])} it started again: {why}"
+    end = next((event for event in reversed(happened) if event["event"] == "finished" and event.get("failure")), None)
+    failure = end["failure"] if end and job.state == "FAILED" else None
+    if failure is None:
+        if job.error:
+            yield job.error
+        return
+    yield failed(failure)
+    if failure.get("advice"):
+        yield failure["advice"]
+    for other in end["others"] if end else ():
+        who = f"node {other['node']}" if other["rank"] is None else f"rank {other['rank']}"
+        yield f"  after it {who}: {other['message']}"
+    text = str(failure.get("traceback") or "").rstrip("\n").split("\n")
+    if text != [""]:
+        yield "it wrote last:"
+        yield from (f"  {line}" for line in text[-_MOST_TRACEBACK:])
+
+
+def _of_hangs(happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[str]:
+    """The last hang of the last attempt, and where all ranks were."""
+    begun = max((number for number, event in enumerate(happened) if event["event"] == "started"), default=0)
+    found = [event for event in happened[begun:] if event["event"] == "hang"]
+    if found:
+        yield ""
+        hang: Hang = found[-1]["hang"]
+        yield f"{show_time(found[-1]['time'])} {_line(hang)}"
+        yield from _of_places(hang["places"] if places else ())
+
+
+def _line(hang: Hang) -> str:
+    return f"no rank had gone on for {hang['seconds']:.0f} s: {hang['line']}"
+
+
+def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
+    """Where the ranks are now."""
+    if stands is None:
+        return
+    yield ""
+    if (hang := hang_of(stands)) is not None:
+        yield _line(hang)
+        yield from _of_places(hang["places"])
+        return
+    busy = sum(stand["idle"] < SECONDS for stand in stands)
+    moving = sum(stand["still"] < SECONDS for stand in stands)
+    yield f"in {SECONDS:g} s {busy} of {len(stands)} ranks worked, and {moving} entered a collective"
+    if len(stands) < job.ranks:
+        yield f"{job.ranks - len(stands)} ranks have ended, or their machines do not answer"
+    yield from _of_places(grouped(stands))
+
+
+def _of_places(places: Sequence[Place]) -> Iterator[str]:
+    for place in places:
+        yield ""
+        yield f"{who(place)}: {place['where'] or 'no line is known'}{place['why'] and ': ' + place['why']}"
+        yield from (f"    {_frame(frame)}" for frame in place["stack"][:_MOST_FRAMES])
+        if len(place["stack"]) > _MOST_FRAMES:
+            yield f"    … and {len(place['stack']) - _MOST_FRAMES} more"
+        for thread in place["threads"]:
+            if thread["frames"]:
+                yield f"  thread {thread['name']}: {_frame(thread['frames'][0])}"
+
+
+def _frame(frame: Sequence[Any]) -> str:
+    file, line, function = frame
+    return f"{_short(file)}:{line} in {function}"
+
+
+def _short(file: str) -> str:
+    """A file below a folder of packages without that folder."""
+    for folder in ("site-packages", "dist-packages"):
+        file = file.rpartition(f"{os.sep}{folder}{os.sep}")[2]
+    return file
+
+
+why = SectionedCommand(
+    "why",
+    callback=_why,
+    help=_why.__doc__,
+    params=[
+        click.Argument(["name"], metavar="JOB", **OF_JOBS),
+        *where_options(),
+        Option(["--live"], section="What to show", is_flag=True, help="Ask the ranks where they are now."),
+        Option(
+            ["-o", "--output"], section="What to show", type=click.Choice(["text", "json"]), default="text",
+            help="json: for programs, with all stacks.  [default: text]",
+        ),
+    ],
+)  # fmt: skip

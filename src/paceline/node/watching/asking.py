@@ -1,0 +1,101 @@
+"""Asks ranks where they are (`contract/stands.py`), many at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+from paceline.contract.stands import STACKS, address, is_of_this_user
+
+from .outside import look
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.contract.stands import Answer, Stand
+    from paceline.node.eventloop.loop import Loop
+
+    from .activity import Activity
+
+_ANSWER_SECONDS = 2.0  # that a rank has to answer
+
+
+class Asked(NamedTuple):
+    """A rank that can be asked: the number of its attempt, its rank, its node, and its process."""
+
+    job_id: str
+    attempt: int
+    rank: int
+    node: int
+    pid: int
+
+
+class Question:
+    """Asks one rank, without waiting; `then` is called once, with None if there is no answer."""
+
+    def __init__(self, loop: Loop, rank: Asked, what: bytes, then: Callable[[Answer | None], None]) -> None:
+        self._loop, self._then, self._data = loop, then, b""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._is_open = True
+        try:
+            self._socket.connect(address(rank.job_id, rank.attempt, rank.rank))
+            if not is_of_this_user(self._socket):
+                raise OSError
+            self._socket.send(what)
+        except OSError:  # it has no socket, or many questions wait there
+            self._end(None)
+            return
+        loop.watch(self._socket, self._receive)
+        loop.after(_ANSWER_SECONDS, lambda: self._end(None))
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20)
+        except OSError:
+            self._end(None)
+            return
+        self._data += data
+        if not data:
+            answer = None
+            with contextlib.suppress(ValueError):
+                answer = json.loads(self._data)
+            self._end(answer)
+
+    def _end(self, answer: Answer | None) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.forget(self._socket)
+        self._socket.close()
+        self._then(answer)
+
+
+def ask(
+    loop: Loop, ranks: Mapping[int, Asked], activities: Mapping[int, Activity], then: Callable[[list[Stand]], None]
+) -> None:  # fmt: skip
+    """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot."""
+    answers: dict[int, Answer | None] = {}
+
+    def heard(number: int, answer: Answer | None) -> None:
+        answers[number] = answer
+        if answer is not None:
+            activities[number].hear(answer, time.monotonic())
+        if len(answers) == len(ranks):
+            now = time.monotonic()
+            then([_stand(ranks[one], activities[one], answers[one], now) for one in ranks])
+
+    for number, rank in ranks.items():
+        Question(loop, rank, STACKS, lambda answer, number=number: heard(number, answer))  # type: ignore[misc]
+
+
+def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -> Stand:
+    process = look(rank.pid)
+    return {
+        "rank": rank.rank, "node": rank.node, "host": socket.gethostname(), "pid": rank.pid,
+        "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,
+        "call": process.call, "file": process.file, "children": process.children,
+    }  # fmt: skip

@@ -1,0 +1,54 @@
+"""Where the ranks of a job on this machine are now, for somebody who asks while it runs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.contract.stands import NUMBERS
+from paceline.node.errors import Refused
+from paceline.node.eventloop.loop import Loop
+from paceline.node.spec import NodeSpec
+
+from .activity import Activity
+from .asking import Asked, Question, ask
+from .outside import look
+
+if TYPE_CHECKING:
+    from paceline.contract.stands import Answer, Stand
+    from paceline.node.rundir.directory import RunDirectory
+
+SECONDS = 2.0  # for which the ranks are watched: what has not moved meanwhile stands still
+
+
+def stands(run: RunDirectory) -> list[Stand]:
+    """Where the ranks of a job here are; takes `SECONDS`, and a little more if a rank does not answer.
+
+    Raises:
+        Refused: no rank of it runs here.
+    """
+    status = run.read_status() or {}
+    ranks = {
+        number: Asked(NodeSpec.load(run.spec).job_id, status["attempt"], it["rank"], it["node"], it["pid"])
+        for number, it in enumerate(status.get("ranks", ())) if it["state"] == "RUNNING" and it["pid"]
+    }  # fmt: skip
+    if not ranks or not run.is_held:
+        raise Refused(f"no rank of job {run.path.name} runs here")
+    loop, begin = Loop(), time.monotonic()
+    activities = {number: Activity(begin) for number in ranks}
+    found: list[list[Stand]] = []
+
+    def heard(activity: Activity, answer: Answer | None) -> None:
+        if answer is not None:
+            activity.hear(answer, begin)
+
+    for number, rank in ranks.items():
+        activities[number].see(look(rank.pid), begin)
+        Question(loop, rank, NUMBERS, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
+    loop.run_until(lambda: False, SECONDS)
+    now = time.monotonic()
+    for number, rank in ranks.items():
+        activities[number].see(look(rank.pid), now)
+    ask(loop, ranks, activities, found.append)
+    loop.run_until(lambda: bool(found))
+    return found[0]
