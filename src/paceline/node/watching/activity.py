@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # What a process does that only waits: it wakes now and then to look whether something has come. A DataLoader does every
 # 5 s, for about 0.1 ms.
 _LEAST_CPU = 0.001  # of a core, used by the main thread
-_LEAST_ALL = _LEAST_CHILDREN = 0.01  # of a core, by all threads, and by children: only whole clock ticks are known
+_LEAST_ALL = 0.01  # of a core, used by all threads, or by all children
+_LEAST_TICKS = 0.03  # seconds of that; it is counted in ticks of 0.01 s
 _LEAST_MOVED = 4096  # bytes per second
 
 
@@ -31,10 +32,11 @@ class Activity:
     def see(self, process: Process, now: float) -> None:
         """Take in how the process is now."""
         before, seconds = self.process, now - self._seen
+        least = max(_LEAST_ALL * seconds, _LEAST_TICKS)
         works = (
             process.cpu - before.cpu >= _LEAST_CPU * seconds
-            or process.all_cpu - before.all_cpu >= _LEAST_ALL * seconds
-            or process.children_cpu - before.children_cpu >= _LEAST_CHILDREN * seconds
+            or process.all_cpu - before.all_cpu >= least
+            or process.children_cpu - before.children_cpu >= least
             or process.moved - before.moved >= _LEAST_MOVED * seconds
             or len(process.children) != len(before.children)
         )

@@ -83,7 +83,8 @@ def _late(stands: Mapping[int, Stand]) -> list[int]:
     silent = {rank for rank, stand in stands.items() if stand["answer"] is None}
     if silent and len(silent) < len(stands):  # where these are nobody knows, and the others wait
         behind |= silent
-    return sorted(behind - ahead or behind)
+    found = behind - ahead or behind
+    return sorted({rank for rank in found if _open(stands[rank]) is None} or found)  # who is in one waits as well
 
 
 def _size(stands: Mapping[int, Stand], group: str) -> int:
@@ -121,10 +122,9 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
     joins = any(why(stands[rank]) == JOINS for rank in waiting)
     what = described(collective) if collective else "a process group" if joins else "a collective"
     if kind == "late":
-        line = (
-            f"{who(first)} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {_listed(waiting)} "
-            + ("waits" if len(waiting) == 1 else "wait")
-        )
+        them = who(first) if len(first["ranks"]) == len(ranks) else _listed(ranks)
+        wait = "waits" if len(waiting) == 1 else "wait"
+        line = f"{them} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {_listed(waiting)} {wait}"
         line += f"; {_at(first)}"
     elif kind == "mismatch":
         other = _open(stands[ranks[0]])

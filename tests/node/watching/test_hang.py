@@ -1,0 +1,117 @@
+"""Who keeps whom waiting: a pure function of where the ranks are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.node.watching.activity import Activity
+from paceline.node.watching.hang import find, grouped
+from paceline.node.watching.outside import Process
+
+
+def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
+    """A rank that has stood still and idle for 100 s at line 5 of train.py, in the last collective of each group."""
+    sizes = dict.fromkeys(numbers or (), 4)
+    frames = [["/home/ada/train.py", changes.pop("line", 5), "main"]]
+    collectives = [
+        {"group": group, "number": number, "kind": changes.pop("kind", "all_reduce"), "shapes": [[8]],
+         "dtypes": ["Float"], "over": False} for group, number in (numbers or {}).items()
+    ]  # fmt: skip
+    answer = {
+        "numbers": numbers, "sizes": sizes, "framework": True, "collectives": collectives,
+        "threads": [{"name": "MainThread", "frames": frames}],
+    }  # fmt: skip
+    return {
+        "rank": rank, "node": 0, "host": "a", "pid": 100 + rank, "answer": None if numbers is None else answer,
+        "still": 100.0, "idle": 100.0, "state": "S", "call": "", "file": "", "children": [], **changes,
+    }  # fmt: skip
+
+
+def test_ranks_at_one_line_are_one_place() -> None:
+    found = find([stand(rank, {"0": 7}) for rank in range(63)] + [stand(63, {"0": 6}, line=9, call="futex")], 60.0)
+    assert found is not None
+    assert found["line"] == (
+        "rank 63 on a (pid 163) has not entered all_reduce 7 (Float [8]), in which ranks 0 to 62 wait; "
+        "it is at train.py:9 in main: it waits for a lock"
+    )
+    assert [place["ranks"] for place in found["places"]] == [[63], list(range(63))]
+
+
+def test_all_in_the_same_collective_is_said() -> None:
+    found = find([stand(rank, {"0": 7}) for rank in range(2)], 60.0)
+    assert found is not None
+    assert (found["kind"], found["ranks"]) == ("together", [])
+    assert "all ranks are in all_reduce 7 (Float [8]), and none goes on" in found["line"]
+
+
+def test_the_rank_behind_in_one_group_and_ahead_in_none_is_to_blame() -> None:
+    ranks = [stand(0, {"0": 4}), stand(1, {"0": 4}), stand(2, {"0": 3, "1": 9}), stand(3, {"0": 3, "1": 8})]
+    found = find(ranks, 60.0)
+    assert found is not None
+    assert found["ranks"] == [3]
+
+
+def test_different_collectives_under_one_number_are_a_mismatch() -> None:
+    found = find([stand(0, {"0": 7}), stand(1, {"0": 7}), stand(2, {"0": 7}, kind="barrier")], 60.0)
+    assert found is not None
+    assert (found["kind"], found["ranks"]) == ("mismatch", [2])
+
+
+def test_a_rank_that_does_not_answer_is_to_blame_unless_it_works() -> None:
+    silent = stand(1, None, state="S")
+    found = find([stand(0, {"0": 7}), silent], 60.0)
+    assert found is not None
+    assert found["ranks"] == [1]
+    assert "C code may hold the interpreter's lock" in found["line"]
+    assert find([stand(0, {"0": 7}), {**silent, "idle": 1.0}], 60.0) is None
+
+
+def test_a_process_without_a_framework_may_wait() -> None:
+    one = stand(0, {})
+    assert find([one], 60.0) is not None
+    one["answer"]["framework"] = False
+    assert find([one], 60.0) is None
+
+
+@given(
+    numbers=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    still=st.floats(0, 200),
+    working=st.sets(st.integers(0, 5)),
+)
+def test_who_works_is_never_blamed_and_who_is_ahead_neither(
+    numbers: list[int], still: float, working: set[int]
+) -> None:
+    ranks = [
+        stand(rank, {"0": number}, still=still, idle=0.0 if rank in working else still)
+        for rank, number in enumerate(numbers)
+    ]
+    found = find(ranks, 60.0)
+    if found is None:
+        behind = {rank for rank, number in enumerate(numbers) if number < max(numbers)} or set(range(len(numbers)))
+        assert still < 60.0 or behind & working
+        return
+    assert still >= 60.0
+    assert not working & set(found["ranks"])
+    assert all(numbers[rank] < max(numbers) for rank in found["ranks"])
+    assert sorted(rank for place in found["places"] for rank in place["ranks"]) == list(range(len(numbers)))
+
+
+def test_places_of_ranks_that_go_on() -> None:
+    assert [place["where"] for place in grouped([stand(0, {"0": 1}), stand(1, {"0": 1}, line=6)])] == [
+        "train.py:5 in main", "train.py:6 in main"
+    ]  # fmt: skip
+
+
+def test_what_a_waiting_process_does_is_no_work() -> None:
+    one = Activity(0.0)
+    process = Process("S", cpu=1.0, all_cpu=1.0, moved=1000)
+    one.see(process, 0.0)
+    one.see(Process("S", cpu=1.0001, all_cpu=1.01, moved=1200), 5.0)  # a loader that looks for its workers
+    assert one.idle(5.0) == 5.0
+    one.see(Process("S", cpu=1.0201, all_cpu=1.02, moved=1200), 10.0)
+    assert one.idle(10.0) == 0.0
+    one.see(Process("T", cpu=9.0, all_cpu=9.0, moved=1200), 15.0)
+    assert one.idle(15.0) == 5.0, "it was stopped"

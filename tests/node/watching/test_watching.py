@@ -1,0 +1,49 @@
+"""Hangs are named, and slow scripts are left alone: real jobs, seen by their agents."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+from tests.node.watching.hanging import HANGS, PRELUDE, SLOW
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+IN_GATE = ("sleep", "another branch", "worker of a loader", "interpreter's lock", "groups")
+
+
+def hangs(paceline: Paceline) -> list[dict[str, Any]]:
+    """The hangs that the agent of job `it` has recorded."""
+    journal = paceline.home / "jobs" / "it" / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines() if line] if journal.exists() else []
+    return [record["hang"] for record in records if record["event"] == "hang"]
+
+
+def marked(cases: dict[str, Any], *, in_gate: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in in_gate else pytest.mark.nightly) for name in cases]
+
+
+@pytest.mark.parametrize("name", marked(HANGS, in_gate=IN_GATE))
+def test_a_hang_is_named(paceline: Paceline, name: str) -> None:
+    ranks, script, to_blame, words = HANGS[name]
+    (paceline.folder / "script.py").write_text(PRELUDE + script)
+    started = paceline("submit", "--name", "it", "-n", str(ranks), "--hang-after", "3s", "script.py")
+    assert started.returncode == 0, started.stderr
+    eventually(lambda: hangs(paceline), "a hang is seen")
+    found = hangs(paceline)[0]
+    paceline("stop", "--now", "it")
+    assert found["ranks"] == to_blame, found["line"]
+    assert re.search(words, found["line"]), found["line"]
+
+
+@pytest.mark.parametrize("name", marked(SLOW, in_gate=()))
+def test_a_slow_script_is_left_alone(paceline: Paceline, name: str) -> None:
+    ranks, script = SLOW[name]
+    (paceline.folder / "script.py").write_text(PRELUDE + script)
+    done = paceline("run", "--name", "it", "-n", str(ranks), "--hang-after", "3s", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert not hangs(paceline), hangs(paceline)[0]["line"]
