@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.hang import find, grouped
-from paceline.node.watching.outside import Process
+from paceline.node.watching.outside import Family, Process
 
 
 def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
@@ -106,12 +106,15 @@ def test_places_of_ranks_that_go_on() -> None:
 
 
 def test_what_a_waiting_process_does_is_no_work() -> None:
-    one = Activity(0.0)
-    process = Process("S", cpu=1.0, all_cpu=1.0, moved=1000)
-    one.see(process, 0.0)
-    one.see(Process("S", cpu=1.0001, all_cpu=1.01, moved=1200), 5.0)  # a loader that looks for its workers
-    assert one.idle(5.0) == 5.0
-    one.see(Process("S", cpu=1.0201, all_cpu=1.02, moved=1200), 10.0)
-    assert one.idle(10.0) == 0.0
-    one.see(Process("T", cpu=9.0, all_cpu=9.0, moved=1200), 15.0)
-    assert one.idle(15.0) == 5.0, "it was stopped"
+    one, family = Activity(0.0), Family(1.0, [("S", "python3")])
+    for cpu, all_cpu, state, children, now, idle in (
+        (1.0, 1.0, "S", family, 0.0, 0.0),
+        (1.0, 1.0, "S", family, 5.0, 0.0),  # the first look at its children
+        (1.0001, 1.01, "S", family, 10.0, 5.0),  # a loader that looks for its workers
+        (1.0201, 1.02, "S", family, 15.0, 0.0),
+        (1.0201, 1.02, "S", family, 20.0, 0.0),
+        (1.0201, 1.02, "S", Family(1.9, family.children), 25.0, 0.0),
+        (9.0, 9.0, "T", family, 30.0, 5.0),  # it was stopped
+    ):
+        one.see(Process(state, cpu=cpu, all_cpu=all_cpu), now, lambda it=children: it)
+        assert one.idle(now) == idle, now

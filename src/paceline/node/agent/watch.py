@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Callable
 
 from paceline.contract.stands import NUMBERS
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
-from paceline.node.watching.outside import look
+from paceline.node.watching.outside import look, look_at_children
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +83,7 @@ class Watch:
             return
         for number, rank in live.items():
             activity = self._activities.setdefault(number, Activity(now))
-            activity.see(look(rank.pid), now)
+            activity.see(look(rank.pid), now, partial(look_at_children, rank.pid))
             Question(self._loop, rank, NUMBERS, lambda answer, it=activity: self._heard(it, answer))  # type: ignore[misc]
         self._judge(live, now)
         self._after_a_while(self._look)

@@ -42,8 +42,8 @@ def run_program(program: Program, error_path: Path) -> None:
     _buffer_by_line()
     sys.argv = [program.target, *program.args]
     stdin.explain_breakpoints()
-    joining.watch()
     answering.listen()
+    joining.watch()
     if HOROVOD in os.environ:
         importlib.import_module("paceline.horovod.aliases").install()
     code: Any = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from paceline.contract.stands import STACKS, address, is_of_this_user
 
-from .outside import look
+from .outside import look, look_at_children
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,9 +93,9 @@ def ask(
 
 
 def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -> Stand:
-    process = look(rank.pid)
+    process, family = look(rank.pid), activity.family or look_at_children(rank.pid)
     return {
         "rank": rank.rank, "node": rank.node, "host": socket.gethostname(), "pid": rank.pid,
         "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,
-        "call": process.call, "file": process.file, "children": process.children,
+        "call": process.call, "file": process.file, "children": family.children,
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.contract.stands import NUMBERS
@@ -12,7 +13,7 @@ from paceline.node.spec import NodeSpec
 
 from .activity import Activity
 from .asking import Asked, Question, ask
-from .outside import look
+from .outside import look, look_at_children
 
 if TYPE_CHECKING:
     from paceline.contract.stands import Answer, Stand
@@ -43,12 +44,12 @@ def stands(run: RunDirectory) -> list[Stand]:
             activity.hear(answer, begin)
 
     for number, rank in ranks.items():
-        activities[number].see(look(rank.pid), begin)
+        activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid))
         Question(loop, rank, NUMBERS, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
     loop.run_until(lambda: False, SECONDS)
     now = time.monotonic()
     for number, rank in ranks.items():
-        activities[number].see(look(rank.pid), now)
+        activities[number].see(look(rank.pid), now, partial(look_at_children, rank.pid))
     ask(loop, ranks, activities, found.append)
     loop.run_until(lambda: bool(found))
     return found[0]

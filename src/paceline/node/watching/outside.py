@@ -36,18 +36,28 @@ class Process:
         state: a letter of proc(5); "" if it is gone.
         cpu: seconds that its main thread has used of a core.
         all_cpu: seconds that all its threads have used.
-        children_cpu: seconds that all its descendants have used.
         moved: bytes that it has read and written, without those on sockets.
-        call, file, children: see `stands.Stand`.
+        call, file: see `stands.Stand`.
     """
 
     state: str = ""
     cpu: float = 0.0
     all_cpu: float = 0.0
-    children_cpu: float = 0.0
     moved: int = 0
     call: str = ""
     file: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The descendants of a rank's process.
+
+    Attributes:
+        cpu: seconds that they have used of a core.
+        children: see `stands.Stand`.
+    """
+
+    cpu: float = 0.0
     children: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -62,9 +72,13 @@ def look(pid: int) -> Process:
         counters = dict(line.split(": ") for line in _read(f"/proc/{pid}/io").splitlines())
         moved = int(counters["rchar"]) + int(counters["wchar"])
     call, file = _call(pid)
-    children = [_stat(child) for child in processes.descendants(pid)]
-    there = [(state, command) for state, command, _ in children if state]
-    return Process(state, cpu, all_cpu, sum(used for _, _, used in children), moved, call, file, there)
+    return Process(state, cpu, all_cpu, moved, call, file)
+
+
+def look_at_children(pid: int) -> Family:
+    """The descendants of a process; it takes a look at all processes of the machine to find them."""
+    found = [_stat(child) for child in processes.descendants(pid)]
+    return Family(sum(used for _, _, used in found), [(state, command) for state, command, _ in found if state])
 
 
 def _call(pid: int) -> tuple[str, str]:
