@@ -188,6 +188,27 @@ EVENTS: list[dict[str, Any]] = [
     {"time": NOW - 9, "event": "stopping", "signal": 15, "grace": 30.0},
 ]  # fmt: skip
 
+_LATE: Any = {
+    "ranks": [1], "hosts": ["vm"], "pids": [4001], "where": "train.py:31 in load",
+    "why": "it waits for a worker of a DataLoader; 2 of 4 have ended",
+    "stack": [("/opt/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 1131, "_try_get_data"),
+              ("/home/ada/train/train.py", 31, "load"), ("/home/ada/train/train.py", 58, "<module>")],
+    "threads": [{"name": "pin memory", "frames": [("/usr/lib/python3.12/threading.py", 327, "wait")]}],
+}  # fmt: skip
+_WAITS_FOR_IT: Any = {
+    "ranks": [0], "hosts": ["vm"], "pids": [4000], "where": "train.py:40 in step", "why": "it waits in a collective",
+    "stack": [("/home/ada/train/train.py", 40, "step")], "threads": [],
+}  # fmt: skip
+HUNG: list[dict[str, Any]] = [*EVENTS[:5], {"time": NOW - 60, "event": "hang", "hang": {
+    "kind": "late", "ranks": [1], "waiting": [0], "seconds": 60.0, "collective": None, "places": [_LATE, _WAITS_FOR_IT],
+    "line": "rank 1 on vm (pid 4001) has not entered all_reduce 1720 (Float [25557032]), in which rank 0 waits; "
+            "it is at train.py:31 in load: it waits for a worker of a DataLoader; 2 of 4 have ended",
+}}]  # fmt: skip
+ENDED: list[dict[str, Any]] = [
+    *EVENTS[:5], {"time": NOW - 43200, "event": "finished", "state": "FAILED", "exit_code": 1, "failure": FAILURE,
+                  "others": [{"rank": 0, "node": 0, "message": "RuntimeError: Connection closed by peer"}]},
+]  # fmt: skip
+
 ONE = Recorded("local", [RUNS], [HERE_NODE], USAGE, VOLUMES)
 NOTHING = Recorded("local")
 HERE = Recorded("local", [WAITS, RUNS, PLAIN, FAILS], [HERE_NODE], USAGE, VOLUMES, EVENTS)
@@ -213,6 +234,9 @@ SCREENS: dict[str, tuple[Sequence[Recorded], tuple[str, ...]]] = {
     "check-here": ([Recorded("local", checked=inspected.MACHINE)], ("check",)),
     "check-hosts": ([Recorded("lab", checked=inspected.HOSTS)], ("check",)),
     "check-cluster": ([Recorded("k8s", checked=inspected.CLUSTER)], ("check",)),
+    "why-hang": ([Recorded("local", [RUNS], events=HUNG)], ("why", "resnet-x3k2a")),
+    "why-failed": ([Recorded("local", [FAILS], events=ENDED)], ("why", "gan-m2p9c")),
+    "why-waits": ([Recorded("local", [WAITS])], ("why", "bert-q7w1b")),
     "top-job-0": ([NOTHING], ("top", "job")),
     "top-job-1": ([ONE], ("top", "job")),
     "top-job-30": ([Recorded("local", MANY)], ("top", "job", "-A")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -399,3 +400,32 @@ def test_parameter_servers_are_stopped_when_the_first_rank_has_succeeded(cluster
     assert [code for code, _, _ in ends] == [0, 0], ends
     said = sorted(line.rpartition("] ")[2] for _, out, _ in ends for line in out.splitlines())
     assert said == ["chief 0", "ps 0", "worker 0", "worker 1"]
+
+
+def test_ranks_that_hang_over_nodes_are_named_on_each_and_start_again(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script("""
+        import os, sys, time, types
+        class Group:
+            size = lambda self: 2
+            _get_sequence_number_for_group = lambda self: 5 - int(os.environ["RANK"])
+        group = Group()  # as torch.distributed has it
+        world = types.SimpleNamespace(pg_map={group: ()}, pg_names={group: "0"})
+        sys.modules["torch.distributed.distributed_c10d"] = types.SimpleNamespace(_world=world)
+        def load():
+            time.sleep(9999)
+        if os.environ["PACELINE_ATTEMPT"] == "0":
+            load()
+    """)
+    for rank in (0, 1):
+        given = ("--hang", "restart", "--hang-after", "2s", "--max-restarts", "1", "--name", "it")
+        cluster.start(*given, "script.py", nodes=2, rank=rank)
+    ends = cluster.finish()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    line = (
+        r"for \d s rank 1 on \S+ \(pid \d+\) has not entered a collective, in which rank 0 waits; it is at script.py:10"
+    )
+    for node, (_, _, err) in zip(cluster.nodes, ends, strict=True):
+        assert re.search(f"{line} in load: it sleeps; see: paceline why it", err), err
+        assert "starting again: attempt 1 of 1" in err
+        why = node("why", "it").stdout
+        assert re.search("it started again: node 1 on .*: the ranks hung: rank 1 on .* has not entered", why), why

@@ -13,7 +13,7 @@ from tests.node.watching.hanging import HANGS, PRELUDE, SLOW
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
-IN_GATE = ("sleep", "another branch", "worker of a loader", "interpreter's lock", "groups")
+IN_GATE = ("another branch", "worker of a loader", "interpreter's lock")
 
 
 def hangs(paceline: Paceline) -> list[dict[str, Any]]:

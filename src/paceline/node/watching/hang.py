@@ -43,16 +43,16 @@ def find(stands: Sequence[Stand], after: float) -> Hang | None:
 
 
 def grouped(stands: Sequence[Stand], first: Sequence[int] = ()) -> list[Place]:
-    """The places of ranks; ranks at one line, with one reason, are one place.
+    """The places of ranks; ranks at one line, with one reason, are one place, unless some keep the others waiting.
 
     Args:
         stands: of ranks.
         first: ranks whose places come first.
     """
-    found: dict[tuple[str, str, tuple[str, ...]], Place] = {}
+    found: dict[tuple[bool, str, str, tuple[str, ...]], Place] = {}
     for stand in sorted(stands, key=lambda it: (it["rank"] not in first, it["rank"])):
         new = place(stand)
-        key = new["where"], new["why"], tuple(function for _, _, function in new["stack"])
+        key = stand["rank"] in first, new["where"], new["why"], tuple(function for _, _, function in new["stack"])
         if (there := found.setdefault(key, new)) is not new:
             there["ranks"] += new["ranks"]
             there["hosts"] += new["hosts"]
