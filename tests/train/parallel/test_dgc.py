@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tests.train.launching import launch  # noqa: E402
-from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline import DGC, AllReduce  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 ALONE: Any = {"hierarchical": False}  # so that ranks of one machine are as those of several
@@ -172,33 +168,6 @@ def lost() -> float:
 
 def test_without_momentum_every_gradient_was_sent_or_is_kept() -> None:
     assert max(launch(lost, (), 3)) < 1e-5
-
-
-def resumable(folder: str, stop_at: int | None) -> list[float]:
-    with paceline.init(seed=5, checkpoint_dir=folder, checkpoint_every=3, progress=False) as run:
-        model: Any = Uneven()
-        optimizer = torch.optim.SGD(model.parameters(), **PLAIN)
-        scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=4)  # changes the momentum, too
-        sync = DGC(fraction=0.01, warmup=2, rampup=8, clip=0.5, **ALONE)
-        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(sync=sync))
-        run.register(scheduler=scheduler)
-        data = TensorDataset(torch.cat([batch(9, step) for step in range(6)]))
-        train = run.dataloader(data, global_batch_size=6, shuffle=True)
-        for _ in run.epochs(2):
-            for (x,) in train:
-                optimizer.zero_grad()
-                run.backward(loss_of(model, x))
-                optimizer.step()
-                scheduler.step()
-                if run.step + 1 == stop_at:
-                    return []
-        return values(model)
-
-
-def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
-    undisturbed = launch(resumable, (str(tmp_path / "one"), None), 3)
-    launch(resumable, (str(tmp_path / "two"), 8), 3)
-    assert launch(resumable, (str(tmp_path / "two"), None), 3) == undisturbed
 
 
 def not_finite() -> list[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,9 +18,6 @@ from torch.utils.data import TensorDataset  # noqa: E402
 import paceline  # noqa: E402
 from paceline import LocalSGD  # noqa: E402
 from paceline.train.parallel.sync.methods.local_sgd import Pace  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 
@@ -178,45 +175,6 @@ def test_auto_averages_less_often_with_a_smaller_learning_rate() -> None:
 
 def data() -> Any:
     return TensorDataset(torch.randn(70, 6, generator=torch.Generator().manual_seed(2)))
-
-
-def resumable(folder: str, sync: Any, stop_at: int | None) -> tuple[list[float], int]:
-    with paceline.init(seed=5, checkpoint_dir=folder, checkpoint_every=1, progress=False) as run:
-        model = build()
-        model, optimizer = run.setup(model, optimizer_of(model), strategy=paceline.Strategy(sync=sync))
-        train = run.dataloader(data(), global_batch_size=12, shuffle=True)
-        begin = -1
-        for _ in run.epochs(3):
-            begin = run.step if begin < 0 else begin
-            for (x,) in train:
-                optimizer.zero_grad()
-                run.backward(loss_of(model, x))
-                optimizer.step()
-                if run.step + 1 == stop_at:
-                    return [], begin
-        return values(model), begin
-
-
-@pytest.mark.parametrize("stop_at", [4, 6, 10])
-def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(stop_at: int, tmp_path: Path) -> None:
-    syncs = {6: LocalSGD(every="auto", warmup=2, initial=4), 10: LocalSGD(every=4, warmup=2, hierarchical=True)}
-    sync = syncs.get(stop_at, LocalSGD(every=4, warmup=2))
-    undisturbed = launch(resumable, (str(tmp_path / "one"), sync, None), 2)
-    assert undisturbed[0][0] == undisturbed[1][0], "an epoch ends with an average"
-    launch(resumable, (str(tmp_path / "two"), sync, stop_at), 2)
-    resumed = launch(resumable, (str(tmp_path / "two"), sync, None), 2)
-    assert [begin for _, begin in resumed] == [stop_at - 1, stop_at - 1]
-    assert [found for found, _ in resumed] == [found for found, _ in undisturbed]
-
-
-def test_other_ranks_go_on_from_the_average(tmp_path: Path) -> None:
-    sync = LocalSGD(every=4, warmup=0)
-    launch(resumable, (str(tmp_path), sync, 4), 2)
-    results = launch(resumable, (str(tmp_path), sync, None), 3)
-    assert [begin for _, begin in results] == [3, 3, 3]
-    assert results[0][0] == results[1][0] == results[2][0]
-    other = launch(resumable, (str(tmp_path), "allreduce", None), 2)  # and another method
-    assert other[0] == other[1]
 
 
 def without_optimizer() -> None:

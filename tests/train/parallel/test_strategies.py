@@ -75,7 +75,7 @@ def run_data(run: Any) -> Any:
     return run.dataloader(data(), global_batch_size=BATCH)
 
 
-@pytest.mark.parametrize(("nproc", "first", "second"), [(1, 4, 1), (2, 3, 1), (2, 1, 4), (2, 2, 3), (1, 2, 2)])
+@pytest.mark.parametrize(("nproc", "first", "second"), [(1, 4, 1), (2, 1, 4), (2, 2, 3)])
 def test_a_second_setup_does_not_change_the_strategy_of_the_first(nproc: int, first: int, second: int) -> None:
     for one, two, accumulating in launch(two_strategies, (first, second), nproc):
         assert one == pytest.approx(by_hand(1, first), abs=1e-6)

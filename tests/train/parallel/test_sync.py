@@ -492,45 +492,6 @@ def data() -> Any:
     return TensorDataset(torch.randn(64, 9, generator=generator))
 
 
-def resumable(folder: str, syncs: Any, stop_at: int | None) -> list[list[float]]:
-    return [_resumable(f"{folder}/{number}", sync, stop_at) for number, sync in enumerate(syncs)]
-
-
-def _resumable(folder: str, sync: Any, stop_at: int | None) -> list[float]:
-    with paceline.init(seed=5, checkpoint_dir=folder, checkpoint_every=3, progress=False) as run:
-        model = build()
-        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(sync=sync, bucket_mb=1))
-        train = run.dataloader(data(), batch_size=4, shuffle=True)
-        for _ in run.epochs(3):
-            for (x,) in train:
-                optimizer.zero_grad()
-                run.backward(loss_of(model, x))
-                optimizer.step()
-                if run.step + 1 == stop_at:
-                    return []
-        return [value for p in model.parameters() for value in p.flatten().tolist()]
-
-
-@pytest.mark.parametrize(
-    "syncs", [[AllReduce(), *LOSSY[3:6]], pytest.param([*EXACT[1:3], *LOSSY[:3]], marks=pytest.mark.nightly)]
-)
-def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(syncs: Any, tmp_path: Path) -> None:
-    undisturbed = launch(resumable, (str(tmp_path / "one"), syncs, None), 4)
-    launch(resumable, (str(tmp_path / "two"), syncs, 7), 4)
-    resumed = launch(resumable, (str(tmp_path / "two"), syncs, None), 4)
-    for one, other in zip(undisturbed, resumed, strict=True):
-        for sync, expected, values in zip(syncs, one, other, strict=True):
-            assert values == expected, sync
-
-
-def test_a_checkpoint_of_another_method_is_taken_up(tmp_path: Path) -> None:
-    launch(resumable, (str(tmp_path), [AllReduce(wire="int8", hierarchical=False)], 7), 2)
-    values, other = launch(resumable, (str(tmp_path), ["powersgd(2)"], None), 2)
-    assert values == other
-    assert values[0]
-
-
 # -- other features ----------------------------------------------------------------------------------------------------
 
 
