@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.node.logs.following import Update
 
 _TICK = 0.2  # seconds between two reports of how many jobs have ended
-_ONCE = ("stopping", "waiting", "exec", "unjoined")  # events that each node reports
+_ONCE = ("stopping", "waiting", "exec", "unjoined", "hang")  # events that each node reports
 _OF_ONE = ("queued", "granted", "warm", "cold")  # events of one machine
 
 Node = TypeVar("Node")

@@ -1,8 +1,8 @@
 """What is known of a rank at one moment. Types, and the protocol between a rank and those who ask it.
 
-A rank listens on an abstract Unix socket. Who connects sends one byte: NUMBERS for the numbers of its collectives, or
-STACKS for its threads and its last collectives too; the answer is one object of JSON, up to the end of the connection.
-Only processes of the same user are answered.
+A rank listens on an abstract Unix socket. Who connects sends one byte: SHORT for the numbers of its collectives and its
+main thread, or WHOLE for all threads and its last collectives too; the answer is one object of JSON, up to the end of
+the connection. Only processes of the same user are answered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NUMBERS, STACKS = b"n", b"s"
+SHORT, WHOLE = b"s", b"w"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -136,6 +136,20 @@ class Hang(TypedDict):
     collective: Collective | None
     line: str
     places: Sequence[Place]
+
+
+class Spent(TypedDict):
+    """What the ranks of a node have spent their time on.
+
+    Attributes:
+        samples: how many there are.
+        parts: the share of each part of a step, the largest first.
+        lines: of each part the line of the script that it was at most often.
+    """
+
+    samples: int
+    parts: dict[str, float]
+    lines: dict[str, str]
 
 
 def address(job_id: str, attempt: int, rank: int) -> str:

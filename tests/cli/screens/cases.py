@@ -199,7 +199,7 @@ _WAITS_FOR_IT: Any = {
     "ranks": [0], "hosts": ["vm"], "pids": [4000], "where": "train.py:40 in step", "why": "it waits in a collective",
     "stack": [("/home/ada/train/train.py", 40, "step")], "threads": [],
 }  # fmt: skip
-HUNG: list[dict[str, Any]] = [*EVENTS[:5], {"time": NOW - 60, "event": "hang", "hang": {
+HUNG: list[dict[str, Any]] = [*EVENTS[:5], {"time": NOW - 60, "event": "hang", "why": "for 60 s rank 1 …", "hang": {
     "kind": "late", "ranks": [1], "waiting": [0], "seconds": 60.0, "collective": None, "places": [_LATE, _WAITS_FOR_IT],
     "line": "rank 1 on vm (pid 4001) has not entered all_reduce 1720 (Float [25557032]), in which rank 0 waits; "
             "it is at train.py:31 in load: it waits for a worker of a DataLoader; 2 of 4 have ended",

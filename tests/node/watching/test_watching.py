@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +9,18 @@ import pytest
 from tests.conftest import eventually
 from tests.node.watching.hanging import HANGS, PRELUDE, SLOW
 
+from paceline.node.journal.records import read
+
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 IN_GATE = ("another branch", "worker of a loader", "interpreter's lock")
 
 
-def hangs(paceline: Paceline) -> list[dict[str, Any]]:
+def hangs(paceline: Paceline) -> list[Any]:
     """The hangs that the agent of job `it` has recorded."""
-    journal = paceline.home / "jobs" / "it" / "journal.jsonl"
-    records = [json.loads(line) for line in journal.read_text().splitlines() if line] if journal.exists() else []
-    return [record["hang"] for record in records if record["event"] == "hang"]
+    found, _ = read(paceline.home / "jobs" / "it" / "journal.jsonl")
+    return [record["hang"] for record in found if record["event"] == "hang"]
 
 
 def marked(cases: dict[str, Any], *, in_gate: tuple[str, ...]) -> list[Any]:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import STREAM_BITS, Event, Output
+from paceline.backends.slowness import causes
 from paceline.job.text import printable
 
 from .colours import ColoursOnly
@@ -102,16 +103,14 @@ class Screen:
                 f"ranks start by exec, not by fork, since {details['why']}; "
                 "--start-method exec does the same without this line"
             )
-        elif event.name in ("unjoined", "note"):
-            self._say(details["why"])
+        elif event.name in ("unjoined", "note", "hang", "spent"):
+            for line in causes(details["spent"]) if event.name == "spent" else [details["why"]]:
+                self._say(f"{line}; see: paceline why {self._job.name}" if event.name == "hang" else line)
         elif event.name in ("lost", "joined", "apart"):
             self._say(_of_host(event.name, details))
         elif event.name == "discovery":
             why = details["why"]
             self._say(f"{why}; the job goes on" if why else "--host-discovery-script names the hosts again")
-        elif event.name == "hang":
-            hang = details["hang"]
-            self._say(f"for {hang['seconds']:.0f} s {hang['line']}; see: paceline why {self._job.name}")
         elif event.name == "stopping":
             name = signal.Signals(details["signal"]).name
             again = ", Ctrl-C again ends them at once" if name == "SIGINT" else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from paceline.backends.slowness import in_words
 from paceline.backends.story import story
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of
@@ -35,7 +36,9 @@ def events(name: str, output: str) -> int:
 
 def _details(event: dict[str, Any]) -> str:
     if event["event"] == "hang":
-        return f"for {event['hang']['seconds']:.0f} s {event['hang']['line']}"
+        return str(event["why"])
+    if event["event"] == "spent":
+        return in_words(event["spent"])
     left_out = ("time", "event", "host", "logs", "failure", "others")
     shown = {**event, "signal": signal.Signals(event["signal"]).name} if "signal" in event else event
     parts = [

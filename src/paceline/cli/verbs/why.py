@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.backends.base import Watched, able
+from paceline.backends.slowness import causes, in_words
 from paceline.backends.stands import SECONDS, grouped, hang_of, who
 from paceline.backends.story import story
 from paceline.cli.flags.options import Option, SectionedCommand
@@ -43,7 +44,8 @@ def _why(name: str, live: bool, output: str) -> int:
         found = {"state": job.state, "error": job.error, "events": happened, "stands": stands}
         click.echo(json.dumps(found, indent=2))
         return 0
-    lines = [*_of_end(job, happened), *_of_hangs(happened, places=not live), *_of_ranks(job, stands)]
+    lines = [*_of_end(job, happened), *_of_hangs(happened, places=not live), *_of_spent(happened)]
+    lines += _of_ranks(job, stands)
     if len(lines) == 1 and not job.is_over and stands is None:
         lines.append("nothing is known that keeps it; see where its ranks are with --live")
     click.echo("\n".join(map(printable, lines)))
@@ -92,12 +94,18 @@ def _of_hangs(happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[s
     if found:
         yield ""
         hang: Hang = found[-1]["hang"]
-        yield f"{show_time(found[-1]['time'])} {_line(hang)}"
+        yield f"{show_time(found[-1]['time'])} {found[-1]['why']}"
         yield from _of_places(hang["places"] if places else ())
 
 
-def _line(hang: Hang) -> str:
-    return f"no rank had gone on for {hang['seconds']:.0f} s: {hang['line']}"
+def _of_spent(happened: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What the ranks spent their time on, and what of that can be less; of each node the same."""
+    found = [event for event in happened if event["event"] == "spent"]
+    for event in found:
+        host = f" on {event['host']}" if len(found) > 1 and event.get("host") else ""
+        yield ""
+        yield f"time{host}: {in_words(event['spent'])}"
+        yield from causes(event["spent"])
 
 
 def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
@@ -106,7 +114,7 @@ def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
         return
     yield ""
     if (hang := hang_of(stands)) is not None:
-        yield _line(hang)
+        yield f"now, for {hang['seconds']:.0f} s, {hang['line']}"
         yield from _of_places(hang["places"])
         return
     busy = sum(stand["idle"] < SECONDS for stand in stands)

@@ -36,7 +36,7 @@ from .state import begin
 from .status import JobStatus
 from .tensorboard import JobBoard
 from .view import View
-from .watch import Watch
+from .watch import LEAST_SAMPLES, Watch
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause
@@ -208,6 +208,7 @@ class Agent:
         elif action["do"] == "claim":
             self._claim_devices()
         elif action["do"] == "close":
+            self._record_spent()
             self.participant.close(ANSWER_SECONDS)
             ranks.close()
             self.times.end()
@@ -220,6 +221,11 @@ class Agent:
     def _write(self) -> None:
         self.status.record(self.ranks.current.values())
         self.status.save()
+
+    def _record_spent(self) -> None:
+        """Record what the ranks spent their time on, if there are samples enough to say so."""
+        if self.watch is not None and (spent := self.watch.samples.spent())["samples"] >= LEAST_SAMPLES:
+            self.status.record((), {"event": "spent", "spent": spent})
 
     def _claim_devices(self) -> None:
         """Queue for the devices that the job asks for."""

@@ -230,13 +230,16 @@ class _Step(Attempt):
 
     def stall(self, event: Stalled) -> None:
         """No rank here goes on, or they do again."""
+        if not event["stands"] and self.view.status["state"] == "RUNNING":
+            self.write(waiting=None)
         if not self.state.halted and not self.state.reported and self.spec.hang_after is not None:
             self.send({"do": "stands", "after": self.spec.hang_after, "stands": event["stands"]})
 
     def hang(self, message: Hung) -> None:
         """The ranks of the job hang; it may be a failure, of the node that keeps the others waiting."""
         found = message["hang"]
-        self.write({"event": "hang", "hang": found}, save=False)
+        why = f"for {found['seconds']:.0f} s {found['line']}"
+        self.write({"event": "hang", "why": why, "hang": found}, waiting={"problem": f"it hangs: {found['line']}"})
         first = found["places"][0]["ranks"][0]
         if self.spec.restarts_when_hung and any(rank["rank"] == first for rank in self.view.status["ranks"]):
             self.set(hung=f"the ranks hung: {found['line']}")

@@ -7,10 +7,11 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Callable
 
-from paceline.contract.stands import NUMBERS
+from paceline.contract.stands import SHORT
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
 from paceline.node.watching.outside import look, look_at_children
+from paceline.node.watching.spent import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
     from paceline.node.ranks.launcher import Rank
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
+_SOON = 1.0  # seconds between the first ones, so that short jobs are sampled too
+LEAST_SAMPLES = 20  # of which is said what ranks spend their time on
+_FEW = 120  # of these
 _MOST_TICKS = 4.0  # between two looks
 
 
 class Watch:
     """Watches the ranks of this node, while they run.
+
+    Attributes:
+        samples: where the ranks have been, to find out what they spend their time on.
 
     It asks each rank for the numbers of its collectives, and once none has gone on for long enough, for its stacks.
     """
@@ -40,11 +47,13 @@ class Watch:
             found: see `after`.
         """
         self._loop, self._job_id, self._after, self._found = loop, job_id, after, found
-        self._tick = min(_TICK, after / 4)
+        self._tick = min(_SOON, after / 4)
+        self.samples = Samples()
         self._ranks: Mapping[int, Rank] = {}
         self._activities: dict[int, Activity] = {}
         self._looked = 0.0  # when the ranks were looked at last
         self._turn = 0  # counts the calls of `start`: timers of an attempt before do nothing
+        self._looks = 0
         self._said_at: float | None = None  # when the ranks' places were said last, in this stall
 
     def start(self, ranks: Mapping[int, Rank]) -> None:
@@ -76,7 +85,9 @@ class Watch:
         live, now = self._live(), time.monotonic()
         if now - self._looked > _MOST_TICKS * self._tick:  # this process did not run meanwhile, and saw nothing
             self._activities = {}
-        self._looked = now
+        self._looked, self._looks = now, self._looks + 1
+        if self._looks > _FEW:
+            self._tick = min(_TICK, self._after / 4)
         if not live:
             if any(rank.status is None for rank in self._ranks.values()):  # they have not started
                 self._after_a_while(self._look)
@@ -84,13 +95,14 @@ class Watch:
         for number, rank in live.items():
             activity = self._activities.setdefault(number, Activity(now))
             activity.see(look(rank.pid), now, partial(look_at_children, rank.pid))
-            Question(self._loop, rank, NUMBERS, lambda answer, it=activity: self._heard(it, answer))  # type: ignore[misc]
+            Question(self._loop, rank, SHORT, lambda answer, it=activity: self._heard(it, answer))  # type: ignore[misc]
         self._judge(live, now)
         self._after_a_while(self._look)
 
     def _heard(self, activity: Activity, answer: Answer | None) -> None:
         if answer is not None:
             activity.hear(answer, time.monotonic())
+            self.samples.add(answer["threads"][0]["frames"] if answer["threads"] else ())
 
     def _judge(self, live: Mapping[int, Asked], now: float) -> None:
         stands_still = all(self._activities[number].still(now) >= self._after for number in live)

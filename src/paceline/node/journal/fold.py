@@ -263,7 +263,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "error": None if culprit is None else _error_of(culprit),
         "cause": None if culprit is None else _cause_of(culprit),
         "traceback": None if culprit is None else _traceback_of(culprit),
-        "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING") else None,
+        "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING", "RUNNING") else None,
         "restarts": first["restarts"],
         "devices": first["devices"] if len(parts) == 1 else
             [f"{number}:{device}" for number, part in enumerate(there) for device in part["devices"]],

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypedDict
 
     from paceline.contract.records import FinalState
-    from paceline.contract.stands import Hang
+    from paceline.contract.stands import Hang, Spent
 
     from .status import Failure, OtherFailure, RankRecord, Status
 
@@ -84,7 +84,14 @@ if TYPE_CHECKING:
         """No rank goes on; `hang` says which ones keep the others waiting, and where all are."""
 
         event: Literal["hang"]
+        why: str
         hang: Hang
+
+    class SpentRecord(_Record):
+        """What the ranks of a node have spent their time on."""
+
+        event: Literal["spent"]
+        spent: Spent
 
     class StoppingRecord(_Record):
         """The ranks are being stopped with the job."""
@@ -154,8 +161,8 @@ if TYPE_CHECKING:
 
 Record = Union[
     "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord",
-    "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord", "WarmRecord",
-    "ContinuedRecord", "SavedRecord", "TensorBoardRecord",
+    "SpentRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord",
+    "WarmRecord", "ContinuedRecord", "SavedRecord", "TensorBoardRecord",
 ]  # fmt: skip
 
 VERSION = 1

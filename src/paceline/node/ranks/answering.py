@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract.stands import STACKS, address, is_of_this_user
+from paceline.contract.stands import WHOLE, address, is_of_this_user
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -53,7 +53,7 @@ def _serve(listener: socket.socket, main: int) -> None:
         with connection, contextlib.suppress(Exception):  # whatever a script has done to its modules
             if is_of_this_user(connection):
                 connection.settimeout(1.0)
-                connection.sendall(json.dumps(_answer(main, whole=connection.recv(1) == STACKS)).encode())
+                connection.sendall(json.dumps(_answer(main, whole=connection.recv(1) == WHOLE)).encode())
 
 
 def _answer(main: int, *, whole: bool) -> Answer:
@@ -67,8 +67,8 @@ def _answer(main: int, *, whole: bool) -> Answer:
         with contextlib.suppress(RuntimeError):  # a backend that does not count
             found["numbers"][name] = group._get_sequence_number_for_group()
             found["sizes"][name] = group.size()
+    found["threads"] = _threads(main)[: None if whole else 1]
     if whole:
-        found["threads"] = _threads(main)
         found["collectives"] = []
         if c10d is not None:
             with contextlib.suppress(Exception):  # it is no public interface

@@ -232,10 +232,10 @@ def _newer(path: Path, why: str) -> Report:
 def _waiting(name: str, status: Status, queue: Callable[[], list[Entry]]) -> str | None:
     """What a job waits for, in one line."""
     waiting = status.get("waiting")
-    if not waiting or status["state"] not in ("PENDING", "RESTARTING"):
+    if not waiting or status["state"] not in ("PENDING", "RESTARTING", "RUNNING"):
         return None
     problem = waiting["problem"]
-    if status["state"] == "RESTARTING":
+    if status["state"] != "PENDING":
         return str(problem)
     if problem:
         return f"cannot queue for devices: {problem}"

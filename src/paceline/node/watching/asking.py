@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from paceline.contract.stands import STACKS, address, is_of_this_user
+from paceline.contract.stands import WHOLE, address, is_of_this_user
 
 from .outside import look, look_at_children
 
@@ -89,7 +89,7 @@ def ask(
             then([_stand(ranks[one], activities[one], answers[one], now) for one in ranks])
 
     for number, rank in ranks.items():
-        Question(loop, rank, STACKS, lambda answer, number=number: heard(number, answer))  # type: ignore[misc]
+        Question(loop, rank, WHOLE, lambda answer, number=number: heard(number, answer))  # type: ignore[misc]
 
 
 def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -> Stand:

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.contract.stands import NUMBERS
+from paceline.contract.stands import SHORT
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
 from paceline.node.spec import NodeSpec
@@ -45,7 +45,7 @@ def stands(run: RunDirectory) -> list[Stand]:
 
     for number, rank in ranks.items():
         activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid))
-        Question(loop, rank, NUMBERS, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
+        Question(loop, rank, SHORT, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
     loop.run_until(lambda: False, SECONDS)
     now = time.monotonic()
     for number, rank in ranks.items():

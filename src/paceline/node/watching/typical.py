@@ -82,7 +82,7 @@ def place(stand: Stand) -> Place:
     """Where a rank is."""
     threads = (stand["answer"] or {}).get("threads", [])
     frames = _frames(stand)
-    own = next((frame for frame in frames if _is_of_user(frame[0])), None) or (frames[0] if frames else None)
+    own = next((frame for frame in frames if is_of_user(frame[0])), None) or (frames[0] if frames else None)
     where = "" if own is None else f"{os.path.basename(own[0])}:{own[1]} in {own[2].replace('<module>', 'the script')}"
     return {
         "ranks": [stand["rank"]], "hosts": [stand["host"]], "pids": [stand["pid"]], "where": where, "why": why(stand),
@@ -112,7 +112,8 @@ def _frames(stand: Stand) -> list[tuple[str, int, str]]:
     return threads[0]["frames"] if threads else []
 
 
-def _is_of_user(file: str) -> bool:
+def is_of_user(file: str) -> bool:
+    """Whether a file is part of the user's script, and of no library."""
     return not _LIBRARIES.search(file) and not file.startswith((_OWN, _STANDARD))
 
 

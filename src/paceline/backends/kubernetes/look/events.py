@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TAKEN = ("Preempted", "TaintManagerEviction")  # why a pod was taken away; of the type Normal
 _OF_LOGS = ("ranks", "logs")  # which files of an attempt are whose
-_ONCE = ("started", "finished", "restarting", "stopping", "waiting")  # each node reports them
+_ONCE = ("started", "finished", "restarting", "stopping", "waiting", "hang")  # each node reports them
 
 
 def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
