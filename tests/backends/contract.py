@@ -79,8 +79,8 @@ class Place:
     """A backend, and what it can do beside what all can.
 
     Attributes:
-        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards` and `volumes`; `sizes` if it says
-            what a job has.
+        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes` and `watched`; `sizes` if it
+            says what a job has.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -223,6 +223,10 @@ class Contract:
         assert follower.stdout.readline() == "here\n"
         assert place("wait", "long", "--timeout", "1s").returncode == 124
         assert place.works("attach", "long", "--", "sh", "-c", "echo $RANK") == "0\n"
+        if "watched" in place.can:
+            assert "threading.py" in place.works("why", "long", "--live")
+        else:
+            assert "its ranks cannot be asked" in place.refuses("why", "long", "--live")
         hint = re.search(r"paceline stop[^,]*", place.refuses("delete", "long"))
         assert hint is not None
         again = place.refuses("resubmit", "long")

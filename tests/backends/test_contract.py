@@ -19,7 +19,8 @@ class TestLocal(Contract):
     @pytest.fixture
     def place(self, paceline: Paceline) -> Place:
         return Place(
-            paceline, can=frozenset({"run", "checks", "functions", "metered", "tensorboards", "volumes", "sizes"})
+            paceline,
+            can=frozenset({"run", "checks", "functions", "metered", "tensorboards", "volumes", "sizes", "watched"}),
         )
 
 

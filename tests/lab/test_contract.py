@@ -15,5 +15,7 @@ class TestSsh(Contract):
     @pytest.fixture
     def place(self, client: Client) -> Place:
         client.settings(hosts=["h1", "h2"])
-        can = frozenset({"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "sizes"})
+        can = frozenset(
+            {"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "sizes", "watched"}
+        )
         return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,))

@@ -31,7 +31,7 @@ class TestKubernetes(Contract):
         (paceline.folder / "paceline.toml").write_text(settings)
         return Place(
             paceline, ("--on", "lab"), "lab",
-            frozenset({"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes"}),
+            frozenset({"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "watched"}),
             (new_cluster.folder,),
             frozenset({"--image", "--queue"}), keeps_shells=False, dry=ranks_of,
         )  # fmt: skip

@@ -36,7 +36,7 @@ from .state import begin
 from .status import JobStatus
 from .tensorboard import JobBoard
 from .view import View
-from .watch import LEAST_SAMPLES, Watch
+from .watch import Watch
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause
@@ -223,8 +223,8 @@ class Agent:
         self.status.save()
 
     def _record_spent(self) -> None:
-        """Record what the ranks spent their time on, if there are samples enough to say so."""
-        if self.watch is not None and (spent := self.watch.samples.spent())["samples"] >= LEAST_SAMPLES:
+        """Record what the ranks spent their time on, if that is known."""
+        if self.watch is not None and (spent := self.watch.spent()) is not None:
             self.status.record((), {"event": "spent", "spent": spent})
 
     def _claim_devices(self) -> None:

@@ -16,22 +16,19 @@ from paceline.node.watching.spent import Samples
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.contract.stands import Answer, Stand
+    from paceline.contract.stands import Answer, Spent, Stand
     from paceline.node.eventloop.loop import Loop
     from paceline.node.ranks.launcher import Rank
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
 _SOON = 1.0  # seconds between the first ones, so that short jobs are sampled too
-LEAST_SAMPLES = 20  # of which is said what ranks spend their time on
+_LEAST_LOOKS = 20  # before it is said what ranks spend their time on
 _FEW = 120  # of these
 _MOST_TICKS = 4.0  # between two looks
 
 
 class Watch:
     """Watches the ranks of this node, while they run.
-
-    Attributes:
-        samples: where the ranks have been, to find out what they spend their time on.
 
     It asks each rank for the numbers of its collectives, and once none has gone on for long enough, for its stacks.
     """
@@ -48,7 +45,7 @@ class Watch:
         """
         self._loop, self._job_id, self._after, self._found = loop, job_id, after, found
         self._tick = min(_SOON, after / 4)
-        self.samples = Samples()
+        self._samples = Samples()
         self._ranks: Mapping[int, Rank] = {}
         self._activities: dict[int, Activity] = {}
         self._looked = 0.0  # when the ranks were looked at last
@@ -62,6 +59,10 @@ class Watch:
         self._activities = {}
         self._turn += 1
         self._after_a_while(self._look)
+
+    def spent(self) -> Spent | None:
+        """What the ranks have spent their time on; None if they were seen too seldom to say so."""
+        return self._samples.spent() if self._looks >= _LEAST_LOOKS else None
 
     def _after_a_while(self, then: Callable[[], None]) -> None:
         turn = self._turn
@@ -102,7 +103,7 @@ class Watch:
     def _heard(self, activity: Activity, answer: Answer | None) -> None:
         if answer is not None:
             activity.hear(answer, time.monotonic())
-            self.samples.add(answer["threads"][0]["frames"] if answer["threads"] else ())
+            self._samples.add(answer["threads"][0]["frames"] if answer["threads"] else ())
 
     def _judge(self, live: Mapping[int, Asked], now: float) -> None:
         stands_still = all(self._activities[number].still(now) >= self._after for number in live)

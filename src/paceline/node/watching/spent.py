@@ -59,7 +59,7 @@ class Samples:
 
     def spent(self) -> Spent:
         """The shares of the time until now."""
-        parts = {part: round(count / self._count, 3) for part, count in self._parts.most_common()}
+        parts = {part: round(count / max(self._count, 1), 3) for part, count in self._parts.most_common()}
         lines = {part: lines.most_common(1)[0][0] for part, lines in self._lines.items()}
         return {"samples": self._count, "parts": parts, "lines": lines}
 
