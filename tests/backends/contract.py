@@ -79,8 +79,8 @@ class Place:
     """A backend, and what it can do beside what all can.
 
     Attributes:
-        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes` and `watched`; `sizes` if it
-            says what a job has.
+        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes` and `watched`; `sizes` if
+            it says what a job has.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.

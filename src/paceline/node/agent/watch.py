@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.node.ranks.launcher import Rank
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
+_LEAST = 0.25
 _SOON = 1.0  # seconds between the first ones, so that short jobs are sampled too
 _LEAST_LOOKS = 20  # before it is said what ranks spend their time on
 _FEW = 120  # of these
@@ -44,7 +45,7 @@ class Watch:
             found: see `after`.
         """
         self._loop, self._job_id, self._after, self._found = loop, job_id, after, found
-        self._tick = min(_SOON, after / 4)
+        self._tick = max(_LEAST, min(_SOON, after / 4))
         self._samples = Samples()
         self._ranks: Mapping[int, Rank] = {}
         self._activities: dict[int, Activity] = {}
@@ -88,7 +89,7 @@ class Watch:
             self._activities = {}
         self._looked, self._looks = now, self._looks + 1
         if self._looks > _FEW:
-            self._tick = min(_TICK, self._after / 4)
+            self._tick = max(_LEAST, min(_TICK, self._after / 4))
         if not live:
             if any(rank.status is None for rank in self._ranks.values()):  # they have not started
                 self._after_a_while(self._look)

@@ -28,9 +28,11 @@ def stands(run: RunDirectory) -> list[Stand]:
     Raises:
         Refused: no rank of it runs here.
     """
-    status = run.read_status() or {}
+    status, spec = run.read_status() or {}, NodeSpec.load(run.spec)
+    if spec.hang_after is None:
+        raise Refused(f"the ranks of job {spec.job} cannot be asked: it was started with --hang off")
     ranks = {
-        number: Asked(NodeSpec.load(run.spec).job_id, status["attempt"], it["rank"], it["node"], it["pid"])
+        number: Asked(spec.job_id, status["attempt"], it["rank"], it["node"], it["pid"])
         for number, it in enumerate(status.get("ranks", ())) if it["state"] == "RUNNING" and it["pid"]
     }  # fmt: skip
     if not ranks or not run.is_held:

@@ -74,7 +74,7 @@ def why(stand: Stand) -> str:
     if stand["state"] == "D":
         return "its process waits for a disk or a device (state D)"
     if stand["answer"] is None:
-        return "it does not answer: C code may hold the interpreter's lock"
+        return "it does not answer: C code may hold the interpreter's lock, or the program is not Python's"
     return found or _OF_CALLS.get(call, "")
 
 
