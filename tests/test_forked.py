@@ -7,7 +7,6 @@ import os
 import pty
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import forked
-from tests.conftest import GENEROUS, OTHERS, eventually, processes_with
+from tests.conftest import GENEROUS, OTHERS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,13 +104,6 @@ def test_a_fork_is_like_a_new_process(module: Callable[[str], dict[str, Any]], h
     assert there == new
 
 
-def test_descriptors_are_passed_under_their_numbers(module: Callable[[str], dict[str, Any]]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        there, new = both({**module(REPORT), "pass_fds": [theirs.fileno(), ours.fileno()]})
-    assert there == new
-
-
 def test_limits_ignored_and_blocked_signals_are_inherited(module: Callable[[str], dict[str, Any]]) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -124,20 +116,6 @@ def test_limits_ignored_and_blocked_signals_are_inherited(module: Callable[[str]
         signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     assert there == new
-
-
-@pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_closed_stream_is_none(module: Callable[[str], dict[str, Any]], closed: int) -> None:
-    options = module(REPORT)
-    kept = os.dup(closed)
-    os.close(closed)
-    try:
-        there, new = both(options)
-    finally:
-        os.dup2(kept, closed)
-        os.close(kept)
-    assert there["streams"] == new["streams"]
-    assert there["streams"][closed] is None
 
 
 def test_a_terminal(module: Callable[[str], dict[str, Any]]) -> None:
@@ -228,24 +206,6 @@ def test_otherwise_it_is_started_anew(module: Callable[[str], dict[str, Any]], c
     with forked.Popen(**options) as process:
         assert process.communicate(timeout=GENEROUS)[0] == "out\n"
     assert not process.forked
-
-
-def test_a_folder_whose_modules_come_first_is_seen(module: Callable[[str], dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "yaml.py").write_text("mine = True")
-    with forked.Popen(IT, stdout=subprocess.PIPE, **module("import yaml; print(yaml.mine)")) as process:
-        assert process.communicate(timeout=GENEROUS)[0] == "True\n"
-
-
-def test_what_cannot_be_started_says_so(module: Callable[[str], dict[str, Any]], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="missing"):
-        forked.Popen(IT, **{**module(""), "cwd": tmp_path / "missing"})
-
-
-def test_a_process_is_found_by_its_variables(module: Callable[[str], dict[str, Any]], tmp_path: Path) -> None:
-    options = {**module(WAITS), "env": {**ENV, "WHERE": str(tmp_path)}, "stdin": subprocess.PIPE}
-    with forked.Popen(IT, stdout=subprocess.PIPE, **options) as process:
-        assert processes_with(f"WHERE={tmp_path}") == [process.pid]
-        process.communicate("", GENEROUS)
 
 
 @pytest.fixture

@@ -59,27 +59,3 @@ def test_every_variable_of_every_rank(client: Client, verb: str, args: tuple[str
         compare(rank, env, {**has, **of_ssh})
         if "2" in args[1]:
             assert (rank["PACELINE_RANK_KEY"], rank["PACELINE_MAIN_PORT"]) == ("<secret>", CHOSEN)
-
-
-def test_a_dry_run_refuses_what_hosts_refuse(client: Client) -> None:
-    client.settings(hosts=["h1"])
-    script = client.script("")
-    assert client("submit", "--on", "lab", "--name", "taken", script).returncode == 0
-    assert client("wait", "--on", "lab", "taken").returncode == 0
-    with open(client.folder / "paceline.toml", "a") as settings:
-        settings.write('[volumes]\ngone = "/no/such/place"\n')
-    before = left(client)
-    for args, why in (
-        (("--name", "taken", script), "a job named taken is on h1; choose another --name"),
-        (("--data", "gone:/set", script), "volume gone, /no/such/place: no such file or directory"),
-        (("--secret", "TOKEN", script), "secret TOKEN is not set in your environment"),
-        (("--working-dir", "/no/such/folder", script), "no folder /no/such/folder to run in"),
-    ):
-        lines = []
-        for more in ((), ("--dry-run",)):
-            done = client("submit", "--on", "lab", *more, *args)
-            assert done.returncode == 2, done.stderr
-            lines.append([line for line in done.stderr.splitlines() if not line.endswith("…")])
-        assert lines[0] == lines[1]
-        assert why in lines[0][0]
-    assert left(client) == before

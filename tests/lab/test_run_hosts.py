@@ -224,59 +224,6 @@ def test_an_agent_that_is_killed_alone_is_told(client: Client) -> None:
     assert f"the job's agent on h1 (pid {status['agent']['pid']}) ended without a report (SIGKILL)" in err
 
 
-def test_many_lines_of_all_ranks_arrive_whole(client: Client) -> None:
-    script = client.script("""
-        import os
-        for number in range(20000):
-            print("line", number, "x" * 50)
-    """)
-    done = client("run", *where(client, "h1:2,h2:2"), "--tee", "3", script)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 80000
-    for rank in range(4):
-        mine = [line for line in lines if line.startswith(f"[rank {rank}] " if rank else "line")]
-        assert [int(line.split("line ")[1].split()[0]) for line in mine] == list(range(20000))
-
-
-def test_submit_takes_hosts_too(client: Client) -> None:
-    flags = where(client, "h1,h2")
-    done = client("submit", *flags, "--name", "it", client.script(FOREVER))
-    assert done.returncode == 0, done.stderr
-    assert f"paceline logs -f -H h1,h2 --ssh-root '~/{client.root}' it" in done.stderr
-    listed = json.loads(client("list", *flags, "-o", "json").stdout)
-    assert [(job["name"], job["ranks"], job["backend"]) for job in listed] == [("it", 2, "h1,h2")]
-    assert client("stop", "--now", "it").returncode == 0
-    assert client("resubmit", *flags, "it").returncode == 0
-    assert client("stop", *flags, "--now", "it-2").returncode == 0
-
-
-@pytest.mark.parametrize(
-    "parts", [pytest.param(0, marks=pytest.mark.nightly), 1, pytest.param(2, marks=pytest.mark.nightly)]
-)
-def test_a_client_killed_while_it_submits_leaves_nothing(client: Client, parts: int) -> None:
-    """The client is killed when it has connected to a host, when one part of the job is there, when both are."""
-    submitting = client.start("submit", "--on", "lab", "--nnodes", "2", "--name", "half", client.script(FOREVER))
-
-    def is_so_far() -> bool:
-        there = sum(path.name == "half" for path in folders(client))
-        return submitting.poll() is not None or (any(host.processes() for host in client.lab.hosts) and there >= parts)
-
-    eventually(is_so_far, "it is so far")
-    submitting.kill()
-    submitting.communicate()
-    if submitting.returncode == 0:  # it was too fast for us
-        assert client("stop", "--on", "lab", "--now", "half").returncode == 0
-    else:
-        eventually(lambda: nothing_is_left(client) or is_kept(client), "the hosts have noticed")
-
-
-def is_kept(client: Client) -> bool:
-    """Whether the job was one already, and ends it."""
-    done = client("stop", "--on", "lab", "--now", "half")
-    return done.returncode == 0 and len(folders(client)) == 2
-
-
 def test_a_host_that_is_cut_off_is_told_and_the_job_ends(client: Client) -> None:
     client.env["PACELINE_RECONNECT_TIMEOUT"] = "2s"
     running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", client.script(FOREVER))

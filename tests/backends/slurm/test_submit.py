@@ -80,8 +80,10 @@ def test_the_jobs_of_an_array_share_the_files_of_their_code(login: Login) -> Non
     assert login.jobs() == ["it-1", "it-2"] and files[1].read_text() == "pass"
 
 
-@pytest.mark.parametrize("verb", ["run", "submit"])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("verb", "how"),
+    [("run", signal.SIGINT), ("submit", signal.SIGTERM), ("run", signal.SIGHUP), ("submit", signal.SIGKILL)],
+)
 def test_nothing_is_left_of_a_job_whose_client_is_interrupted(login: Login, verb: str, how: signal.Signals) -> None:
     asked, go = login.folder / "asked", login.folder / "go"
     os.mkfifo(go)

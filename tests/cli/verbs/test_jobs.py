@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import stat
@@ -29,10 +28,6 @@ FOREVER = """
     print("here", os.environ["RANK"], flush=True)
     threading.Event().wait()
 """
-STABLE = {
-    "name", "state", "backend", "framework", "nodes", "ranks", "attempt", "exit_code", "created", "started", "finished",
-    "instances", "error",
-}  # fmt: skip
 
 
 def get(paceline: Paceline, name: str) -> dict[str, Any]:
@@ -119,19 +114,6 @@ def test_old_jobs_are_left_out_unless_asked_for(paceline: Paceline) -> None:
     assert {job["name"] for job in listed(paceline, "-A")} == {"new"}
 
 
-def test_foreground_jobs_are_known_too(paceline: Paceline) -> None:
-    paceline.script("raise SystemExit(4)")
-    assert paceline.run("--name", "here", "--label", "team=a b;$(c)'\"", "script.py").returncode == 4
-    job = get(paceline, "here")
-    assert job.keys() >= STABLE
-    assert (job["state"], job["exit_code"], job["labels"]) == ("FAILED", 4, {"team": "a b;$(c)'\""})
-    assert job["created"] <= job["started"] <= job["finished"]
-    for time_of in ("created", "started", "finished", "kept_since"):
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job[time_of])
-    events = json.loads(paceline("events", "here", "-o", "json").stdout)
-    assert [event["event"] for event in events] == ["submitted", "warm", "started", "finished"]
-
-
 def test_a_folder_elsewhere_is_listed_and_deleted(paceline: Paceline) -> None:
     paceline.script("")
     submit(paceline, "--name", "far", "--log-dir", "else where", "script.py")
@@ -147,12 +129,8 @@ def test_a_folder_elsewhere_is_listed_and_deleted(paceline: Paceline) -> None:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_unique_or_numbered(paceline: Paceline) -> None:
+def test_what_is_no_name(paceline: Paceline) -> None:
     paceline.script("")
-    assert submit(paceline, "--name", "a", "script.py") == "a"
-    one_line(paceline("submit", "--name", "a", "script.py"), "a job named a", "--name")
-    assert [submit(paceline, "--name", "a-", "script.py") for _ in range(2)] == ["a-1", "a-2"]
-    assert submit(paceline, "script.py").startswith("script-")
     for bad in ("a b", "-x", "../x", "x/y", "ü", "a" * 64, ".x"):
         assert "a job name has up to 63" in refusal(paceline, "submit", f"--name={bad}", "script.py")
 
@@ -209,14 +187,6 @@ def test_submits_of_many_processes_at_once(paceline: Paceline, count: int) -> No
 # -- stop, wait, delete ------------------------------------------------------------------------------------------------
 
 
-def test_stop_right_after_submit(paceline: Paceline) -> None:
-    paceline.script(FOREVER)
-    for number in range(5):
-        name = submit(paceline, "--name", f"it-{number}", "script.py")
-        assert paceline("stop", name).returncode == 0
-        assert get(paceline, name)["state"] == "STOPPED"
-
-
 def test_wait_gives_up(paceline: Paceline) -> None:
     paceline.script(FOREVER)
     submit(paceline, "--name", "it", "script.py")
@@ -243,16 +213,6 @@ def test_delete_leaves_running_jobs_alone_unless_forced(paceline: Paceline) -> N
     assert paceline("delete", "--force", "it").returncode == 0
     assert listed(paceline, "-A") == []
     assert not list((paceline.home / "jobs").iterdir())
-
-
-def test_time_to_live(paceline: Paceline) -> None:
-    paceline.script("")
-    submit(paceline, "--name", "short", "--ttl", "0.001s", "script.py")
-    submit(paceline, "--name", "long", "--ttl", "7d", "script.py")
-    eventually(lambda: status(paceline, "short").get("finished"), "it has ended")
-    paceline("wait", "long")
-    assert [job["name"] for job in listed(paceline, "-A")] == ["long"], "its time is over"
-    assert not (paceline.home / "jobs" / "short").exists()
 
 
 def test_time_limit(paceline: Paceline) -> None:
@@ -578,14 +538,6 @@ def test_a_home_that_is_none(paceline: Paceline) -> None:
     paceline.env["PACELINE_HOME"] = "/dev/null"
     one_line(paceline("list"), "cannot read /dev/null/jobs: Not a directory")
     paceline.env["PACELINE_HOME"] = str(paceline.home)
-
-
-def test_nothing_commands_the_terminal(paceline: Paceline) -> None:
-    paceline.script(r'raise ValueError("bad \x1b[31mred")')
-    submit(paceline, "--name", "it", "--label", "a=b\nc\x1b[31m", "script.py", "\x1b[1m")
-    shown = [paceline("wait", "it").stderr, paceline("get", "it").stdout, paceline("list", "-o", "wide").stdout]
-    assert not any("\x1b" in text for text in shown)
-    assert "bad \\x1b[31mred" in shown[1]
 
 
 # -- secrets, attach, resubmit -----------------------------------------------------------------------------------------

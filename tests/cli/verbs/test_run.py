@@ -94,15 +94,6 @@ def test_cpu_counts_cores_and_threads_share_them(paceline: Paceline) -> None:
     assert variables(paceline, ["--env", "OMP_NUM_THREADS=7"], "OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "7"}
 
 
-def test_devices_become_visible(paceline: Paceline) -> None:
-    paceline.env["CUDA_VISIBLE_DEVICES"] = "4,5,6"
-    flags = ["--devices", "4,6", "-n", "gpu"]
-    assert variables(paceline, flags, "CUDA_VISIBLE_DEVICES", "WORLD_SIZE") == {
-        "CUDA_VISIBLE_DEVICES": "4,6",
-        "WORLD_SIZE": "2",
-    }
-
-
 def test_master_port_is_the_users(paceline: Paceline) -> None:
     port = str(free_port())
     assert variables(paceline, ["--master-port", port], "MASTER_PORT") == {"MASTER_PORT": port}
@@ -448,8 +439,7 @@ DECLARES = """
 """
 
 
-@pytest.mark.parametrize("spelling", ["--local_rank", "--local-rank"])
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize(("spelling", "method"), [("--local_rank", "fork"), ("--local-rank", "exec")])
 def test_scripts_that_declare_local_rank_get_it(paceline: Paceline, spelling: str, method: str) -> None:
     paceline.script(
         f"def add_to(parser):\n    parser.add_argument('{spelling}', type=int, default=-1)\n", "arguments.py"

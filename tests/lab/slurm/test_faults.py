@@ -312,26 +312,6 @@ def test_a_client_that_is_killed_while_sbatch_answers(user: Client, cluster: Clu
     reaches(user, "STOPPED")
 
 
-@pytest.mark.parametrize("verb", ["run", "submit"])
-def test_a_client_that_is_interrupted_while_sbatch_answers(user: Client, cluster: Cluster, verb: str) -> None:
-    asked, go = user.folder / "asked", user.folder / "go"
-    os.mkfifo(go)
-    cluster.forget_calls()
-    cluster.break_command(
-        "sbatch",
-        f'case "$*" in *test-only*) exec "$real" "$@";; esac; touch {asked}; cat {go}; exec "$real" "$@"',
-    )
-    client = user.start(verb, "--on", "lab", "--name", "it", user.script(FOREVER))
-    eventually(asked.exists, "sbatch was called")
-    client.send_signal(signal.SIGINT)
-    client.communicate()
-    go.write_text("")
-    eventually(lambda: any(call.startswith("scancel") for call in cluster.calls), "the job is cancelled")
-    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm has it no more", 0.1)
-    listed = json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)
-    assert all(it["state"] == "STOPPED" for it in listed), "if it was quick to start"
-
-
 def test_munge_is_down(user: Client, cluster: Cluster) -> None:
     submit(user, FOREVER)
     reaches(user, "RUNNING")

@@ -91,9 +91,10 @@ def usual_loop(
         return values(model), scaler.get_scale(), run.step
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize(("nproc", "accumulate"), [(1, 1), (1, 3), (2, 3), (2, 1)])
-@pytest.mark.parametrize("overflows", [(), (9,)])  # sample 9 is in the last batch of an accumulation, on one rank
+@pytest.mark.parametrize(  # sample 9 is in the last batch of an accumulation, on one rank
+    ("nproc", "accumulate", "kind", "overflows"),
+    [(1, 1, "sgd", ()), (1, 3, "adam", (9,)), (2, 3, "sgd", (9,)), (2, 3, "adam", ()), (2, 1, "adam", (9,))],
+)
 def test_the_usual_loop_gives_the_weights_of_large_batches(
     nproc: int, accumulate: int, kind: str, overflows: Sequence[int]
 ) -> None:

@@ -33,7 +33,7 @@ def current(env: Mapping[str, str]) -> Allocation | None:
         )
     try:
         hosts = tuple(expand_hosts(env.get("SLURM_JOB_NODELIST", "")))
-        ranks = _ranks(env, len(hosts))
+        ranks = _ranks(env)
     except ContractError as error:
         raise UserError(f"the variables of the allocation {number} are damaged: {error}; make another one") from None
     return Allocation(number, hosts, ranks, len(hosts) == 1 and env.get("SLURMD_NODENAME") == hosts[0])
@@ -53,7 +53,7 @@ def alone(env: Mapping[str, str]) -> str | None:
     )
 
 
-def _ranks(env: Mapping[str, str], nodes: int) -> int | None:
+def _ranks(env: Mapping[str, str]) -> int | None:
     """How many tasks the user has asked for on each node; None if he has not, 0 if their numbers differ."""
     if "SLURM_NTASKS" not in env:  # else SLURM_TASKS_PER_NODE follows from the CPUs alone
         return None

@@ -51,9 +51,9 @@ def all_jobs(
     return _warned_of(everywhere.describe(places(since), since, repeats=repeats, each=each))
 
 
-def jobs_there(since: float | None = None) -> Listing:
+def jobs_there() -> Listing:
     """The jobs of the backend of this command line; see `all_jobs`."""
-    return _warned_of(backend().describe(since=since))
+    return _warned_of(backend().describe())
 
 
 def _warned_of(found: Listing) -> Listing:

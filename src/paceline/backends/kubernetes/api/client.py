@@ -31,7 +31,6 @@ _WARNING = re.compile(r'299 [^ "]+ "((?:[^"\\]|\\.)*)"')
 _QUIET_SECONDS = 60  # of a log that is followed, after which its connection is made anew
 _WATCH_SECONDS = 300  # after which a watch is begun anew
 STRICT = {"fieldValidation": "Strict"}
-JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
 

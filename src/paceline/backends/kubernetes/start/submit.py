@@ -229,7 +229,7 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
     for name in names(spec) if spec.name.endswith("-") else (order.name,):
         progress(f"starting {name}", 0, None)
         try:
-            return make(cluster, replace(order, name=name), progress), kind_of(order)
+            return make(cluster, replace(order, name=name)), kind_of(order)
         except NameTaken as error:
             taken = error
     raise taken
@@ -346,7 +346,7 @@ def _removed_on_failure(cluster: Cluster, kind: Kind, made: Object) -> Any:
         raise
 
 
-def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
+def _make_below(cluster: Cluster, order: Order) -> Object:
     """Make all objects of a job whose object another Job owns meanwhile.
 
     Raises:
@@ -369,7 +369,7 @@ def _make_below(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
             return cluster.patch(kind.path(cluster, order.name), go)  # `Kubernetes.run` lets it go when it has ended
 
 
-def _make(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
+def _make(cluster: Cluster, order: Order) -> Object:
     """Make all objects of a job.
 
     Raises:
@@ -380,10 +380,10 @@ def _make(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
     made = _created(cluster, kind_of(order), _provisional(order))
     with _removed_on_failure(cluster, kind_of(order), made):
         _make_dependents(cluster, order, made)
-        return _confirm(cluster, order, progress)
+        return _confirm(cluster, order)
 
 
-def _confirm(cluster: Cluster, order: Order, progress: ProgressReporter) -> Object:
+def _confirm(cluster: Cluster, order: Order) -> Object:
     """Let a job go on, now that everything that it owns is there.
 
     Raises:
