@@ -55,14 +55,6 @@ def test_ranks_of_two_hosts_find_each_other(client: Client) -> None:
         assert (client.run_directory(host, name) / "agent.log").read_text() == ""
 
 
-def test_the_rank_that_failed_is_named_and_all_start_again(client: Client) -> None:
-    name = submit(client, SUM + "    if world.rank == 3:\n        raise ValueError('no good')\n", "--max-restarts", "1")
-    assert client("wait", "--on", "lab", name).returncode == 1
-    job = get(client, name)
-    assert (job["state"], job["restarts"], job["error"]) == ("FAILED", 1, "rank 3: ValueError: no good")
-    assert "ValueError: no good" in said(client, name, 3)
-
-
 @pytest.mark.parametrize(
     ("victim", "host", "why"),
     [
@@ -90,15 +82,6 @@ def test_whatever_is_killed_is_named_and_nothing_is_left(client: Client, victim:
     found = get(client, name)
     assert (found["state"], found["error"].startswith(why)) == ("FAILED", True), found
     assert victim != "agent" or f" on {place.name})" in found["error"]
-
-
-def test_stop_ends_all(client: Client) -> None:
-    name = submit(client, FOREVER)
-    eventually(lambda: client.logs(name).count("\n") == 4, "it runs")
-    client.are("RUNNING", 1, 2, name=name)
-    assert client("stop", "--on", "lab", name).returncode == 0
-    assert get(client, name)["state"] == "STOPPED"
-    client.nothing_runs()
 
 
 def _program(pid: int) -> str:

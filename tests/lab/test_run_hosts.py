@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -248,18 +247,3 @@ def test_two_names_of_one_machine_are_refused(client: Client) -> None:
         assert done.stderr.splitlines()[-1] == (
             f"paceline: h1 and {first.address} are the same machine; name it once, with all its slots: h1:4"
         )
-
-
-@pytest.mark.torch
-def test_a_script_of_horovod_on_hosts_with_different_numbers_of_ranks(client: Client) -> None:
-    script = client.script("""
-        import torch
-        import horovod.torch as hvd
-        hvd.init()
-        places = hvd.allgather_object((hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()))
-        print(places, hvd.is_homogeneous(), hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
-    """)
-    python = ("--ssh-python", sys.executable)  # which has torch
-    done = client("horovodrun", *where(client, "h1:2,h2:1"), *python, "-np", "3", script)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[(0, 2, 0, 2), (1, 2, 0, 1), (0, 1, 1, 2)] False 3.0\n"

@@ -76,24 +76,6 @@ def test_a_job_that_is_pruned_before_its_submit_is_over(paceline: Paceline) -> N
     assert (done.returncode, done.stdout) == (0, "it\n"), done.stderr
 
 
-def test_prune_leaves_a_new_job_that_has_the_name_of_an_old_one(paceline: Paceline) -> None:
-    paceline.script("""
-        import os, time
-        while not os.path.exists("end"):
-            time.sleep(0.01)
-    """)
-    recorded.ended(paceline, "it", "other")
-    prune = Held(paceline, "paceline.backends.local.backend:Local.describe", "after", "prune", "-s", "0s")
-    assert paceline("delete", "it").returncode == 0
-    assert paceline("submit", "--name", "it", "script.py").returncode == 0
-    done = prune.end()
-    assert done.returncode == 0, done.stderr
-    assert "1 job deleted" in done.stderr
-    (paceline.folder / "end").touch()
-    assert paceline("wait", "it").returncode == 0
-    assert [path.name for path in jobs(paceline).iterdir()] == ["it"]
-
-
 def test_a_new_job_of_the_name_is_not_removed_in_place_of_the_old_one(paceline: Paceline) -> None:
     """Also where it comes at the last moment, after all was looked at."""
     paceline.script("import threading; print('here', flush=True); threading.Event().wait()")

@@ -174,19 +174,6 @@ def test_mpi_programs_in_an_mpijob(make_user: Callable[..., User]) -> None:
     assert user.lines("it") == ["rank 1"] * 2
 
 
-def test_the_dry_run_of_a_kind_is_what_kubectl_takes(
-    paceline: Paceline, make_cluster: Callable[..., Cluster], kubectl: None
-) -> None:
-    cluster = make_cluster(operators=["training-operator"])
-    paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
-    where = ("--on", "kubernetes", "--image", "usual", "--kind", "pytorchjob", "--name", "it")
-    shown = paceline("submit", *where, "--dry-run", paceline.script("print('hello')"))
-    assert shown.returncode == 0, shown.stderr
-    cluster.kubectl("apply", "-f", "-", input=shown.stdout)
-    assert paceline("wait", "--on", "kubernetes", "it").returncode == 0
-    assert paceline("logs", "--on", "kubernetes", "it").stdout == "hello\n"
-
-
 def test_what_a_cluster_does_not_serve_is_refused(make_user: Callable[..., User]) -> None:
     user = make_user()
     with pytest.raises(UserError, match=r"does not serve PyTorchJob kubeflow.org/v1, which .* brings; it serves job$"):

@@ -326,26 +326,6 @@ def test_a_batch_that_one_rank_takes_before_the_loop_is_named(paceline: Paceline
     assert f"rank 0 entered epochs (script.py:{loop})" in done.stderr
 
 
-def test_a_checkpoint_that_one_rank_takes_at_the_end_is_an_error(paceline: Paceline) -> None:
-    paceline.script(
-        TRAIN
-        + """
-    for (x,) in train:
-        step(x)
-    if run.rank == 1:
-        run.save()
-        open("saved", "w").close()
-    while not os.path.exists("saved"):
-        time.sleep(0.01)
-    """
-    )
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 1, done.stderr
-    last = done.stderr.splitlines()[-1]  # whichever rank finds out first, and whether the other one is still there
-    seen = r"rank 0 (left after step 50,|reached the end of the script) while rank 1"
-    assert re.search(f"{seen}|rank 1 entered save .* while rank 0 reached the end of the script", last), last
-
-
 @pytest.mark.parametrize("launcher", ["", "paceline"])
 def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error(paceline: Paceline, launcher: str) -> None:
     paceline.script(
@@ -441,7 +421,7 @@ def test_a_slow_rank_is_named_and_waited_for(paceline: Paceline) -> None:
     assert not (paceline.folder / "heard-1").exists()
 
 
-@pytest.mark.parametrize("code", [0, 3, "'no more data'"])
+@pytest.mark.parametrize("code", [0, "'no more data'"])
 def test_a_rank_that_leaves_by_itself_is_not_accused_of_leaving_a_loop(paceline: Paceline, code: object) -> None:
     paceline.script(
         TRAIN
@@ -460,18 +440,17 @@ def test_a_rank_that_leaves_by_itself_is_not_accused_of_leaving_a_loop(paceline:
         known_first = "rank 1 left after step 4|while rank 1 reached the end of the script"  # it had begun step 4
         assert re.search(known_first, zero[1]), zero[1]
     else:
-        how = "exited with code 3" if code == 3 else "exited with code 1 (no more data)"
+        how = "exited with code 1 (no more data)"
         assert f"PeerLost: rank 1 {how}; rank 0 cannot go on without it" in zero[1]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_forward_pass_in_training_on_one_rank_is_named(paceline: Paceline, rank: int) -> None:
+def test_a_forward_pass_in_training_on_one_rank_is_named(paceline: Paceline) -> None:
     """It shares buffers, so it is a collective; more of the same name are seen by their lines."""
     paceline.script(
         TRAIN.replace("torch.nn.Linear(4, 1)", "torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))")
-        + f"""
+        + """
     for (x,) in train:
-        if run.rank == {rank} and run.step == 3:
+        if run.rank == 1 and run.step == 3:
             model(torch.randn(4, 4))  # a sample
         step(x)
     """

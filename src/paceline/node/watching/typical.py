@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ _LOADS = "it waits for a worker of a DataLoader"
 JOINS = "it waits for other ranks to make a process group"
 _LIBRARIES = re.compile(r"[\\/](site|dist)-packages[\\/]|^<")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 
 # What a frame of the stack says, the innermost first: file, function, words. The first that fits counts.
 _OF_FRAMES = tuple(
