@@ -137,20 +137,9 @@ DIGITS = """
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param([], id="plain"),
-        pytest.param(
-            ["--fp16-allreduce", "--gradient-predivide-factor", "2", "--batches-per-allreduce", "2"],
-            id="fp16",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(["--use-adasum"], id="adasum", marks=pytest.mark.nightly),
-    ],
-)
-def test_digits(paceline: Paceline, arguments: list[str]) -> None:
-    done = paceline.run("-n", "2", paceline.script(DIGITS), *arguments)
+def test_digits(paceline: Paceline) -> None:
+    flags = ("--fp16-allreduce", "--gradient-predivide-factor", "2", "--batches-per-allreduce", "2")
+    done = paceline.run("-n", "2", paceline.script(DIGITS), *flags)
     assert done.returncode == 0, done.stderr
     assert "Train Epoch: 3 [0/320] Loss: " in done.stdout
     assert "same 1" in done.stdout

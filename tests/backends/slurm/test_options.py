@@ -68,6 +68,10 @@ def test_flags_win_over_settings(login: Login) -> None:
             ("--array", "0-9999"),
             "--array: '0-9999' names no array of up to 1000 jobs; write for example 0-3 or 1,5,7%2",
         ),
+        (
+            ("--array", "0-3", "--chain"),
+            "--chain: the jobs of an array cannot go on in other jobs; leave it or --array out",
+        ),
         (("--array", "0-3:0"), "--array: '0-3:0' names no array of up to 1000 jobs; write for example 0-3 or 1,5,7%2"),
     ],
 )

@@ -65,21 +65,6 @@ def test_tasks_that_wait_are_stopped_alone(client: Client, cluster: Cluster) -> 
     assert {name: job["state"] for name, job in listed(client).items()} == {"it-1": "STOPPED", "it-3": "SUCCEEDED"}
 
 
-def test_what_is_no_array(client: Client) -> None:
-    for flags, said in {
-        ("--array", "3-1"): "names no array",
-        ("--array", "a"): "names no array",
-        ("--array", "0-3", "--chain"): "--chain: the jobs of an array",
-    }.items():
-        done = client.paceline("submit", "--on", "slurm", *flags, client.script("pass"), check=False)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert said in done.stderr
-    done = client.paceline("run", "--on", "slurm", "--array", "0-3", client.script("pass"), check=False)
-    assert (done.returncode, done.stderr) == (
-        2, "paceline: --array: its jobs go on without this terminal; start them with paceline submit\n",
-    )  # fmt: skip
-
-
 def test_many_tasks_are_stopped_together(client: Client, cluster: Cluster) -> None:
     forever = client.script("import threading; threading.Event().wait()")
     client.paceline("submit", "--on", "slurm", "--name", "it", "--array", "0-3%2", forever)

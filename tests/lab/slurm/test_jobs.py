@@ -83,12 +83,10 @@ def test_the_script_is_printed_whole_and_its_options_reach_slurm(user: Client, c
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--slurm", "partitoin=main"), r"--slurm: sbatch has no option 'partitoin'; .*partition"),
         (("--slurm", "nodes=2"), r"--slurm: nodes is not for --slurm: give --nnodes"),
         (("--slurm", "partition=none"), r"Slurm refuses the job: .*invalid partition"),
         (("--nnodes", "9"), r"Slurm refuses the job: .*node"),
         (("--gpus", "7"), r"Slurm refuses the job: "),
-        (("--slurm", "time=1", "--time-limit", "1h"), r"--time-limit and --slurm time say the same; give one"),
         (("--image", "x"), r"--image: it is not said what runs containers there"),
         (("--priority", "3"), r"--priority: Slurm computes the priority"),
         (("--devices", "0,1"), r"--devices: Slurm chooses the devices"),

@@ -99,7 +99,6 @@ def test_a_program_in_another_language(paceline: Paceline) -> None:
     ("end", "code", "said"),
     [
         ("raise ValueError('no good')", 1, "rank 1 failed first: ValueError: no good"),
-        ("raise SystemExit(3)", 3, "rank 1 failed first: exit code 3"),
         ("os.kill(os.getpid(), 9)", 137, "rank 1 failed first: killed by SIGKILL"),
         ("world.Abort(7)", 7, "rank 1 failed first: exit code 7"),
     ],
