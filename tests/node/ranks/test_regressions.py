@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -171,3 +173,12 @@ def test_pipe_that_does_not_block(paceline: Paceline) -> None:
         assert [int(line) for line in lines] == list(range(100000))
     assert process.wait() == 0
     process.communicate()
+
+
+def test_the_thread_that_answers_has_begun_before_the_script_does() -> None:
+    """One that begins while Python ends makes a rank with a short script end with SIGSEGV."""
+    program = "import _thread; from paceline.node.ranks.answering import listen; listen(); print(_thread._count())"
+    rank = {"PACELINE_JOB_ID": secrets.token_hex(8), "PACELINE_ATTEMPT": "0", "PACELINE_RANK": "0"}
+    env = {**os.environ, **rank, "PACELINE_HANG_AFTER": "10"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

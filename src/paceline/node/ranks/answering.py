@@ -41,10 +41,14 @@ def listen() -> None:
         listener.close()
         return
     os.register_at_fork(after_in_child=listener.close)
-    _thread.start_new_thread(_serve, (listener, threading.get_ident()))  # no thread that a script would see or join
+    begun = _thread.allocate_lock()
+    begun.acquire()
+    _thread.start_new_thread(_serve, (listener, threading.get_ident(), begun))  # none that a script would see or join
+    begun.acquire()  # a thread that begins while Python ends would crash the rank
 
 
-def _serve(listener: socket.socket, main: int) -> None:
+def _serve(listener: socket.socket, main: int, begun: _thread.LockType) -> None:
+    begun.release()
     while True:
         try:
             connection, _ = listener.accept()
