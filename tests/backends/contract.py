@@ -270,7 +270,7 @@ class Contract:
             sys.stdout.flush()
             def climb(remaining):
                 if not remaining:
-                    raise ValueError("too \\x1b[1msteep")
+                    raise ValueError("too \\x1b[1msteep: Too many open files")
                 climb(remaining - 1)
             climb(9)
         """)
@@ -280,17 +280,21 @@ class Contract:
             done = place("logs", "bad", *flags)
             first, begin, *_, last = done.stdout.splitlines()
             assert (first, begin) == ("it begins", "steep: Traceback (most recent call last):"), done.stdout
-            assert last == "ValueError: too \x1b[1msteep"
+            assert last == "ValueError: too \x1b[1msteep: Too many open files"
         found, got = place.json("get", "bad")["traceback"], place.works("get", "bad").splitlines()
         assert (found["rank"], found["text"].count("\n")) == (0, 7), found
         assert done.stdout.endswith(f"{found['text']}\n"), "these are its last lines"
         assert got[-8:] == found["text"].replace("\x1b", "\\x1b").split("\n")
         assert place.typed(got[-9].partition("see all of it with: ")[2]).stdout == done.stdout
         assert "Traceback" not in place.works("events", "bad")
+        advice = place.json("get", "bad")["advice"]
+        assert "ulimit -n" in advice
+        assert all(advice in place.works(verb, "bad") for verb in ("get", "events"))
         assert place.json("list")[0]["traceback"] is None, "get reads it"
         if "run" in place.can:
             shown = place("run", "--name", "seen", script)
             assert (shown.stdout + shown.stderr).count("Traceback") == 1, "the report has it"
+            assert f"what to do: {advice}" in shown.stderr
             place.works("delete", "seen")
         place.works("delete", "bad")
 

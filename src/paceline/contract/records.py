@@ -230,6 +230,7 @@ class JobState(TypedDict):
     instances: list[InstanceRecord]
     error: str | None
     cause: Cause | None
+    advice: str | None
     traceback: TracebackRecord | None
     waiting: str | None
     restarts: int

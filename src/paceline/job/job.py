@@ -69,6 +69,7 @@ class Job:
         instances: its ranks.
         error: why it failed, in one line.
         cause: the kind of failure, such as `exception`, `out of memory` or `node lost`, for programs that decide by it.
+        advice: what to do about the error, if its message is a usual one.
         traceback: the last lines of that of the rank that failed first: `{"rank", "text"}`; jobs in a list may lack it.
         waiting: what it waits for, in one line.
         restarts: how many attempts were restarts after a failure.
@@ -111,6 +112,7 @@ class Job:
     instances: tuple[Instance, ...]
     error: str | None
     cause: Cause | None = None
+    advice: str | None = None
     traceback: TracebackRecord | None = None
     waiting: str | None = None
     restarts: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import is_disk_full
 from paceline.node.rundir.directory import read_error
+from paceline.node.usual_messages import advice
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause
@@ -26,7 +28,9 @@ _SYMPTOM = re.compile(
 )
 # Signals that the end of a peer does not cause. SIGABRT is not among them: that is how watchdogs end a rank.
 _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 _TAIL_BYTES = 4096
+_SEARCHED = 60  # lines of a log in which a usual message is searched: a C++ exception has its frames behind it
 
 
 def culprit(failures: list[Failure]) -> Failure:
@@ -60,20 +64,25 @@ def rank_failure(
         text = (_printed(log, record) or record["traceback"]) if is_traceback else text
         message = _headline(record["type"], record["message"]) if is_traceback else _first_line(record["message"])
         symptom = bool(_SYMPTOM.search(record["type"] + record["message"] + record["traceback"]))
+        advised = advice(f"{record['type']}: {record['message']}")
     elif os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         cause = "out of memory" if oom else "signal"
         message = f"killed: {cause}" if oom else f"killed by {name}"
         symptom = number not in _OWN_DEATH and bool(_SYMPTOM.search(text))
+        is_from_outside = oom or number in _FROM_OUTSIDE  # then what it printed is not why
+        advised = advice(message) if is_from_outside else advice(_tail(log, _SEARCHED)) or advice(message)
     else:
         message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
+        advised = advice(_tail(log, _SEARCHED))
         if code and is_disk_full(log.parent):  # then the rank could neither print nor record what happened
             message = f"{message}; no space is left on {host} in {log.parent}"
+            advised = advice(os.strerror(errno.ENOSPC))
     return {
         "cause": cause, "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name,
         "oom": oom, "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log),
-        "symptom": symptom, "ended": ended, "age": 0.0,
+        "symptom": symptom, "ended": ended, "age": 0.0, "advice": advised,
     }  # fmt: skip
 
 
@@ -82,7 +91,7 @@ def node_failure(node: int, host: str, cause: Cause, message: str, exit_code: in
     return {
         "cause": cause, "rank": None, "node": node, "host": host, "pid": 0, "exit_code": exit_code, "signal": "",
         "oom": False, "message": message, "traceback": "", "has_traceback": False, "log": "", "symptom": False,
-        "ended": 0.0, "age": 0.0,
+        "ended": 0.0, "age": 0.0, "advice": "",
     }  # fmt: skip
 
 
@@ -117,9 +126,10 @@ def _printed(log: Path, record: dict[str, Any]) -> str:
 
 def _tail(log: Path, lines: int = 12) -> str:
     """The last lines of a log file."""
+    most = _TAIL_BYTES * lines // 12
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -132,14 +132,17 @@ def failed(failure: Mapping[str, Any]) -> str:
     """Which rank failed, where, and why, in one line."""
     where = f" on {failure['host']}" if failure.get("host") else ""
     who = f"node {failure.get('node')}" if failure.get("rank") is None else f"rank {failure['rank']}"
-    return f"{who}{where}: {failure['message']}"
+    what = f" (what to do: {failure['advice']})" if failure.get("advice") else ""
+    return f"{who}{where}: {failure['message']}{what}"
 
 
 def outcome(job: Job) -> str:
     """How a job ended, in one line."""
     seconds = job.duration(time.time())
     took = "" if seconds is None else f" after {show_duration(seconds)}"
-    return f"job {job.name} {job.state.lower()}{took}{f': {job.error}' if job.error else ''}"
+    why = f": {job.error}" if job.error else ""
+    what = f"; what to do: {job.advice}" if job.advice else ""
+    return f"job {job.name} {job.state.lower()}{took}{why}{what}"
 
 
 def how_to_resume(job: Job, where: str) -> str | None:

@@ -223,6 +223,8 @@ class Screen:
             f"pid {failure['pid']}, exit code {failure['exit_code']})"
             f"{'; log ' + failure['log'] if failure['log'] else ''}"
         )
+        if failure.get("advice"):
+            self._say(f"what to do: {failure['advice']}")
 
 
 def _encode(text: str) -> bytes:

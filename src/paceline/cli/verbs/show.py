@@ -231,6 +231,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("url", job.url),
         ("state", state),
         ("error", job.error),
+        ("advice", job.advice),
         ("waiting", job.waiting),
         ("command", job.command),
         ("framework", job.framework),

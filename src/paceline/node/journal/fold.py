@@ -81,6 +81,7 @@ class Part(TypedDict):
     failing_rank: int | None
     error: str | None
     cause: Cause | None
+    advice: str | None
     traceback: TracebackRecord | None
     waiting: str | None
     devices: list[str]
@@ -161,6 +162,7 @@ def part_of(
         "failing_rank": None if failure is None else failure["rank"],
         "error": None if failure is None else _line(failure),
         "cause": None if failure is None else failure["cause"],
+        "advice": None if failure is None else failure.get("advice") or None,
         "traceback": None if failure is None else _traceback(failure),
         "waiting": waiting, "devices": list(map(str, status.get("devices") or ())), "progress": progress,
         "checkpoint": checkpoint,
@@ -262,6 +264,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "instances": sorted((rank for part in there for rank in _instances(part)), key=lambda rank: rank["rank"]),
         "error": None if culprit is None else _error_of(culprit),
         "cause": None if culprit is None else _cause_of(culprit),
+        "advice": None if culprit is None or _error_of(culprit) != culprit["error"] else culprit.get("advice"),
         "traceback": None if culprit is None else _traceback_of(culprit),
         "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING", "RUNNING") else None,
         "restarts": first["restarts"],
@@ -281,8 +284,8 @@ def _nothing() -> JobState:
     """The state of a job of which nothing is known."""
     return {
         "state": "LOST", "attempt": 0, "exit_code": None, "started": None, "finished": None, "instances": [],
-        "error": None, "cause": None, "traceback": None, "waiting": None, "restarts": 0, "devices": [],
-        "kept_since": None, "progress": None, "checkpoint": None,
+        "error": None, "cause": None, "advice": None, "traceback": None, "waiting": None, "restarts": 0,
+        "devices": [], "kept_since": None, "progress": None, "checkpoint": None,
     }  # fmt: skip
 
 
@@ -333,7 +336,8 @@ def _of_scheduler(found: JobState, parts: Sequence[Part], scheduler: Scheduler) 
         again: State = "RESTARTING" if state == "restarting" or (state == "queued" and parts) else "PENDING"
         instances = [_with_state(rank, "STOPPED") for rank in found["instances"]]
         return {
-            **going, "state": again, "error": None, "cause": None, "traceback": None, "instances": instances
+            **going, "state": again, "error": None, "cause": None, "advice": None, "traceback": None,
+            "instances": instances,
         }  # fmt: skip
     if not parts:
         return {**going, "state": "STARTING"}
@@ -359,6 +363,7 @@ def _ended(found: JobState, parts: Sequence[Part], scheduler: Scheduler) -> JobS
         **found, "state": state, "exit_code": code, "waiting": None, "finished": finished,
         "error": scheduler.reason or (found["error"] if is_failed else None),
         "cause": scheduler.cause or (found["cause"] if is_failed else None),
+        "advice": found["advice"] if is_failed and not scheduler.reason else None,
         "traceback": found["traceback"] if is_failed and not scheduler.reason else None,
         "kept_since": finished if scheduler.was_to_go_on else found["kept_since"] or scheduler.finished,
         "instances": [_with_state(rank, state) if _runs(rank) else rank for rank in found["instances"]],

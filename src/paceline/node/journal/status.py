@@ -27,6 +27,7 @@ class Failure(TypedDict):
         symptom: whether it looks like the consequence of another rank's end.
         ended: when it failed, in seconds on the monotonic clock of its machine.
         age: seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
+        advice: what to do about it, if its message is a usual one, or ""; older records have none.
     """
 
     cause: Cause
@@ -44,6 +45,7 @@ class Failure(TypedDict):
     symptom: bool
     ended: float
     age: float
+    advice: str
 
 
 class OtherFailure(TypedDict):
