@@ -55,7 +55,7 @@ def test_a_follower_that_goes_away_leaves_nothing_on_the_host(client: Client) ->
     assert follower.wait() == 143
     follower.communicate()
     events = json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)
-    assert [event["event"] for event in events] == ["submitted", "started", "stopping", "finished"]
+    assert [event["event"] for event in events] == ["submitted", "started", "stopping", "stood", "finished"]
     assert not any("host" in event for event in events)
 
 

@@ -224,6 +224,13 @@ def test_ranks_that_save_their_state_are_waited_for(one: World) -> None:
     assert one.sent == [{"do": "preempted", "final": False}]
 
 
+def test_ranks_that_the_signal_to_give_way_ends_before_they_can_save_do_not_start_again(one: World) -> None:
+    one.happens({"on": "signal", "signal": signal.SIGUSR2})
+    one.ends(0, signal="SIGUSR2", symptom=False)
+    one.ends(1, signal="SIGUSR2", symptom=False)
+    assert one.sent == [{"do": "preempted", "final": True}]
+
+
 @pytest.mark.parametrize(
     ("stubborn", "expected", "seconds"),
     [

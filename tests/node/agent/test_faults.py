@@ -362,3 +362,13 @@ def test_an_exception_in_a_training_loop_stands_alone(paceline: Paceline) -> Non
     assert done.stderr.count("Traceback") == 1, done.stderr
     assert "cannot schedule new futures" not in done.stderr
     assert (paceline.job() / "progress.json").exists()
+
+
+def test_a_job_that_is_asked_to_give_way_before_it_can_save_does_not_start_again(paceline: Paceline) -> None:
+    paceline.script("import os, time; open('ready-' + os.environ['RANK'], 'w').close(); time.sleep(1000)")
+    process = paceline.start("run", "-n", "2", "--max-restarts", "9", "script.py")
+    ready(paceline, 2)
+    os.kill(status(paceline)["agent"]["pid"], signal.SIGUSR2)
+    _, err = process.communicate(timeout=GENEROUS)
+    assert process.returncode == 128 + signal.SIGUSR2, err
+    assert "starting again" not in err

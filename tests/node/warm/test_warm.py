@@ -35,7 +35,7 @@ TELL = """
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "cores": sorted(os.sched_getaffinity(0)),
         "cgroup": open("/proc/self/cgroup").read(),
-        "open": sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+        "open": sorted(os.readlink(f"/proc/self/fd/{fd}").partition("[")[0] for fd in os.listdir("/proc/self/fd")
                        if os.path.exists(f"/proc/self/fd/{fd}")),
         "leads its session": os.getsid(0) == os.getpid(),
         "title": open("/proc/self/cmdline").read().rstrip("\\0"),

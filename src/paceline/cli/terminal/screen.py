@@ -218,13 +218,13 @@ class Screen:
         elif failure["traceback"] and not self._rank_streams.of(rank, self._local.get(rank, -1)):
             self._say(f"the last lines of rank {rank}:")
             self._cite(failure["traceback"])
+        if failure.get("advice"):
+            self._say(f"what to do: {failure['advice']}")
         self._say(
             f"rank {rank} failed first: {_short(failure['message'])} (node {failure['node']} on {failure['host']}, "
             f"pid {failure['pid']}, exit code {failure['exit_code']})"
             f"{'; log ' + failure['log'] if failure['log'] else ''}"
         )
-        if failure.get("advice"):
-            self._say(f"what to do: {failure['advice']}")
 
 
 def _encode(text: str) -> bytes:

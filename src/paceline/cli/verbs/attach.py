@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from paceline.backends.slowness import in_words
+from paceline.backends.stands import who
 from paceline.backends.story import story
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of
@@ -37,6 +38,8 @@ def events(name: str, output: str) -> int:
 def _details(event: dict[str, Any]) -> str:
     if event["event"] == "hang":
         return str(event["why"])
+    if event["event"] == "stood":
+        return "; ".join(f"{who(it)}: {it['where']}{it['why'] and ': ' + it['why']}" for it in event["places"])
     if event["event"] == "spent":
         return in_words(event["spent"])
     left_out = ("time", "event", "host", "logs", "failure", "others")

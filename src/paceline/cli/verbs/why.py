@@ -88,9 +88,14 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _of_hangs(happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[str]:
-    """The last hang of the last attempt, and where all ranks were."""
+    """The last hang of the last attempt, or else where ranks were when they were stopped."""
     begun = max((number for number, event in enumerate(happened) if event["event"] == "started"), default=0)
     found = [event for event in happened[begun:] if event["event"] == "hang"]
+    stood = [event for event in happened[begun:] if event["event"] == "stood"]
+    for event in stood if places and not found else ():
+        yield ""
+        yield f"{show_time(event['time'])} where the ranks were that were stopped:"
+        yield from _of_places(event["places"])
     if found:
         yield ""
         hang: Hang = found[-1]["hang"]

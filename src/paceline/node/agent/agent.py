@@ -198,6 +198,7 @@ class Agent:
         elif action["do"] == "signal":
             ranks.signal(action["signal"])
         elif action["do"] == "terminate":
+            self._record_places()
             ranks.terminate(action["signal"])
         elif action["do"] == "sweep":
             ranks.sweep(action["grace"])
@@ -221,6 +222,11 @@ class Agent:
     def _write(self) -> None:
         self.status.record(self.ranks.current.values())
         self.status.save()
+
+    def _record_places(self) -> None:
+        """Record where the ranks are that are about to be stopped."""
+        if self.watch is not None and (places := self.watch.places()):
+            self.status.record((), {"event": "stood", "places": places})
 
     def _record_spent(self) -> None:
         """Record what the ranks spent their time on, if that is known."""

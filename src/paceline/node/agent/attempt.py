@@ -50,14 +50,20 @@ class Attempt(Step):
         elif view.resumes and not failures:
             self.reported({"do": "preempted", "final": self.state.preempted})
         elif not view.has_live_ranks:
-            self.reported({"do": "failed" if failures or view.server_failure else "done"})
+            self.reported(self.failed() if failures or view.server_failure else {"do": "done"})
         elif failures and self.spec.framework != "indexed":
             if "cause" not in waited:
                 self.wait("cause", SYMPTOM_WAIT)
             else:
-                self.reported({"do": "failed"})
+                self.reported(self.failed())
         else:
             self.set(waited=frozenset())
+
+    def failed(self) -> ToCoordinator:
+        """That a rank has failed; or that it was ended by the signal that asks it to give way, before it could save."""
+        if self.state.preempted and any(failure["signal"] == "SIGUSR2" for failure in self.view.failures):
+            return {"do": "preempted", "final": True}
+        return {"do": "failed"}
 
     def wait(self, phase: Literal["order", "saved", "cause"], seconds: float) -> None:
         """Wait, once, before the report."""

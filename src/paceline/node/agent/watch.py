@@ -8,23 +8,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Callable
 
 from paceline.contract.stands import SHORT
+from paceline.node.eventloop.loop import Loop
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
+from paceline.node.watching.hang import grouped
 from paceline.node.watching.outside import look, look_at_children
 from paceline.node.watching.spent import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.contract.stands import Answer, Spent, Stand
-    from paceline.node.eventloop.loop import Loop
+    from paceline.contract.stands import Answer, Place, Spent, Stand
     from paceline.node.ranks.launcher import Rank
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
-_LEAST = 0.25
+_LEAST = 0.25  # seconds between two looks
 _SOON = 1.0  # seconds between the first ones, so that short jobs are sampled too
 _LEAST_LOOKS = 20  # before it is said what ranks spend their time on
 _FEW = 120  # of these
+_LAST_SECONDS = 0.3  # for the ranks to say where they are, before they are stopped
 _MOST_TICKS = 4.0  # between two looks
 
 
@@ -60,6 +62,15 @@ class Watch:
         self._activities = {}
         self._turn += 1
         self._after_a_while(self._look)
+
+    def places(self) -> list[Place]:
+        """Where the ranks are now; the agent waits for that, for a moment."""
+        live, loop = self._live(), Loop()
+        found: list[Stand] = []
+        activities = {number: self._activities.get(number) or Activity(time.monotonic()) for number in live}
+        ask(loop, live, activities, found.extend, _LAST_SECONDS)
+        loop.run_until(lambda: len(found) == len(live))
+        return grouped(found)
 
     def spent(self) -> Spent | None:
         """What the ranks have spent their time on; None if they were seen too seldom to say so."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypedDict
 
     from paceline.contract.records import FinalState
-    from paceline.contract.stands import Hang, Spent
+    from paceline.contract.stands import Hang, Place, Spent
 
     from .status import Failure, OtherFailure, RankRecord, Status
 
@@ -86,6 +86,12 @@ if TYPE_CHECKING:
         event: Literal["hang"]
         why: str
         hang: Hang
+
+    class StoodRecord(_Record):
+        """Where the ranks of a node were before they were stopped."""
+
+        event: Literal["stood"]
+        places: list[Place]
 
     class SpentRecord(_Record):
         """What the ranks of a node have spent their time on."""
@@ -161,8 +167,8 @@ if TYPE_CHECKING:
 
 Record = Union[
     "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord",
-    "SpentRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord", "ImportingRecord",
-    "WarmRecord", "ContinuedRecord", "SavedRecord", "TensorBoardRecord",
+    "SpentRecord", "StoodRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord",
+    "ImportingRecord", "WarmRecord", "ContinuedRecord", "SavedRecord", "TensorBoardRecord",
 ]  # fmt: skip
 
 VERSION = 1

@@ -10,7 +10,8 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "done"}                              all ranks here have succeeded
                          {"do": "over"}                              the job has succeeded, whatever still runs
                          {"do": "preempted", "final"}                the ranks here have saved their state and ended, to
-                                                                     go on later; "final": not in this job
+                                                                     go on later; "final": not in this job, and they may
+                                                                     have ended without that
                          {"do": "stands", "after", "stands"}         where the ranks are, none of which goes on; or
                                                                      none: they go on
                          {"do": "stop", "signal"}                    this node was asked to stop the job
@@ -514,7 +515,8 @@ class Coordinator:
         if self.preempted and self.final and not failures:
             return self._finish("STOPPED", RESUME_CODE, [])
         if failures or not (self.preempted or self._changes):
-            if (self._gone and not self.changes) or self.restarts >= self.max_restarts:
+            gives_way = self.final and bool(failures) and culprit(failures)["signal"] == "SIGUSR2"
+            if (self._gone and not self.changes) or self.restarts >= self.max_restarts or gives_way:
                 return self._finish("FAILED", culprit(failures)["exit_code"] if failures else 1, failures)
             self.restarts += 1
         self._choose_leaving()

@@ -36,7 +36,14 @@ class Asked(NamedTuple):
 class Question:
     """Asks one rank, without waiting; `then` is called once, with None if there is no answer."""
 
-    def __init__(self, loop: Loop, rank: Asked, what: bytes, then: Callable[[Answer | None], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        rank: Asked,
+        what: bytes,
+        then: Callable[[Answer | None], None],
+        seconds: float = _ANSWER_SECONDS,
+    ) -> None:
         self._loop, self._then, self._data = loop, then, b""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
@@ -50,7 +57,7 @@ class Question:
             self._end(None)
             return
         loop.watch(self._socket, self._receive)
-        loop.after(_ANSWER_SECONDS, lambda: self._end(None))
+        loop.after(seconds, lambda: self._end(None))
 
     def _receive(self) -> None:
         try:
@@ -75,7 +82,8 @@ class Question:
 
 
 def ask(
-    loop: Loop, ranks: Mapping[int, Asked], activities: Mapping[int, Activity], then: Callable[[list[Stand]], None]
+    loop: Loop, ranks: Mapping[int, Asked], activities: Mapping[int, Activity], then: Callable[[list[Stand]], None],
+    seconds: float = _ANSWER_SECONDS,
 ) -> None:  # fmt: skip
     """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot."""
     answers: dict[int, Answer | None] = {}
@@ -89,7 +97,7 @@ def ask(
             then([_stand(ranks[one], activities[one], answers[one], now) for one in ranks])
 
     for number, rank in ranks.items():
-        Question(loop, rank, WHOLE, lambda answer, number=number: heard(number, answer))  # type: ignore[misc]
+        Question(loop, rank, WHOLE, lambda answer, number=number: heard(number, answer), seconds)  # type: ignore[misc]
 
 
 def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -> Stand:

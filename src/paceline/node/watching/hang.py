@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .typical import JOINS, is_asleep, place, why
+from .typical import JOINS, described, entered, is_asleep, place, why
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.contract.stands import Collective, Hang, Kind, Place, Stand
+    from paceline.contract.stands import Hang, Kind, Place, Stand
 
 
 def find(stands: Sequence[Stand], after: float) -> Hang | None:
@@ -36,7 +36,7 @@ def find(stands: Sequence[Stand], after: float) -> Hang | None:
         (it["answer"] or {}).get("framework") for it in stands
     ):
         return None
-    inside = [rank for rank, stand in by_rank.items() if _open(stand) is not None]
+    inside = [rank for rank, stand in by_rank.items() if entered(stand) is not None]
     if not inside and all(map(is_asleep, stands)):
         return None
     return _hang("together" if len(inside) == len(by_rank) else "idle", [], by_rank, seconds)
@@ -84,27 +84,21 @@ def _late(stands: Mapping[int, Stand]) -> list[int]:
     if silent and len(silent) < len(stands):  # where these are nobody knows, and the others wait
         behind |= silent
     found = behind - ahead or behind
-    return sorted({rank for rank in found if _open(stands[rank]) is None} or found)  # who is in one waits as well
+    return sorted({rank for rank in found if entered(stands[rank]) is None} or found)  # who is in one waits as well
 
 
 def _size(stands: Mapping[int, Stand], group: str) -> int:
     return max((stand["answer"] or {}).get("sizes", {}).get(group, 0) for stand in stands.values())
 
 
-def _open(stand: Stand) -> Collective | None:
-    """The collective that a rank is in."""
-    inside = [it for it in (stand["answer"] or {}).get("collectives", []) if not it["over"]]
-    return inside[-1] if inside else None
-
-
 def _mismatch(stands: Mapping[int, Stand]) -> list[int]:
     """Ranks that have entered another collective than the others under the same number of the same group."""
-    entered: dict[tuple[str, int], dict[int, tuple[str, str]]] = {}
+    by_number: dict[tuple[str, int], dict[int, tuple[str, str]]] = {}
     for rank, stand in stands.items():
-        if (it := _open(stand)) is not None:
+        if (it := entered(stand)) is not None:
             what = it["kind"], str((it["shapes"], it["dtypes"])) if it["kind"] == "all_reduce" else ""
-            entered.setdefault((it["group"], it["number"]), {})[rank] = what
-    for ranks in entered.values():
+            by_number.setdefault((it["group"], it["number"]), {})[rank] = what
+    for ranks in by_number.values():
         kinds = list(ranks.values())
         if len(set(kinds)) > 1:
             usual = max(set(kinds), key=lambda kind: (kinds.count(kind), kind == ranks[min(ranks)]))
@@ -115,7 +109,7 @@ def _mismatch(stands: Mapping[int, Stand]) -> list[int]:
 def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: float) -> Hang:
     """A hang with its words."""
     waiting = [rank for rank in stands if rank not in ranks]
-    opened = [it for rank in waiting if (it := _open(stands[rank])) is not None]
+    opened = [it for rank in waiting if (it := entered(stands[rank])) is not None]
     collective = opened[0] if opened else None
     places = grouped(list(stands.values()), ranks)
     first = places[0]
@@ -127,7 +121,7 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
         line = f"{them} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {_listed(waiting)} {wait}"
         line += f"; {_at(first)}"
     elif kind == "mismatch":
-        other = _open(stands[ranks[0]])
+        other = entered(stands[ranks[0]])
         assert other is not None
         line = f"{_listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}"
         line += f", and {_listed(waiting)} in {what}; {_at(first)}"
@@ -139,12 +133,6 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
         "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
         "line": line, "places": places,
     }  # fmt: skip
-
-
-def described(it: Collective) -> str:
-    """`all_reduce 17 (Float [1024])`."""
-    inputs = ", ".join(f"{dtype} {shape}" for dtype, shape in zip(it["dtypes"], it["shapes"]))
-    return f"{it['kind']} {it['number']}{f' ({inputs})' if inputs else ''}"
 
 
 def who(it: Place) -> str:

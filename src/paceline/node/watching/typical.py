@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.contract.stands import Place, Stand
+    from paceline.contract.stands import Collective, Place, Stand
 
+_WAITS = "it waits in a collective"
 _LOADS = "it waits for a worker of a DataLoader"
 JOINS = "it waits for other ranks to make a process group"
 _LIBRARIES = re.compile(r"[\\/](site|dist)-packages[\\/]|^<")
@@ -28,7 +29,7 @@ _OF_FRAMES = tuple(
         (r"distributed_c10d\.py", "destroy_process_group|_shutdown_backend", "it ends a process group"),
         (r"torch/_(dynamo|inductor)/", "", "it compiles the model"),
         (r"torch/distributed/checkpoint/|torch/serialization\.py", "", "it writes or reads a checkpoint"),
-        (r"torch/distributed/", "", "it waits in a collective"),
+        (r"torch/distributed/", "", _WAITS),
         (r"/subprocess\.py", r"_?wait|_?communicate|_try_wait", "it waits for a program that it has started"),
         (r"multiprocessing/(popen_\w+|process)\.py", "wait|poll|join", "it waits for a process that it has started"),
         (r"/(threading|queue)\.py", "_shutdown|_wait_for_tstate_lock", "it waits for a thread to end"),
@@ -65,6 +66,8 @@ def why(stand: Stand) -> str:
     )  # fmt: skip
     if "DataLoader" in found:
         return f"{found}{_of_workers(stand)}"
+    if found == _WAITS and (collective := entered(stand)) is not None:
+        return f"it waits in {described(collective)}"
     call, file = stand["call"], stand["file"]
     if call == "read" and file.startswith(("/dev/pts", "/dev/tty", "/dev/null", "pipe:")):
         return "it reads its standard input" if _line_has(stand, "input(", "stdin") else f"it waits to read from {file}"
@@ -87,6 +90,18 @@ def place(stand: Stand) -> Place:
         "ranks": [stand["rank"]], "hosts": [stand["host"]], "pids": [stand["pid"]], "where": where, "why": why(stand),
         "stack": frames, "threads": threads[1:],
     }  # fmt: skip
+
+
+def entered(stand: Stand) -> Collective | None:
+    """The collective that a rank is in; None if it is in none, or if that is not known."""
+    inside = [it for it in (stand["answer"] or {}).get("collectives", []) if not it["over"]]
+    return inside[-1] if inside else None
+
+
+def described(it: Collective) -> str:
+    """`all_reduce 17 (Float [1024])`."""
+    inputs = ", ".join(f"{dtype} {shape}" for dtype, shape in zip(it["dtypes"], it["shapes"]))
+    return f"{it['kind']} {it['number']}{f' ({inputs})' if inputs else ''}"
 
 
 def is_asleep(stand: Stand) -> bool:
