@@ -110,6 +110,13 @@ LINES = {
         "! --server-num: paceline trains without parameter servers"
     ),
     "fleetrun --ips=10.9.9.1,10.9.9.2 train.py": "! this machine is none of the nodes 10.9.9.1, 10.9.9.2",
+    # The shell
+    "CUDA_VISIBLE_DEVICES=0 nohup torchrun --nproc-per-node 2 train.py --name 'a > b' > out.log 2>&1 &": (
+        "CUDA_VISIBLE_DEVICES=0 paceline run -n 2 train.py --name 'a > b' > out.log 2>&1 &"
+    ),
+    "time torchrun train.py 2> err | tee out": "run train.py 2> err | tee out",
+    "torchrun train.py --steps 2 > out": "run train.py --steps 2 > out",
+    "torchrun train.py 'it": '! "torchrun train.py \'it": no closing quotation',
     # Arena
     "arena --loglevel info submit pytorch --name=pytorch-git --gpus=1 --workers=3 --working-dir=/root --image=IMG "
     "--sync-mode=git --sync-source=https://h/mnist-pytorch.git --data=training-data:/mnist_data --tensorboard "

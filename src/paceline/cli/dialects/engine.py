@@ -68,6 +68,7 @@ class Line:
         notes: what the user is told: which flags have no effect, and why.
         given: the flags of the tool that were given, and their last value.
         before: variables that stand before the command.
+        after: what the shell does with it: redirections, pipes, `&`.
         also: a line that follows this one.
         is_asked: whether only the line is wanted (`--explain`).
         helped: the tool that help is wanted for.
@@ -79,6 +80,7 @@ class Line:
     notes: list[str] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)
+    after: str = ""
     also: Line | None = None
     is_asked: bool = False
     helped: Tool | None = None
@@ -104,7 +106,7 @@ class Line:
 
     def text(self) -> str:
         """The line as people type it; values that look like secrets are not shown."""
-        first = shlex.join([*self.before, "paceline", *map(_shown, self.words())])
+        first = " ".join(filter(None, (shlex.join([*self.before, "paceline", *map(_shown, self.words())]), self.after)))
         return first if self.also is None else f"{first} && {self.also.text()}"
 
 

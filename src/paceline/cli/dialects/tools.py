@@ -120,14 +120,17 @@ def explained(text: str) -> Line:
     Raises:
         UserError: it is none, or cannot be read.
     """
+    text, after = _command(text.replace("\\\n", " "))
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = shlex.split(text, comments=True)
     except ValueError as error:
         raise UserError(f"{text!r}: {str(error).lower()}; put the line into quotes of the other kind") from None
     words = words[1:] if words[:1] == ["$"] else words
     before = []
     while words and _NAME.fullmatch(words[0]):
         before.append(words.pop(0))
+    has_nohup = words[:1] == ["nohup"]
+    words = words[1:] if words[:1] in (["nohup"], ["time"], ["exec"]) else words
     if words[:1] == ["paceline"] and words[1:2] and words[1] in TOOLS:
         words = words[1:]
     found = recognised(words)
@@ -135,8 +138,21 @@ def explained(text: str) -> Line:
         known = ", ".join((*_PROGRAMS, *(f"python -m {module}" for module in list(_MODULES)[:3])))
         raise UserError(f"{words[0] if words else text} is no launcher that paceline knows; they are {known}")
     line = parse(*found)
-    line.before = [*before, *line.before]
+    line.before, line.after = [*before, *line.before], after
+    if has_nohup:
+        line.notes.append("nohup is not needed: a job of paceline submit, or run --detach, outlives the terminal")
     return line
+
+
+def _command(text: str) -> tuple[str, str]:
+    """A command, and what the shell does with it: all from the first `|`, `&`, `;`, `<` or `>` that is not quoted."""
+    found = re.match(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^'"\\|&;<>])*""", text, re.DOTALL)
+    end = found.end() if found is not None else len(text)
+    if text[end : end + 1] in ("'", '"'):  # a quote without its end, which shlex refuses
+        return text, ""
+    number = re.search(r"(?<=\s)\d+$", text[:end]) if text[end : end + 1] in ("<", ">") else None
+    end = number.start() if number is not None else end
+    return text[:end], text[end:].strip()
 
 
 # -- old flags and verbs behind verbs of paceline ----------------------------------------------------------------------
