@@ -170,7 +170,7 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
         raise UserError(f"-np {remaining}: a job needs a rank; give at least 1")
     if remaining > slots:
         raise UserError(
-            f"-np {remaining}, but the hosts have only {slots}; write for example -H {hosts[0][0]}:{remaining}"
+            f"-np {remaining}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{remaining}"
         )
     chosen = []
     for name, count in hosts:
