@@ -41,6 +41,14 @@ CASES = [
         together=lambda lab, count: _pairs(lab, count, 2, "small"),
     ),
     Case(
+        "horovod-one",
+        "CPU time of 100 allreduces of one number, 2 ranks",
+        Side("allreduce"),
+        Side("gloo"),
+        Goal(1.5),
+        together=lambda lab, count: _pairs(lab, count, 2, "one"),
+    ),
+    Case(
         "horovod-idle",
         "CPU time of the thread in 5 s without work",
         Side("paceline-horovod"),

@@ -1,7 +1,8 @@
-"""`horovod_ops.py step|small|idle FILE`: Horovod's API beside torch.distributed, in turns in the same ranks.
+"""`horovod_ops.py step|small|one|idle FILE`: Horovod's API beside torch.distributed, in turns in the same ranks.
 
 step: seconds of a training step with DistributedOptimizer, and with DistributedDataParallel: 21 MB of gradients.
 small: seconds of 1,000 named allreduces of 10 numbers each, and of gloo's allreduce one by one.
+one: seconds of CPU time of a rank for 100 times `hvd.allreduce` of one number, and gloo's.
 idle: seconds of CPU time of the thread of the API in some seconds in which nothing is done, and those seconds.
 
 Rank 0 writes the pair with the median ratio to FILE.
@@ -67,25 +68,41 @@ def small() -> tuple[Step, Step]:
     return ours, other
 
 
-def seconds(step: Step) -> float:
+def one() -> tuple[Step, Step]:
+    number = torch.ones(1)
+
+    def ours() -> None:
+        for _ in range(100):
+            hvd.allreduce(number, name="one")
+
+    def other() -> None:
+        number.fill_(1.0)
+        for _ in range(100):
+            dist.all_reduce(number)
+
+    return ours, other
+
+
+def seconds(step: Step, clock: Callable[[], float]) -> float:
     """Of a step that all ranks begin together."""
     dist.barrier()
-    began = time.perf_counter()
+    began = clock()
     step()
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def in_turns(ours: Step, other: Step, count: int) -> tuple[float, float]:
-    """Seconds of each step, in turns A B B A …: the median of windows of four."""
+def in_turns(ours: Step, other: Step, count: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of each step, in turns A B B A …: the median of windows of four, each the mean of the ranks."""
     for _ in range(5):
-        seconds(ours)
-        seconds(other)
+        seconds(ours, clock)
+        seconds(other, clock)
     windows = []
     for _ in range(count):
-        sums = [0.0, 0.0]
+        sums = torch.zeros(2, dtype=torch.float64)
         for side in (0, 1, 1, 0):
-            sums[side] += seconds((ours, other)[side]) / 2
-        windows.append((sums[0], sums[1]))
+            sums[side] += seconds((ours, other)[side], clock) / 2
+        dist.all_reduce(sums)
+        windows.append((sums[0].item() / hvd.size(), sums[1].item() / hvd.size()))
     windows.sort(key=lambda pair: pair[0] / pair[1])
     return windows[len(windows) // 2]
 
@@ -107,7 +124,9 @@ def main(what: str, file: str) -> None:
     hvd.init()
     if what != "idle":
         dist.init_process_group("gloo")
-    measured = idle() if what == "idle" else in_turns(*(steps if what == "step" else small)(), count=15)
+    clock = time.process_time if what == "one" else time.perf_counter
+    sides = {"step": steps, "small": small, "one": one}
+    measured = idle() if what == "idle" else in_turns(*sides[what](), count=15, clock=clock)
     if hvd.rank() == 0:
         Path(file).write_text(json.dumps(measured))
     hvd.shutdown()

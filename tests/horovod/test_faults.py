@@ -17,6 +17,7 @@ from tests.train.launching import launch
 from .ranks import started, with_one_killed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.synchronize import Semaphore
 
 
@@ -76,6 +77,44 @@ def stalled() -> None:
 
 def test_ranks_that_are_missing_are_named_and_given_up() -> None:
     launch(stalled, nproc=2)
+
+
+class Interrupted(Exception):
+    """Raised by a signal handler."""
+
+
+def at_signal(act: Callable[[], object]) -> None:
+    """Have a signal handler act while this thread waits."""
+    signal.signal(signal.SIGALRM, lambda *_: act())
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+
+
+def signals() -> None:
+    rank, size = started()
+    one = torch.ones(1)
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    if rank == 0:
+        at_signal(lambda: hvd.allreduce(one, name="during"))
+    else:
+        hvd.allreduce(one, name="during")
+    assert hvd.allreduce(one, name="waits", op=hvd.Sum).item() == size
+    if rank == 0:
+        at_signal(interrupt)
+        with pytest.raises(Interrupted):
+            hvd.allreduce(one, name="goes on")
+    hvd.allreduce(one, name="then")
+    if rank:
+        assert hvd.allreduce(one, name="goes on", op=hvd.Average).item() == 1.0
+        at_signal(hvd.shutdown)
+    with pytest.raises(hvd.HorovodInternalError, match="shut down: rank 1 has asked for it"):
+        hvd.allreduce(one, name=f"never of {rank}")
+
+
+def test_signal_handlers_in_a_thread_that_waits() -> None:
+    launch(signals, nproc=2)
 
 
 def only_begins() -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from typing import TYPE_CHECKING
 
 import torch
 
-from .buffers import bytes_in, bytes_of, divide, scale
-from .fusion import dtype_of, size_of
+from .fusion import size_of
 from .negotiation import AVERAGE, SUM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from .entries import Entry
     from .negotiation import Request
 
+Numbers = list[float]  # in JSON; of a tensor, in the order of its memory
 _MOST = 256  # bytes; for more, a collective costs less than their text in messages
-_TYPES = ("float32", "float64", "int32", "int64")
+_CODES = {"float32": "f", "float64": "d", "int32": "i", "int64": "q"}  # of `array`
+_LIMITS = {"int32": 1 << 31, "int64": 1 << 63}  # at which integers wrap around
 
 
 def fits(request: Request) -> bool:
@@ -29,36 +30,35 @@ def fits(request: Request) -> bool:
         and request.op in (AVERAGE, SUM)
         and request.device == "cpu"
         and len(request.tensors) == 1
-        and request.tensors[0][0] in _TYPES
+        and request.tensors[0][0] in _CODES
         and 0 < size_of(request) <= _MOST
+        and (request.prescale == request.postscale == 1.0 or request.tensors[0][0] not in _LIMITS)
     )
 
 
-def packed(entry: Entry) -> str:
-    """The tensor of an operation that fits, as text."""
-    return _text(bytes_of(entry.inputs))
+def packed(entry: Entry) -> Numbers:
+    """The tensor of an operation that fits."""
+    numbers: Numbers = entry.inputs[0].flatten().tolist()
+    return numbers
 
 
-def added_up(request: Request, parts: Sequence[str]) -> str:
+def added_up(request: Request, parts: Sequence[Numbers]) -> Numbers:
     """The result of an operation, from the tensors of its ranks in their order."""
-    dtype = dtype_of(request.tensors[0][0])
-    whole, *others = [torch.frombuffer(bytearray.fromhex(part), dtype=dtype) for part in parts]
-    for one in (whole, *others):
-        scale(one, request.prescale)
-    for other in others:
-        whole += other
-    divide(whole, len(parts) if request.op == AVERAGE else 1)
-    scale(whole, request.postscale)
-    return _text(bytes_in(whole))
+    count = len(parts) if request.op == AVERAGE else 1
+    limit = _LIMITS.get(request.tensors[0][0])
+    if limit is not None:
+        wrapped = [(sum(column) + limit) % (2 * limit) - limit for column in zip(*parts, strict=True)]
+        return [total // count if total >= 0 else -(-total // count) for total in wrapped]
+    pre, post = request.prescale, request.postscale
+    return [sum([pre * number for number in column]) / count * post for column in zip(*parts, strict=True)]
 
 
-def put(entry: Entry, result: str) -> None:
+def put(entry: Entry, result: Numbers) -> None:
     """Give an entry its result."""
     assert entry.targets is not None
     (target,) = entry.targets
-    with torch.no_grad():
-        target.copy_(torch.frombuffer(bytearray.fromhex(result), dtype=target.dtype).view(target.shape))
-
-
-def _text(data: Tensor) -> str:
-    return bytes(data.tolist()).hex()
+    made = array(_CODES[entry.request.tensors[0][0]], result)
+    if target.is_contiguous():
+        ctypes.memmove(target.data_ptr(), made.buffer_info()[0], target.nbytes)
+    else:
+        target.copy_(torch.frombuffer(made, dtype=target.dtype).view(target.shape))

@@ -12,7 +12,7 @@ from paceline.train.control.connections import Messages
 if TYPE_CHECKING:
     from paceline.train.control.connections import Link
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # bytes read at once; more would be new memory each time
 
 
 class Peer:

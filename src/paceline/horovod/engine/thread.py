@@ -2,6 +2,9 @@
 
 The thread of rank 0 is the coordinator too. It sleeps in `select` until something is submitted or comes from another
 rank. Collectives end in threads of the process group, which copy the results and wake whoever waits.
+
+A thread that waits for a small sum leads meanwhile: it does itself what the engine's thread would, and no other thread
+is woken for it. It leaves everything but small sums to the engine's thread.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ _END = 20.0  # seconds that shutdown waits for collectives that other ranks are 
 _ENOUGH = 8 << 20  # bytes that are sent without waiting for more
 _PLANS = 1000  # sets of operations that become ready together, for which batches are kept
 _CYCLES = 20  # cycles for which fewer are collected while no thread waits in `synchronize`
+_LOOK = 1.0  # seconds after which a thread that leads looks whether it still does: a signal handler may have ended that
 _SHUT_DOWN = "Horovod has been shut down"
 
 
@@ -78,6 +82,11 @@ class Engine:
         for end in (self._wakeup, self._wake_end):
             os.set_blocking(end, False)
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
+        self._unattended = selectors.DefaultSelector()  # has the other one, but while a thread leads
+        self._unattended.register(self._selector, selectors.EVENT_READ)
+        self._turn = threading.Lock()  # of the thread that acts, or leads
+        self._leader: int | None = None  # its ident
+        self._is_acting = False
         self._changed = threading.Condition(threading.Lock())
         # Shared with the threads that submit, under the lock of `_changed`:
         self._entries: dict[Key, Entry] = {}
@@ -93,9 +102,10 @@ class Engine:
         self._in_flight = 0
         self._started: set[int] = set()  # ids of the entries in flight
         self._ending = ""  # who has asked to shut down; "" while nobody has
-        # Of the thread alone:
+        # Of the thread whose turn it is:
+        self._left: list[tuple[int, list[Response], carried.Numbers]] = []  # to the engine's thread, by one that leads
         self._cached: dict[int, Response] = {}
-        self._carried: dict[Key, dict[int, str]] = {}  # on the coordinator: what ranks have sent with an operation
+        self._carried: dict[Key, dict[int, carried.Numbers]] = {}  # on the coordinator: what ranks have sent
         self._plans: dict[int, list[Batch]] = {}
         self._buffers = Buffers(settings.fusion_threshold)
         self._deadline = 0.0
@@ -110,14 +120,17 @@ class Engine:
     # -- called by any thread ------------------------------------------------------------------------------------------
 
     def submit(self, entry: Entry, *, is_awaited: bool = False) -> None:
-        """Submit an operation; `is_awaited` if `wait` follows at once.
+        """Submit an operation; `is_awaited` if `wait` follows at once. Then a small sum has mostly ended on return.
 
         Raises:
-            HorovodInternalError: Horovod was shut down, or a rank is gone.
+            HorovodInternalError: Horovod was shut down, or a rank is gone; or a signal handler submits it while its
+                thread is in the middle of another.
             ValueError: one of this kind and name has not ended.
         """
         request = entry.request
         key = request.key
+        if self._is_leading() and self._is_acting:
+            raise HorovodInternalError("a signal handler has used Horovod in the middle of another operation")
         with self._changed:
             if self._failure:
                 raise HorovodInternalError(self._failure)
@@ -139,7 +152,8 @@ class Engine:
             self._pending += sum([tensor.nbytes for tensor in entry.inputs])
             becomes_enough = self._pending >= _ENOUGH and not was_enough
             was_awaited, self._flush = self._flush, self._flush or is_awaited
-        if not was_dirty or becomes_enough or self._flush != was_awaited:
+        leads = is_awaited and carried.fits(request) and self._lead(entry)
+        if not leads and (not was_dirty or becomes_enough or self._flush != was_awaited):
             self._wake()
 
     def wait(self, entry: Entry) -> None:
@@ -163,6 +177,10 @@ class Engine:
         with self._changed:
             self._ending = self._ending or f"rank {self.rank} has asked for it"
         self._wake()
+        if self._is_leading():  # in a signal handler
+            if self._is_acting:
+                return  # the thread goes on when the handler has ended
+            self._hand_over()
         self._thread.join(_END)
 
     @property
@@ -178,6 +196,49 @@ class Engine:
             with contextlib.suppress(OSError):
                 os.close(end)
 
+    # -- leading -------------------------------------------------------------------------------------------------------
+
+    def _is_leading(self) -> bool:
+        """Whether this thread leads, and is now in a signal handler."""
+        return self._leader == threading.get_ident()
+
+    def _lead(self, entry: Entry) -> bool:
+        """Act in this thread until a small sum has ended, or there is something else to do; False if another acts."""
+        if self._is_leading():
+            self._hand_over()
+        if not self._turn.acquire(blocking=False):
+            return False
+        if self._is_over:
+            self._turn.release()
+            return True
+        self._leader = threading.get_ident()
+        try:
+            self._unattended.unregister(self._selector)
+            events: list[tuple[selectors.SelectorKey, int]] = []
+            while self._is_leading():
+                self._act_on(events)
+                if entry.is_done or self._left or self._is_over:
+                    break
+                timeout = self._timeout()
+                events = self._selector.select(_LOOK if timeout is None else min(timeout, _LOOK))
+        except (OSError, ValueError):  # the selector was closed
+            if self._is_leading():
+                raise
+        finally:
+            if self._is_leading():
+                self._hand_over()
+        return True
+
+    def _hand_over(self) -> None:
+        """Stop to lead; the engine's thread goes on."""
+        try:
+            self._unattended.register(self._selector, selectors.EVENT_READ)
+            if self._left or self._is_over or self._timeout() is not None:
+                self._wake()
+        finally:
+            self._leader = None
+            self._turn.release()
+
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it is awake, or over
             os.write(self._wake_end, b"\0")
@@ -185,30 +246,49 @@ class Engine:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            while not self._is_over:
-                for key, what in self._selector.select(self._timeout()):
-                    if key.data is None:
-                        with contextlib.suppress(BlockingIOError):
-                            os.read(self._wakeup, 4096)
-                        continue
-                    if what & selectors.EVENT_WRITE:
-                        key.data.flush()
-                    if what & selectors.EVENT_READ:
-                        self._read(key.data)
-                self._act()
-        except Exception as error:
-            log.exception("the thread of Horovod's API has failed")
-            self._abort(f"rank {self.rank} has failed: {type(error).__name__}: {error}")
-        finally:
+        timeout: float | None = None
+        while not self._is_over:
+            self._unattended.select(timeout)
+            with self._turn:
+                self._act_on(self._selector.select(0))
+                timeout = self._timeout()
+        with self._turn:
             for peer in self._peers.values():
                 peer.close()
             for members in self._members.values():
                 members.close()
             self._selector.close()
+            self._unattended.close()
+
+    def _act_on(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Do what has come, and what has become due."""
+        self._is_acting = True
+        try:
+            if self._left and self._leader is None:
+                left, self._left = self._left, []
+                for each in left:
+                    self._do(*each)
+            for key, what in events:
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wakeup, 4096)
+                    continue
+                if what & selectors.EVENT_WRITE:
+                    key.data.flush()
+                if what & selectors.EVENT_READ:
+                    self._read(key.data)
+            self._act()
+        except Exception as error:
+            log.exception("the thread of Horovod's API has failed")
+            self._abort(f"rank {self.rank} has failed: {type(error).__name__}: {error}")
+        except BaseException as error:  # a signal has interrupted a thread that leads
+            self._abort(f"rank {self.rank} was interrupted: {type(error).__name__}")
+            raise
+        finally:
+            self._is_acting = False
 
     def _timeout(self) -> float | None:
-        waits = [self._stall.next_look(self._negotiator)] if self._negotiator is not None else []
+        waits = [] if self._negotiator is None else [self._stall.next_look(self._negotiator)]
         if self._is_dirty:
             if not self._deadline:
                 self._deadline = time.monotonic() + _CYCLES * self.settings.cycle_time
@@ -227,7 +307,7 @@ class Engine:
             self._send_submissions()
         if self._negotiator is not None:
             self._coordinate(self._negotiator)
-        if self._ending and not self._is_over:
+        if self._ending and not self._is_over and not self._left:
             self._end()
 
     def _is_due(self) -> bool:
@@ -243,7 +323,7 @@ class Engine:
             self._is_dirty = self._flush = False
             self._pending = 0
         self._deadline = 0.0
-        data = carried.packed(unsent[0]) if len(unsent) == 1 and carried.fits(unsent[0].request) else ""
+        data = carried.packed(unsent[0]) if len(unsent) == 1 and carried.fits(unsent[0].request) else []
         if self._negotiator is not None:
             self._receive(self._negotiator, 0, mask, requests, data)
         else:
@@ -293,7 +373,9 @@ class Engine:
 
     # -- the coordinator -----------------------------------------------------------------------------------------------
 
-    def _receive(self, negotiator: Negotiator, rank: int, mask: int, requests: list[Request], data: str) -> None:
+    def _receive(
+        self, negotiator: Negotiator, rank: int, mask: int, requests: list[Request], data: carried.Numbers
+    ) -> None:
         """What a rank has submitted; `data` is the tensor of an operation that came alone, see `carried`."""
         if data:
             for request in (*self._known(mask), *requests):
@@ -312,16 +394,16 @@ class Engine:
         if failure:
             self._abort(failure)
 
-    def _added_up(self, mask: int, responses: list[Response]) -> str:
-        """The result of the only operation that is ready, if its ranks have sent their tensors; else ""."""
+    def _added_up(self, mask: int, responses: list[Response]) -> carried.Numbers:
+        """The result of the only operation that is ready, if its ranks have sent their tensors; else none."""
         if not self._carried:
-            return ""
+            return []
         ready = [*self._known(mask), *(response.request for response in responses)]
         parts = [self._carried.pop(request.key, {}) for request in ready]
         if mask.bit_count() + len(responses) != 1 or not ready or any(response.error for response in responses):
-            return ""
+            return []
         ranks = self.sets[ready[0].process_set]
-        return carried.added_up(ready[0], [parts[0][rank] for rank in ranks]) if parts[0].keys() == {*ranks} else ""
+        return carried.added_up(ready[0], [parts[0][rank] for rank in ranks]) if parts[0].keys() == {*ranks} else []
 
     # -- doing what is ready -------------------------------------------------------------------------------------------
 
@@ -329,8 +411,11 @@ class Engine:
         """The cached operations of these numbers."""
         return [self._cached[number].request for number in numbers_of(mask) if number in self._cached]
 
-    def _do(self, mask: int, responses: list[Response], data: str) -> None:
+    def _do(self, mask: int, responses: list[Response], data: carried.Numbers) -> None:
         """Do what all have submitted; `data` is the result if that is one operation and has been done."""
+        if self._leader is not None and (self._left or not data):
+            self._left.append((mask, responses, data))
+            return
         if data:
             mine = self._remembered(responses)
             for request in (*self._known(mask), *(response.request for response in mine)):
@@ -374,7 +459,7 @@ class Engine:
             if key in self._entries:
                 self._numbers[key] = response.number, self._entries[key].request
 
-    def _take(self, request: Request, result: str) -> None:
+    def _take(self, request: Request, result: carried.Numbers) -> None:
         """Complete an operation that the coordinator has done."""
         entry = self._entries[request.key]
         carried.put(entry, result)

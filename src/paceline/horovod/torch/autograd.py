@@ -37,19 +37,25 @@ def differentiable(call: Call[Result]) -> Result:
 
 
 def _apply(call: Call[Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    if not any([getattr(tensor, "requires_grad", False) for tensor in tensors]):
+        return _done(call, tensors)  # type: ignore[no-any-return]
     return _Collective.apply(call, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _done(call: Call[Any], tensors: Sequence[Tensor]) -> Any:
+    results = synchronize(submit(call, tensors, is_awaited=True))
+    return tuple(results) if call.grouped or call.kind == "alltoall" else (results,)
 
 
 class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call[Any], *tensors: Tensor) -> Any:
-        results = synchronize(submit(call, tensors, is_awaited=True))
+        results = _done(call, tensors)
         ctx.call, ctx.shapes = call, [tensor.shape for tensor in tensors]
         if call.kind == "alltoall":
             ctx.received = results[1].cpu().to(torch.int32)
             ctx.mark_non_differentiable(results[1])
-            return results
-        return tuple(results) if call.grouped else (results,)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections.abc import Iterable
@@ -101,6 +100,9 @@ def submit(
         ValueError: the process set is not registered or lacks this rank, a name is taken, or a tensor cannot be sent.
         HorovodInternalError: Horovod was shut down, or a rank is gone.
     """
+    if torch.is_inference_mode_enabled():  # its tensors could not be changed by other threads
+        with torch.inference_mode(False):
+            return submit(call, tensors, in_place=in_place, is_awaited=is_awaited)
     engine = process.engine()
     tensors = call.tensors if tensors is None else tensors
     number = member_of(engine, call.process_set)
@@ -130,12 +132,11 @@ def submit(
     )
     targets: list[Tensor] | None = None
     outputs: list[Tensor] | None = None
-    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
-        inputs = [_changeable(tensor) for tensor in tensors]
-        if in_place:
-            targets, outputs = inputs, list(tensors)
-        elif call.kind in _SAME_SHAPE:
-            targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
+    inputs = [_changeable(tensor) for tensor in tensors]
+    if in_place:
+        targets, outputs = inputs, list(tensors)
+    elif call.kind in _SAME_SHAPE:
+        targets = outputs = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
     entry = Entry(request, inputs, targets, outputs, call.grouped, call.splits)
     if is_cuda:
         entry.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -147,7 +148,7 @@ def submit(
 
 
 def _changeable(tensor: Tensor) -> Tensor:
-    """The memory of a tensor, to be changed by other threads: they may not change a tensor of inference mode."""
+    """A tensor without autograd that shares the memory, and can be changed outside of inference mode."""
     if not tensor.is_inference():
         return tensor.detach()
     place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
