@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.cli.dialects.tools import explained
 from paceline.cli.main import cli
@@ -66,6 +69,7 @@ LINES = {
     "mpirun -np 2 sh -c 'echo $OMPI_COMM_WORLD_RANK'": (
         "run -np 2 --no-python --framework mpi sh -c 'echo $OMPI_COMM_WORLD_RANK'"
     ),
+    "mpirun -np 1 python a.py : -np 2 python b.py": "! mpirun A : B starts two programs; a job runs one program",
     "mpirun -app file": "! -app: a job runs one program",
     # srun
     "srun -N2 --ntasks-per-node=4 --gres=gpu:4 -c 8 -t 1-12:00:00 -p gpu -A me python train.py": (
@@ -109,6 +113,9 @@ LINES = {
     "python -m paddle.distributed.launch --server_num 2 --worker_num 2 train.py": (
         "! --server-num: paceline trains without parameter servers"
     ),
+    "fleetrun --ips=10.9.9.1,10.9.9.2 --master 10.9.9.1:80 --rank 0 train.py": (
+        "run --rdzv-endpoint 10.9.9.1:80 --node-rank 0 --framework paddle train.py"
+    ),
     "fleetrun --ips=10.9.9.1,10.9.9.2 train.py": "! this machine is none of the nodes 10.9.9.1, 10.9.9.2",
     # The shell
     "CUDA_VISIBLE_DEVICES=0 nohup torchrun --nproc-per-node 2 train.py --name 'a > b' > out.log 2>&1 &": (
@@ -116,7 +123,33 @@ LINES = {
     ),
     "time torchrun train.py 2> err | tee out": "run train.py 2> err | tee out",
     "torchrun train.py --steps 2 > out": "run train.py --steps 2 > out",
+    "torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) --nnodes $N train.py ~/*.bin \"$HOME/a b\" '$x'": (
+        "run -n $(nvidia-smi -L | wc -l) --nnodes $N train.py ~/*.bin \"$HOME/a b\" '$x'"
+    ),
+    "set -e; A='x y' torchrun train.py && python b.py || exit 1": (
+        "set -e; A='x y' paceline run train.py && python b.py || exit 1"
+    ),
+    "#!/bin/sh\n#SBATCH -N 2\nexport A=1  # for all\nsrun -N 2 \\\n  python train.py &> log\n": (
+        "export A=1\npaceline run --on slurm --nnodes 2 python train.py &> log"
+    ),
+    "env A=1 sudo -u me uv run torchrun train.py": "env A=1 sudo -u me uv run paceline run train.py",
+    "$(which python) -m torch.distributed.run $FLAGS train.py": "run $FLAGS train.py",
+    "python train.py --lr 1": "run python train.py --lr 1",
+    "srun -c $N python train.py": "! --cpus $N: write the number for a node",
+    "bash job.sh": '! bash: the lines in the file matter; write paceline explain "$(cat job.sh)"',
+    "squeue --me": "! squeue is no launcher; write paceline list",
+    "": "! there is no line to explain",
+    "torchrun --nproc-per-node 1 --nproc-per-node 2 train.py": "run -n 2 train.py",
     "torchrun train.py 'it": '! "torchrun train.py \'it": no closing quotation',
+    # accelerate
+    "accelerate launch --multi_gpu --num_processes 8 --num_machines 2 --machine_rank 1 --main_process_ip h "
+    "--main_process_port 29500 --mixed_precision=bf16 --dynamo_backend no train.py --lr 1": (
+        "run -np 8 --nnodes 2 --node-rank 1 --master-addr h --master-port 29500 --env ACCELERATE_MIXED_PRECISION=bf16 "
+        "--env ACCELERATE_DYNAMO_BACKEND=NO train.py --lr 1"
+    ),
+    "accelerate launch --gpu_ids 0,1 -m pkg.train": "run --devices 0,1 -m -n gpu pkg.train",
+    "accelerate launch --use_fsdp --fsdp_version 2 train.py": "! --use-fsdp: give its settings to Accelerator()",
+    "python -m accelerate.commands.launch train.py": "run train.py",
     # Arena
     "arena --loglevel info submit pytorch --name=pytorch-git --gpus=1 --workers=3 --working-dir=/root --image=IMG "
     "--sync-mode=git --sync-source=https://h/mnist-pytorch.git --data=training-data:/mnist_data --tensorboard "
@@ -196,13 +229,20 @@ def test_line(line: str) -> None:
         check(line, expected)
 
 
+@given(st.lists(st.text(st.characters(exclude_categories=["C"]), max_size=8), max_size=4))
+def test_quoted_words_stay_as_they_are(words: list[str]) -> None:
+    with click.Context(cli):
+        text, notes = explained(f"A=1 torchrun train.py {shlex.join(words)} > log")
+    assert (shlex.split(text), notes) == (["A=1", "paceline", "run", "train.py", *words, ">", "log"], [])
+
+
 def test_the_lines_of_the_documentation() -> None:
     tools = "torchrun|python -m|horovodrun -np|mpirun|srun|paddlecloud|arena"
     rows = re.findall(rf"^\| `((?:{tools}) [^`]+)`.*? \| `(paceline [^`]+)`", PAGE.read_text(), re.MULTILINE)
     assert len(rows) > 30
     with click.Context(cli):
         for old, new in rows:
-            assert explained(old).text() == new
+            assert explained(old)[0] == new
 
 
 def check(line: str, expected: str) -> None:
@@ -212,4 +252,4 @@ def check(line: str, expected: str) -> None:
         assert str(refused.value).startswith(expected[2:])
         assert "\n" not in str(refused.value)
     else:
-        assert explained(line).text() == (expected if "paceline run" in expected else f"paceline {expected}")
+        assert explained(line)[0] == (expected if "paceline run" in expected else f"paceline {expected}")

@@ -113,7 +113,7 @@ CASES = {
     "time that is none": ("script: a.py\nttl: soon\n", ":2: ttl: 'soon' is not a duration; write"),
     "time without a unit": ("script: a.py\nttl: 7\n", ":2: ttl: 7 has no unit; did you mean 7d?"),
     "time without a unit, as text": ("script: a.py\nttl: '7'\n", ":2: ttl: '7' has no unit; did you mean 7d?"),
-    "limit without a unit": ("script: a.py\ntime-limit: 1.5\n", ":2: time-limit: 1.5 has no unit; did you mean 1.5h?"),
+    "limit without a unit": ("script: a.py\ntime-limit: 5\n", ":2: time-limit: 5 has no unit; did you mean 5m or 5h?"),
     "limit in seconds": ("script: a.py\ntime_limit: 3600\n", ":2: time_limit: 3600 has no unit; did you mean 3600s?"),
     "no time": ("script: a.py\nttl: 0\n", ":2: ttl: 0 has no unit; did you mean 0s?"),
     "negative time": ("script: a.py\nttl: -5\n", ":2: ttl: -5 is not a duration; write for example"),

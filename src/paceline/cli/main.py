@@ -19,6 +19,7 @@ import click
 from paceline._version import __version__
 
 _COLLECT_EVERY = 50_000  # objects; imports make more than that, and Python would look through all of them 70 times
+_NEAR = 0.75  # of two flags, where 1 is equal
 
 # verb → (module, what `paceline --help` says of it); of those that take lines of other launchers
 DIALECTS = {
@@ -29,6 +30,7 @@ DIALECTS = {
     "paddle-launch": ("dialect", "Take a line of python -m paddle.distributed.launch."),
     "mpirun": ("dialect", "Take a line of mpirun."),
     "srun": ("dialect", "Take a line of srun."),
+    "accelerate": ("dialect", "Take a line of accelerate launch."),
     "arena": ("dialect", "Take a line of Arena."),
     "paddlecloud": ("dialect", "Take a line of paddlecloud."),
 }
@@ -80,7 +82,7 @@ class _Verbs(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] == "help":
-            if len(args) == 1:
+            if len(args) == 1 and not ctx.resilient_parsing:
                 click.echo(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
@@ -175,6 +177,13 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
+def _is_near(name: str, other: str) -> bool:
+    """Whether a flag is likely to be what was meant: click suggests such as --cpus for --bogus."""
+    import difflib  # not needed where all is well
+
+    return difflib.SequenceMatcher(None, name.lstrip("-"), other.lstrip("-")).ratio() >= _NEAR
+
+
 def _one_line(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context is not None:
@@ -187,6 +196,8 @@ def _one_line(error: click.ClickException) -> str:
             answer = old_flag(verb, error.option_name, sys.argv[1 + len(verb.split()) :])
         if answer is not None:
             return answer
+        near = [name for name in error.possibilities or () if _is_near(name, error.option_name)]
+        error = click.NoSuchOption(error.option_name, possibilities=near[:1], ctx=context)
     text = " ".join(error.format_message().split()).rstrip(".")
     for theirs, ours in (("integer", "a whole number"), ("float", "a number")):
         text = text.replace(f"a valid {theirs} range", ours).replace(f"a valid {theirs}", ours)

@@ -24,7 +24,7 @@ def duration(value: Any, *, usual: str = "d") -> float | None:
 
     Args:
         value: as it was given.
-        usual: the unit that the message suggests for a number without one.
+        usual: the unit, or units, that the message suggests for a number without one.
 
     Raises:
         NoUnitError: it has no unit; the message says what may be meant.
@@ -38,8 +38,8 @@ def duration(value: Any, *, usual: str = "d") -> float | None:
     if re.fullmatch(r"(\d+(\.\d+)?[smhdw])+", text):
         return sum(float(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhdw])", text))
     if re.fullmatch(r"\d+(\.\d+)?", text):
-        unit = usual if 0 < float(text) <= _MANY else "s"
-        raise NoUnitError(f"{value!r} has no unit; did you mean {text}{unit}?")
+        units = usual if 0 < float(text) <= _MANY else "s"
+        raise NoUnitError(f"{value!r} has no unit; did you mean {' or '.join(text + unit for unit in units)}?")
     raise ValueError(f"{value!r} is not a duration; write for example 90s, 10m, 2h or 7d")
 
 

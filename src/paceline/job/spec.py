@@ -90,11 +90,11 @@ Duration = Annotated[float, Meta(gt=0), _written(_as_text(r"([0-9]+(\.[0-9]+)?[s
 Memory = Annotated[int, _or_text(r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", minimum=64 << 20)]
 _LONGEST = 1e9  # seconds
 _DURATIONS = {
-    "time_limit": "h",
+    "time_limit": "mh",  # minutes for srun and submitit, hours for PBS
     "ttl": "d",
     "keep_warm": "m",
     "hang_after": "s",
-}  # field → the unit that a message suggests
+}  # field → the units that a message suggests
 # What a job file may leave unquoted: `job/reading.py` takes it as it is written.
 Text = Annotated[str, _written({"type": ["string", "number", "boolean"]})]
 

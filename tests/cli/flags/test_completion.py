@@ -34,6 +34,7 @@ def completed(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (("help", "ru"), ["run"]),
         (("get", "res"), ["resnet-1", "resnet-2", "resnet-3"]),
         (("logs", "-f", "b"), ["bert-1"]),
         (("top", "job", "b"), ["bert-1"]),

@@ -41,7 +41,7 @@ def test_one_line(paceline: Paceline, flags: tuple[str, ...], line: str) -> None
     [
         (("--ttl", "soon"), "--ttl: 'soon' is not a duration; write for example 90s, 10m, 2h or 7d"),
         (("--ttl", "7"), "--ttl: '7' has no unit; did you mean 7d?"),
-        (("--time-limit", "2"), "--time-limit: '2' has no unit; did you mean 2h?"),
+        (("--time-limit", "2"), "--time-limit: '2' has no unit; did you mean 2m or 2h?"),
         (("--time-limit", "3600"), "--time-limit: '3600' has no unit; did you mean 3600s?"),
         (("--data", "nonsense"), "--data 'nonsense': not VOLUME:/PATH; write for example training-data:/mnist_data"),
         (("--secret", "A B"), "--secret: 'A B' is not a valid name of an environment variable"),

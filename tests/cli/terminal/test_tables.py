@@ -181,7 +181,8 @@ def test_a_narrow_terminal_has_fewer_columns(width: int, heading: str) -> None:
 def test_cut_to_the_width_of_the_terminal(width: int) -> None:
     heading, *lines = on_terminal(width, NO_COLOR="1")
     assert heading.startswith("NAME     STATE    ERROR")
-    assert all(line.endswith("…") and width - 1 <= columns_of(line) <= width for line in lines if width < 58)
+    assert all(line.endswith("…") and columns_of(line) <= width for line in lines if width < 58)
+    assert columns_of(lines[1]) >= width - 1 or width == 58  # one long word is cut in its middle
     assert lines[0].startswith("train-1  FAILED   ran")
 
 

@@ -191,8 +191,10 @@ def _branch(line: Line) -> None:
 
 
 def _where(line: Line) -> None:
-    if line.get("--namespace") is not None:
-        line.flags.insert(0, ("--on", CLUSTER))
+    """A namespace is one of the cluster, if there is one."""
+    if line.get("--namespace") is not None and place(line) != CLUSTER:
+        line.take("--namespace")
+        line.notes.append("--namespace has no effect: this machine knows no cluster; KUBECONFIG names its file")
 
 
 def _cluster(line: Line) -> None:

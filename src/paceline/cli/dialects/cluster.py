@@ -1,4 +1,4 @@
-"""Jobs of tools that know one cluster: where they go, and what they become on this machine."""
+"""Where the jobs of a tool go, and what that place has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLUSTER = "kubernetes"
 _OF_PODS = (
     "--image", "--worker-image", "--share-memory", "--clean-pods", "--gang", "--selector", "--toleration",
     "--priority-class", "--annotation", "--pull-policy", "--pull-secret", "--git-image", "--host-network",
-    "--resources", "--gpu-resource", "--kind",
+    "--resources", "--gpu-resource", "--kind", "--namespace",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def place(line: Line) -> str:
 
     default = default_target()
     target = line.get("--on") or default
-    if target == HERE and (line.get("--namespace") is not None or has_cluster()):
+    if target == HERE and has_cluster():
         target = CLUSTER
     if line.get("--on") is None and target != default:
         line.flags.insert(0, ("--on", target))
@@ -67,3 +67,13 @@ def placed(line: Line) -> None:
     line.flags.insert(0, ("-n", str(int(workers) * int(each))))
     if gpus is not None:
         line.add("--gpus", str(int(workers) * int(gpus)))
+
+
+def has_devices(line: Line) -> bool:
+    """Whether this machine has devices; of others it is assumed."""
+    if any(line.get(flag) is not None for flag in ("--on", "-H", "--hosts", "--hostfile")):
+        return True
+    from paceline.backends import registry
+    from paceline.backends.base import Metered, able
+
+    return any(node.gpus for node in able(registry.load(), Metered).nodes(lambda _: None))

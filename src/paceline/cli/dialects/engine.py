@@ -14,6 +14,8 @@ import click
 from paceline.job.errors import UserError, nearest
 from paceline.job.secret_values import looks_secret, without_passwords
 
+from .shell import is_expanded, quoted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -38,9 +40,10 @@ class Tool:
     Attributes:
         name: what is typed behind `paceline`.
         flags: its flags. A key has all names of a flag, then what it takes: nothing, `N`, `KEY VALUE`, `[N]` if it may
-            be left out (then only `--flag=N` gives it), or `FILE+` for one or more. A value says what the flag becomes:
-            flags of paceline, in which {} is what was given (at the end if there is no {}); "" for what is the same
-            without; why it has no effect or is refused; or a function, which changes the line.
+            be left out (then only `--flag=N` gives it), or `FILE+` for one or more. A name with * at the end stands for
+            all that begin so, which are refused. A value says what the flag becomes: flags of paceline, in which {} is
+            what was given (at the end if there is no {}); "" for what is the same without; why it has no effect or is
+            refused; or a function, which changes the line.
         verb: the verb of paceline that its lines become.
         finish: what is done with a line when all flags are read.
         tools: its subcommands, which take its own flags, too; or why there is none here.
@@ -67,8 +70,7 @@ class Line:
         program: the words behind them.
         notes: what the user is told: which flags have no effect, and why.
         given: the flags of the tool that were given, and their last value.
-        before: variables that stand before the command.
-        after: what the shell does with it: redirections, pipes, `&`.
+        before: variables and commands that stand before `paceline`.
         also: a line that follows this one.
         is_asked: whether only the line is wanted (`--explain`).
         helped: the tool that help is wanted for.
@@ -80,7 +82,6 @@ class Line:
     notes: list[str] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)
-    after: str = ""
     also: Line | None = None
     is_asked: bool = False
     helped: Tool | None = None
@@ -106,13 +107,15 @@ class Line:
 
     def text(self) -> str:
         """The line as people type it; values that look like secrets are not shown."""
-        first = " ".join(filter(None, (shlex.join([*self.before, "paceline", *map(_shown, self.words())]), self.after)))
+        before = [quoted(word, is_first=True) for word in self.before]
+        first = " ".join([*before, "paceline", *(quoted(_shown(word)) for word in self.words())])
         return first if self.also is None else f"{first} && {self.also.text()}"
 
 
 def _shown(word: str) -> str:
     name, equals, value = word.partition("=")
-    return f"{name}=…" if equals and name.isidentifier() and looks_secret(name, value) else without_passwords(word)
+    is_hidden = equals and name.isidentifier() and looks_secret(name, value) and not is_expanded(value)
+    return f"{name}=…" if is_hidden else without_passwords(word)
 
 
 def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | None = None) -> Line:
@@ -162,7 +165,19 @@ def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | N
     if tool.finish is not None and line.helped is None:
         tool.finish(line)
     line.notes = list(dict.fromkeys(line.notes))
+    _drop_replaced(line)
     return line
+
+
+def _drop_replaced(line: Line) -> None:
+    """Leave flags out that a later one replaces."""
+    last = {words[0]: number for number, words in enumerate(line.flags)}
+    options = {name: own_flag(line.verb, name) for name in last}
+    line.flags = [
+        words
+        for number, words in enumerate(line.flags)
+        if number == last[words[0]] or (option := options[words[0]]) is None or option.multiple
+    ]
 
 
 def _names(tool: Tool) -> list[str]:
@@ -229,14 +244,7 @@ def _take(
         longer = {table[it][0]: it for it in table if it.startswith(name)}
         name = next(iter(longer.values())) if len(longer) == 1 else name
     if name not in table:
-        if name in ("--explain", "--help", "-h"):
-            line.is_asked |= name == "--explain"
-            line.helped = tool if name != "--explain" else line.helped
-            return
-        if (own := own_flag(line.verb, name)) is None:
-            raise UserError(f"{tool.name} has no flag {name}; {nearest(name, table)}")
-        count = 0 if own.is_flag else own.nargs
-        line.add(name, *_values(tool, name, ("VALUE",) * count, attached, rest))
+        _take_unknown(tool, table, line, name, attached=attached, rest=rest)
         return
     first, takes, meaning = table[name]
     values = _values(tool, name, takes, attached, rest)
@@ -253,6 +261,32 @@ def _take(
     elif meaning:
         for words in _flags_of(meaning, values):
             line.add(*words)
+
+
+def _take_unknown(
+    tool: Tool,
+    table: Mapping[str, tuple[str, tuple[str, ...], Meaning]],
+    line: Line,
+    name: str,
+    *,
+    attached: str | None,
+    rest: list[str],
+) -> None:
+    """Read a flag that is not in the table by its own name: one of paceline's, or of a family that is refused.
+
+    Raises:
+        UserError: it is neither, lacks its value, or is refused.
+    """
+    if name in ("--explain", "--help", "-h"):
+        line.is_asked |= name == "--explain"
+        line.helped = tool if name != "--explain" else line.helped
+        return
+    for family, (_, _, reason) in table.items():
+        if family.endswith("*") and name.startswith(family[:-1]):
+            raise UserError(f"{name}: {reason}")
+    if (own := own_flag(line.verb, name)) is None:
+        raise UserError(f"{tool.name} has no flag {name}; {nearest(name, table)}")
+    line.add(name, *_values(tool, name, ("VALUE",) * (0 if own.is_flag else own.nargs), attached, rest))
 
 
 def _flags_of(meaning: str, values: list[str]) -> list[tuple[str, ...]]:

@@ -9,6 +9,8 @@ import os
 import re
 from pathlib import Path
 
+from paceline.job.errors import UserError
+
 from .engine import PYTHON, Ignored, Line, Refused, Tool, say_program
 
 _BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding binds them to those near their GPU")
@@ -37,6 +39,13 @@ def _parameter(line: Line, value: str) -> None:
 
 
 def _finish(line: Line) -> None:
+    """Say what the program is.
+
+    Raises:
+        UserError: there is more than one.
+    """
+    if ":" in line.program:
+        raise UserError("mpirun A : B starts two programs; a job runs one program, so start one job for each")
     say_program(line)
     if line.get("--framework") is None and line.program and _needs_mpi(line):
         line.add("--framework", "mpi")

@@ -10,7 +10,9 @@ import socket
 
 from paceline.job.errors import UserError
 
+from .cluster import has_devices
 from .engine import Ignored, Line, Refused, Tool
+from .shell import is_expanded
 
 _NO_SERVERS = Refused("paceline trains without parameter servers; leave the flags for them out")
 
@@ -20,7 +22,7 @@ def _devices(line: Line, value: str) -> None:
 
 
 def _log_dir(line: Line, value: str) -> None:
-    line.add("--env", f"PADDLE_LOG_DIR={os.path.abspath(value)}")
+    line.add("--env", f"PADDLE_LOG_DIR={value if is_expanded(value) else os.path.abspath(value)}")
 
 
 def _master(line: Line, value: str) -> None:
@@ -77,7 +79,9 @@ def _finish(line: Line) -> None:
         UserError: this machine is none of the nodes.
     """
     addresses, mine = _addresses(line)
-    if len(addresses) > 1 and line.get("--rdzv-endpoint") is None:
+    if addresses and line.get("--rdzv-endpoint") is not None:
+        line.notes.append("the addresses of the nodes have no effect beside --master: the nodes meet there")
+    elif len(addresses) > 1:
         ours = [number for number, it in enumerate(addresses) if it == mine or (mine is None and _is_mine(it))]
         if not ours:
             raise UserError(
@@ -86,20 +90,10 @@ def _finish(line: Line) -> None:
         line.add("--nnodes", str(len(addresses)))
         line.add("--node-rank", str(ours[0]))
         line.add("--master-addr", addresses[0])
-    if line.get("-n") is None and (line.get("--devices") is not None or _has_devices(line)):
+    if line.get("-n") is None and (line.get("--devices") is not None or has_devices(line)):
         line.add("-n", "gpu")
     if line.get("--framework") is None:
         line.add("--framework", "paddle")
-
-
-def _has_devices(line: Line) -> bool:
-    """Whether this machine has devices; of others it is assumed."""
-    if any(line.get(flag) is not None for flag in ("--on", "-H", "--hosts", "--hostfile")):
-        return True
-    from paceline.backends import registry
-    from paceline.backends.base import Metered, able
-
-    return any(node.gpus for node in able(registry.load(), Metered).nodes(lambda _: None))
 
 
 def _later(line: Line, value: str) -> None:

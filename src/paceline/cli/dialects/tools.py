@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError, nearest
 
-from .engine import PYTHON, Line, Refused, Tool, knows, parse
+from .engine import PYTHON, Line, Tool, knows, parse
+from .shell import ASSIGNED, Command, commands, is_expanded, is_variable, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ TOOLS = {
     "paddle-launch": "paddle:PADDLE_LAUNCH",
     "mpirun": "mpirun:MPIRUN",
     "srun": "srun:SRUN",
+    "accelerate": "accelerate:ACCELERATE",
     "arena": "arena:ARENA",
     "paddlecloud": "paddlecloud:PADDLECLOUD",
 }
@@ -35,9 +37,14 @@ _MODULES = {
     "paddle.distributed.fleet.launch": "paddle-launch",
     "fleet.launch": "paddle-launch",
     "horovod.runner.launch": "horovodrun",
+    "accelerate.commands.launch": "accelerate launch",
 }
 # Verbs of other tools that paceline has under another name, or not at all.
 _VERBS = {
+    "job": "paceline run SCRIPT, or paceline submit SCRIPT",
+    "sky": "paceline submit SCRIPT",
+    "deepspeed": "paceline run -n gpu SCRIPT",
+    "python": "paceline run SCRIPT",
     "launch": "paceline run SCRIPT, or paceline submit SCRIPT",
     "train": "paceline run SCRIPT, or paceline submit SCRIPT",
     "exec": "paceline attach JOB -- COMMAND",
@@ -64,10 +71,27 @@ _VERBS = {
     "runopts": "paceline run --help-all",
     "version": "paceline --version",
 }
+# Flags that no tool here has, or none in this form.
+_ELSEWHERE = "paceline starts jobs on machines that are there: write --on TARGET, or -H HOSTS"
+_FLAGS = {
+    "--nproc": "--nproc: write -n N, for ranks on each machine",
+    "--nprocs": "--nprocs: write -n N, for ranks on each machine",
+    "--world-size": "--world-size: write -np N, for ranks on all machines",
+    "--num-gpus": "--num-gpus: write -n gpu, for a rank per GPU; --gpus N asks for GPUs of each machine",
+    "--num-nodes": "--num-nodes: write --nnodes N",
+    "--cluster": f"--cluster: {_ELSEWHERE}",
+    "--cloud": f"--cloud: {_ELSEWHERE}",
+    "--use-spot": f"--use-spot: {_ELSEWHERE}; --max-restarts N survives lost ones",
+}
 _KINDS = ("pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob")  # behind `arena submit`
 # How nodes find each other: of a launcher within a job, this is paceline's task.
 _MEETING = ("--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-id", "--standalone")
-_NAME = re.compile(r"([A-Za-z_]\w*)=.*", re.DOTALL)
+# Commands that start the command behind them.
+_WRAPPERS = {
+    "env", "sudo", "timeout", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "strace", "xvfb-run", "nsys",
+    "uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "conda", "mamba", "micromamba", "docker", "podman", "singularity",
+    "apptainer", "enroot", "kubectl", "ssh", "screen", "tmux",
+}  # fmt: skip
 
 
 def load(name: str) -> Tool:
@@ -82,10 +106,11 @@ def recognised(words: Sequence[str]) -> tuple[Tool, list[str]] | None:
     rest = list(words)
     if not rest:
         return None
-    if PYTHON.fullmatch(os.path.basename(rest[0])):
+    if PYTHON.fullmatch(os.path.basename(rest[0])) or is_expanded(rest[0]):  # $PYTHON, $(which python)
         rest = [word for word in rest[:2] if word != "-u"] + rest[2:]
         if rest[1:2] == ["-m"] and len(rest) > 2 and rest[2] in _MODULES:
-            return load(_MODULES[rest[2]]), rest[3:]
+            known, *verb = _MODULES[rest[2]].split()
+            return load(known), [*verb, *rest[3:]]
         return None
     name = _PROGRAMS.get(os.path.basename(rest[0]))
     return None if name is None else (load(name), rest[1:])
@@ -114,45 +139,75 @@ def unwrap(line: Line) -> None:
     line.program = inner.program
 
 
-def explained(text: str) -> Line:
-    """The line of paceline that a line of another tool becomes, with the variables before it.
+def explained(text: str) -> tuple[str, list[str]]:
+    """A line of the shell in which launchers are replaced by paceline, and what the user is told about it.
 
     Raises:
-        UserError: it is none, or cannot be read.
+        UserError: no launcher is in it, or one cannot be read.
     """
-    text, after = _command(text.replace("\\\n", " "))
+    found = commands(text)
     try:
-        words = shlex.split(text, comments=True)
+        lines = [_launched(command) for command in found]
+        if not any(lines):
+            lines = [_launched(command, is_alone=True) for command in found]
+        if not any(lines):
+            raise UserError(_unknown(found))
+    except UserError as error:
+        raise UserError(plain(str(error))) from None
+    said, notes = "", list[str]()
+    for command, line in zip(found, lines, strict=True):
+        said += " ".join(filter(None, (plain(command.words) if line is None else line.text(), command.redirected)))
+        said += {"\n": "\n", ";": "; "}.get(command.end, f" {command.end} ")
+        notes += [] if line is None else map(plain, line.notes)
+    return said.strip(), notes
+
+
+def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
+    """The line that one command becomes; None if it starts no launcher, or without one if it is alone no script."""
+    try:
+        words = shlex.split(command.words)
     except ValueError as error:
-        raise UserError(f"{text!r}: {str(error).lower()}; put the line into quotes of the other kind") from None
+        raise UserError(
+            f"{command.words!r}: {str(error).lower()}; put the line into quotes of the other kind"
+        ) from None
     words = words[1:] if words[:1] == ["$"] else words
-    before = []
-    while words and _NAME.fullmatch(words[0]):
-        before.append(words.pop(0))
+    start = next((number for number, word in enumerate(words) if not ASSIGNED.fullmatch(word)), len(words))
+    before, words = words[:start], words[start:]
     has_nohup = words[:1] == ["nohup"]
     words = words[1:] if words[:1] in (["nohup"], ["time"], ["exec"]) else words
+    if words and os.path.basename(words[0]) in _WRAPPERS:
+        start = next((number for number in range(len(words)) if recognised(words[number:]) is not None), 0)
+        before, words = [*before, *words[:start]], words[start:]
     if words[:1] == ["paceline"] and words[1:2] and words[1] in TOOLS:
         words = words[1:]
     found = recognised(words)
     if found is None:
-        known = ", ".join((*_PROGRAMS, *(f"python -m {module}" for module in list(_MODULES)[:3])))
-        raise UserError(f"{words[0] if words else text} is no launcher that paceline knows; they are {known}")
+        is_script = is_alone and len(words) > 1 and PYTHON.fullmatch(os.path.basename(words[0])) is not None
+        return Line(program=words, before=before) if is_script else None
     line = parse(*found)
-    line.before, line.after = [*before, *line.before], after
+    line.before = [*before, *line.before]
     if has_nohup:
         line.notes.append("nohup is not needed: a job of paceline submit, or run --detach, outlives the terminal")
+    if line.program and is_variable(line.program[0]):
+        line.notes.append(
+            f"{line.program[0]} is taken for the script; if it holds flags of {found[0].name}, write "
+            f"paceline {_PROGRAMS.get(found[0].name, found[0].name)} in the place of {found[0].name}"
+        )
     return line
 
 
-def _command(text: str) -> tuple[str, str]:
-    """A command, and what the shell does with it: all from the first `|`, `&`, `;`, `<` or `>` that is not quoted."""
-    found = re.match(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^'"\\|&;<>])*""", text, re.DOTALL)
-    end = found.end() if found is not None else len(text)
-    if text[end : end + 1] in ("'", '"'):  # a quote without its end, which shlex refuses
-        return text, ""
-    number = re.search(r"(?<=\s)\d+$", text[:end]) if text[end : end + 1] in ("<", ">") else None
-    end = number.start() if number is not None else end
-    return text[:end], text[end:].strip()
+def _unknown(found: Sequence[Command]) -> str:
+    """Why a line has nothing to explain, and what to do."""
+    if not found:
+        return "there is no line to explain; write it in quotes, for example 'torchrun --nproc-per-node 2 train.py'"
+    words = plain(found[-1].words).split()
+    name = os.path.basename(words[0]) if words else found[-1].redirected
+    if name in ("sh", "bash", "sbatch") and len(words) > 1:
+        lines = "; lines #SBATCH hold flags of srun" if name == "sbatch" else ""
+        return f'{name}: the lines in the file matter; write paceline explain "$(cat {words[-1]})"{lines}'
+    if name in _VERBS:
+        return f"{name} is no launcher; write {_VERBS[name]}"
+    return f"{name} is no launcher that paceline knows; they are {', '.join(TOOLS)}, and python -m of their modules"
 
 
 # -- old flags and verbs behind verbs of paceline ----------------------------------------------------------------------
@@ -188,32 +243,49 @@ def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
         name: of the flag.
         words: those behind the verb.
     """
+    given = [word.partition("=")[0] for word in words]
+    letters = name[1:] if len(name) == 2 else "-"
+    typed = (
+        name if name in given else next((it for it in given if re.match(rf"-\w*{letters}", it)), name)
+    )  # -mca for -c
+    tools = _with_flags_like(verb)
+    tools = [tool for tool in tools if knows(tool, typed)] or [tool for tool in tools if knows(tool, name)]
+    found: dict[str, tuple[str, list[str]]] = {}  # line of paceline → tool, notes
     refused = None
-    for tool in _with_flags_like(verb):
+    for tool in tools:
         try:
             line = parse(replace(tool, shortens=False), words)
         except UserError as error:
-            if knows(tool, name) and refused is None:
-                refused = f"that is a line of {tool.name}: {error}"
+            refused = refused or f"that is a line of {tool.name}: {error}"
             continue
         line.verb = verb
         if line.text() != Line(verb, program=list(words)).text():
-            return "; ".join((f"that is a line of {tool.name}", *line.notes, f"write: {line.text()}"))
-    return refused
+            found.setdefault(line.text(), (tool.name, line.notes))
+    meant = {known: (text, notes) for text, (known, notes) in reversed(found.items())}
+    if len(meant) == 1:
+        (known, (text, notes)), *_ = meant.items()
+        return "; ".join((f"that is a line of {known}", *notes, f"write: {text}"))
+    if meant:
+        lines = "; or of ".join(f"{known}, then write: {text}" for known, (text, _) in reversed(meant.items()))
+        return f"that may be a line of {lines}"
+    return refused or _FLAGS.get(name)
 
 
 def _with_flags_like(verb: str) -> list[Tool]:
     """The tools whose lines may have been meant by a line of a verb."""
     arena = load("arena")
-    found: list[Tool | Refused] = []
     if verb in ("run", "submit"):
-        found = [tool for name in TOOLS if not (tool := load(name)).tools]
-        arena, verb = _within(arena, "submit"), ""
-        found += dict.fromkeys(arena.tools.values())
+        tools = map(load, TOOLS)
+        return list(dict.fromkeys(it for tool in tools for it in _all_within(tool) if it.verb in ("run", "submit")))
     for word in verb.split():
         arena = _within(arena, word)
-        found = [arena]
-    return [tool for tool in found if isinstance(tool, Tool)]
+    return [arena]
+
+
+def _all_within(tool: Tool) -> list[Tool]:
+    """A tool without subcommands, or these, each with the flags of the tools around it."""
+    inner = [it for it in dict.fromkeys(tool.tools.values()) if isinstance(it, Tool)]
+    return [it for one in inner for it in _all_within(replace(one, flags={**tool.flags, **one.flags}))] or [tool]
 
 
 def _within(tool: Tool, name: str) -> Tool:

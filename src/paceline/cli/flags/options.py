@@ -54,6 +54,20 @@ class Count(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+class Port(click.IntRange):
+    """A port of sshd; srun's flag of the same letter names a partition."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none.
+        """
+        if isinstance(value, str) and not value.isdecimal():
+            self.fail(f"{value!r} is no port; a partition of Slurm is named by --queue {value}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class SectionedCommand(click.Command):
     """Prints its options heading by heading, in the order in which they are defined: the usual ones, then all.
 

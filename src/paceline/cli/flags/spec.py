@@ -37,6 +37,7 @@ _INSTEAD = {
     "duplicate_stderr_filters": "all lines are kept; show such lines with paceline logs JOB --all --grep TEXT",
     "event_log_handler": "paceline records the events of a job itself; show them with paceline events JOB",
     "logs_specs": "--log-dir says where logs go, --tee and --redirects what is shown",
+    "monitor_interval": "paceline waits for events",
 }
 
 

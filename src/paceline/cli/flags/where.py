@@ -15,7 +15,7 @@ from paceline.job.errors import UserError
 from paceline.job.paths import submitted_options
 
 from . import completion
-from .options import Option
+from .options import Option, Port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,9 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
             return option(*letter, *flag.names, help=flag.help, is_flag=True, default=None, **place)
         if flag.repeats:
             return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, multiple=True, **place)
-        kind: dict[str, Any] = {} if flag.number is None else {"type": click.IntRange(*flag.number)}
+        kind: dict[str, Any] = (
+            {} if flag.number is None else {"type": (Port if flag.letter == "-p" else click.IntRange)(*flag.number)}
+        )
         if flag.values:
             kind["shell_complete"] = lambda _, __, text: [value for value in flag.values if value.startswith(text)]
         return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, **kind, **place)

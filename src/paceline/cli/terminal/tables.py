@@ -193,7 +193,9 @@ def _cell(text: str, room: int, fill: bool) -> str:
         while taken + (step := display_width(text[end])) < room:
             taken += step
             end += 1
-        text, taken = f"{text[:end]}…", taken + 1
+        end = max(text.rfind(" ", end // 2, end + 1), 0) or end  # no half of a name, if that costs less than half of it
+        text = f"{text[:end]}…"
+        taken = display_width(text)
     return text + " " * (room - taken) if fill else text
 
 

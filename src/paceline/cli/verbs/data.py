@@ -64,7 +64,7 @@ def _list(output: str) -> None:
         Column("AGE", lambda row: age(row.volume), is_optional=True),
         Column("READABLE", lambda row: "yes" if row.volume.problem is None else f"no: {row.volume.problem}",
                is_text=True, keep=5),
-        Column("DEFINED IN", lambda row: row.volume.file, is_text=True, is_optional=bool(rows)),
+        Column("DEFINED IN", lambda row: row.volume.file, is_text=True, is_optional=bool(rows), wide=True),
     ]  # fmt: skip
     show(rows, columns, output, lambda row: {**asdict(row.volume), "target": row.target or backend().name})
     if not rows:

@@ -71,10 +71,10 @@ def _run(command: click.Command, tool: Tool, words: list[str]) -> int:
         return 0
     for note in line.notes:
         say(note)
+    _check(line)
     if line.is_asked:
         click.echo(line.text())
         return 0
-    _check(line)
     say(f"this is: {line.text()}")
     return _started(line)
 
@@ -108,12 +108,13 @@ def explain(words: tuple[str, ...]) -> int:
     """Print the line of paceline that does what LINE of another launcher does; run nothing.
 
     LINE is a line of torchrun, python -m torch.distributed.launch, horovodrun, python -m paddle.distributed.launch,
-    mpirun, srun, arena or paddlecloud, in quotes, as it is typed: variables may stand before it.
+    mpirun, srun, accelerate, arena or paddlecloud, in quotes, as it is typed. What else the shell does stays:
+    variables, other commands, redirections. So a script works as well: paceline explain "$(cat job.sh)".
     """
-    line = explained(words[0] if len(words) == 1 else shlex.join(words))
-    for note in line.notes:
+    text, notes = explained(words[0] if len(words) == 1 else shlex.join(words))
+    for note in notes:
         say(note)
-    click.echo(line.text())
+    click.echo(text)
     return 0
 
 
@@ -123,5 +124,6 @@ horovodrun = _Dialect("horovodrun")
 paddle_launch = _Dialect("paddle-launch")
 mpirun = _Dialect("mpirun")
 srun = _Dialect("srun")
+accelerate = _Dialect("accelerate")
 arena = _Dialect("arena")
 paddlecloud = _Dialect("paddlecloud")

@@ -64,7 +64,7 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     since = None if job.started is None else (job.finished or time.time()) - job.started
     yield f"job {job.name}: {job.state}{code}{'' if since is None else f' after {show_duration(since)}'}"
     if job.waiting:
-        yield f"it waits: {job.waiting}"
+        yield f"it {job.waiting}" if job.waiting.startswith("waits ") else f"it waits: {job.waiting}"
     restarts = [event for event in happened if event["event"] == "restarting"]
     for event in restarts[-3:]:
         why = failed(event["failure"]) if event.get("failure") else event.get("why") or "it was asked to"

@@ -376,7 +376,7 @@ class Ranks:
 
     def _note_unjoined(self, rank: Rank) -> None:
         """Record that the ranks did not work together, if the first rank has detected that."""
-        if rank.status == 0 and rank.error.with_suffix(UNJOINED).exists():
+        if rank.status == 0 and not self._spec.local_rank_flag and rank.error.with_suffix(UNJOINED).exists():
             count = rank.placement.world_size
             why = (
                 f"the script never asked which rank it is, so each of the {count} ranks did all of the work; "

@@ -1,0 +1,124 @@
+"""What a shell does with a line: commands one after the other, redirections, expansions.
+
+`$NAME`, `$(command)`, `~` and `*` mean something only to the shell. In the words of a line they are kept apart from the
+same characters in quotes, so that a line that is printed again means the same.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import NamedTuple
+
+_BARE, _QUOTED = 0xF0000, 0x100000  # planes for private use: characters that the shell expands, outside and in quotes
+_NAME = re.compile(r"\$(?:\w+|[@*#?!$-])")
+_ACTIVE = re.compile("[\U000f0000-\U0010ffff]")
+_SAFE = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+class Command(NamedTuple):
+    """One command of a line.
+
+    Attributes:
+        words: its text, in which what the shell expands is marked.
+        redirected: its redirections, as they were typed.
+        end: what stands behind it: `&&`, `|`, `;`, `&`, a newline, or nothing.
+    """
+
+    words: str
+    redirected: str
+    end: str
+
+
+def commands(text: str) -> list[Command]:
+    """The commands of a line, or of several lines."""
+    found: list[Command] = []
+    words, redirected, quote, place = "", None, "", 0
+    while place < len(text):
+        here = text[place]
+        size = 1
+        taken = here
+        if quote == "'" or (not quote and here == "'"):
+            quote = "" if quote and here == "'" else "'"
+        elif here == "\\":
+            size = 2
+            taken = "" if text[place + 1 : place + 2] == "\n" else text[place : place + 2]
+        elif here == '"':
+            quote = "" if quote else '"'
+        elif (size := _expanded(text, place)) or (not quote and here in "*?[]{}~"):
+            size = size or 1
+            taken = _mark(text[place : place + size], _QUOTED if quote else _BARE)
+        elif not quote and here == "#" and (not words or words[-1].isspace()):
+            size, taken = len(text[place:].partition("\n")[0]), ""
+        elif (
+            not quote and (end := re.match(r"&&|\|\||\|&|[|;\n]|&(?!>)", text[place:])) and text[place - 1] not in "<>"
+        ):
+            found.append(Command(words.strip(), (redirected or "").strip(), end[0]))
+            words, redirected, size, taken = "", None, end.end(), ""
+        elif not quote and redirected is None and (here in "<>" or text[place : place + 2] == "&>"):
+            number = re.search(r"(?<=\s)\d$", words)
+            redirected = "" if number is None else number[0]
+            words = words if number is None else words[:-1]
+            size, taken = 1, here
+        else:
+            size = 1
+        if redirected is None:
+            words += taken
+        else:
+            redirected += text[place : place + size]
+        place += size
+    found.append(Command(words.strip(), (redirected or "").strip(), ""))
+    return [it for it in found if it.words or it.redirected]
+
+
+def _expanded(text: str, place: int) -> int:
+    """How many characters from a place on the shell replaces by a value."""
+    if text[place] == "`":
+        return text.find("`", place + 1) + 1 - place if "`" in text[place + 1 :] else 0
+    if text[place] != "$":
+        return 0
+    closing = {"(": ")", "{": "}"}.get(text[place + 1 : place + 2])
+    if closing is None:
+        name = _NAME.match(text, place)
+        return 0 if name is None else name.end() - place
+    depth = 0
+    for number, here in enumerate(text[place:]):
+        depth += (here == text[place + 1]) - (here == closing)
+        if number and not depth:
+            return number + 1
+    return 0
+
+
+def _mark(text: str, plane: int) -> str:
+    return "".join(chr(plane + ord(it)) if ord(it) < 0xFFFE else it for it in text)
+
+
+def is_expanded(word: str) -> bool:
+    """Whether the shell replaces a part of a word."""
+    return _ACTIVE.search(word) is not None
+
+
+def is_variable(word: str) -> bool:
+    """Whether all of a word is replaced, and by as many words as the value has."""
+    return bool(word) and all(_BARE <= ord(it) < _QUOTED for it in word)
+
+
+def plain(text: str) -> str:
+    """A text without marks, for people."""
+    return _ACTIVE.sub(lambda it: chr((ord(it[0]) - _BARE) & 0xFFFF), text)
+
+
+def quoted(word: str, *, is_first: bool = False) -> str:
+    """A word as it is typed: what the shell expands is not quoted against it, all else is.
+
+    Args:
+        word: with marks.
+        is_first: whether it stands before the command, where NAME=VALUE sets a variable.
+    """
+    if not is_expanded(word):
+        name = ASSIGNED.fullmatch(word)
+        return shlex.quote(word) if name is None or not is_first else f"{name[1]}={shlex.quote(name[2])}"
+    if all(ord(it) < _QUOTED for it in word) and _SAFE.fullmatch(_ACTIVE.sub("", word)):
+        return plain(word)
+    return '"' + "".join(plain(it) if is_expanded(it) else re.sub(r'(["\\$`])', r"\\\1", it) for it in word) + '"'
