@@ -238,6 +238,7 @@ class JobState(TypedDict):
     kept_since: float | None
     progress: ProgressRecord | None
     checkpoint: CheckpointRecord | None
+    slow: Sequence[str]
 
 
 class JobRecord(JobFacts, JobState):

@@ -46,6 +46,24 @@ class Thread(TypedDict):
     frames: list[tuple[str, int, str]]
 
 
+class Loader(TypedDict):
+    """A torch DataLoader that is being iterated.
+
+    Attributes:
+        id: of the iteration, in this process.
+        workers: its `num_workers`.
+        pinned: whether its batches are in pinned memory.
+        batch: samples in a batch; None if that is not known.
+        done: batches that this iteration has yielded.
+    """
+
+    id: int
+    workers: int
+    pinned: bool
+    batch: int | None
+    done: int
+
+
 class Answer(TypedDict, total=False):
     """What a rank answers.
 
@@ -55,6 +73,10 @@ class Answer(TypedDict, total=False):
         framework: whether it has imported a framework.
         threads: the main thread first.
         collectives: the last ones of each group, the newest last.
+        times: seconds of each part of a step, summed over `steps`, if the script trains with the library.
+        loader: that the main thread waits for now.
+        computing: threads that torch computes with.
+        gpu: whether torch uses one.
     """
 
     numbers: dict[str, int]
@@ -62,6 +84,10 @@ class Answer(TypedDict, total=False):
     framework: bool
     threads: list[Thread]
     collectives: list[Collective]
+    times: dict[str, float]
+    loader: Loader
+    computing: int
+    gpu: bool
 
 
 class Stand(TypedDict):
@@ -138,18 +164,60 @@ class Hang(TypedDict):
     places: Sequence[Place]
 
 
-class Spent(TypedDict):
-    """What the ranks of a node have spent their time on.
+class Busiest(TypedDict):
+    """The rank of a node that waits least for the others.
+
+    Attributes:
+        rank: which.
+        exchange: its share of the time in collectives.
+        others: the same of the other ranks here, on average.
+        part: of a step, that it is in more often than they are.
+        line: of the script, where it is then.
+    """
+
+    rank: int
+    exchange: float
+    others: float
+    part: str
+    line: str
+
+
+class Spent(TypedDict, total=False):
+    """What the ranks of a node have spent their time on. What is not known is missing, but for the first three.
 
     Attributes:
         samples: how many there are.
         parts: the share of each part of a step, the largest first.
         lines: of each part the line of the script that it was at most often.
+        still: of each part in how much of it the main thread has waited in the kernel.
+        seconds: of each part of a step, as the library has measured them, and in `total` of the whole.
+        step: seconds from one batch to the next.
+        loader: the DataLoader that was waited for last.
+        read: bytes that a rank has read for each batch; reads: in how many calls.
+        ranks: how many run here.
+        cores: that they may use; used: how many of them they and their children have kept busy; free: how many nobody.
+        queued: the share of the time in which main threads were ready, and waited for a core.
+        computing, gpu: see `Answer`.
+        busiest: the rank that keeps the others waiting, if one does.
     """
 
     samples: int
     parts: dict[str, float]
     lines: dict[str, str]
+    still: dict[str, float]
+    seconds: dict[str, float]
+    step: float
+    loader: Loader
+    read: float
+    reads: float
+    ranks: int
+    cores: int
+    used: float
+    free: float
+    queued: float
+    computing: int
+    gpu: bool
+    busiest: Busiest
 
 
 def address(job_id: str, attempt: int, rank: int) -> str:

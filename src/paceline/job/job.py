@@ -91,6 +91,7 @@ class Job:
         tensorboard: address of its TensorBoard.
         progress: epoch, step and time left, as the library tells them.
         checkpoint: the step that the library has saved last, and the folder: `{"step", "folder"}`.
+        slow: what makes it slow, what helps, and how much that would save: a line each, the worst first.
         external_id: what the system calls it that its backend hands jobs to, such as the number of a Slurm job.
         url: of a page there that shows it.
         logs: where copies of its logs are kept, or that none are; "" where they are in its folder.
@@ -134,6 +135,7 @@ class Job:
     tensorboard: str | None = None
     progress: ProgressRecord | None = None
     checkpoint: CheckpointRecord | None = None
+    slow: Sequence[str] = ()
     external_id: str = ""
     url: str = ""
     logs: str = ""

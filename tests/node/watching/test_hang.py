@@ -7,11 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.backends.slowness import causes, in_words
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.hang import find, grouped
 from paceline.node.watching.outside import Family, Process
-from paceline.node.watching.spent import Samples
 
 
 def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
@@ -120,27 +118,3 @@ def test_what_a_waiting_process_does_is_no_work() -> None:
     ):
         one.see(Process(state, cpu=cpu, all_cpu=all_cpu), now, lambda it=children: it)
         assert one.idle(now) == idle, now
-
-
-def test_what_ranks_spend_their_time_on() -> None:
-    script, torch = "/home/ada/train.py", "/opt/venv/lib/python3.12/site-packages/torch"
-    loader = (
-        (f"{torch}/utils/data/_utils/fetch.py", 54, "fetch"),
-        (f"{torch}/utils/data/dataloader.py", 788, "_next_data"),
-    )
-    stacks = {
-        "loading": [(script, 5, "__getitem__"), *loader, (script, 31, "<module>")],
-        "backward": [(f"{torch}/autograd/graph.py", 829, "_engine_run_backward"), (script, 34, "<module>")],
-        "optimizer": [(f"{torch}/optim/sgd.py", 122, "step"), (script, 35, "<module>")],
-    }
-    samples = Samples()
-    for part, count in (("loading", 62), ("backward", 30), ("optimizer", 8)):
-        for _ in range(count):
-            samples.add(stacks[part])
-    samples.add([("/usr/lib/python3.12/site-packages/torch/__init__.py", 1, "<module>")])  # no line of the script
-    spent = samples.spent()
-    assert spent["samples"] == 100
-    assert in_words(spent) == "loading 62 %, backward 30 %, optimizer 8 %"
-    (line,) = causes(spent)
-    assert line.startswith("62 % of the time the script loads its data itself (num_workers=0), at train.py:5; ")
-    assert causes({"samples": 9, "parts": {"forward": 0.9, "exchange": 0.1}, "lines": {}}) == []

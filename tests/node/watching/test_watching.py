@@ -1,4 +1,4 @@
-"""Hangs are named, and slow scripts are left alone: real jobs, seen by their agents."""
+"""Hangs are named, slow scripts are left alone, and what makes them slow is said: real jobs, seen by their agents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import eventually
+from tests.node.watching import slowing
 from tests.node.watching.hanging import HANGS, PRELUDE, SLOW
 
 from paceline.node.journal.records import read
@@ -47,3 +48,13 @@ def test_a_slow_script_is_left_alone(paceline: Paceline, name: str) -> None:
     done = paceline("run", "--name", "it", "-n", str(ranks), "--hang-after", "3s", "script.py")
     assert done.returncode == 0, done.stderr
     assert not hangs(paceline), hangs(paceline)[0]["line"]
+
+
+@pytest.mark.parametrize("name", marked(slowing.CAUSES, in_gate=("data, with the library", "a slow rank")))
+def test_what_makes_a_job_slow_is_said(paceline: Paceline, name: str) -> None:
+    ranks, script, words = slowing.CAUSES[name]
+    (paceline.folder / "script.py").write_text(slowing.PRELUDE + script)
+    done = paceline("run", "--name", "it", "-n", str(ranks), "--hang-after", "1s", "script.py")
+    assert done.returncode == 0, done.stderr
+    for told in (done.stderr, paceline("get", "it").stdout, paceline("why", "it").stdout):
+        assert re.search(words, told), told

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import STREAM_BITS, Event, Output
-from paceline.backends.slowness import causes
 from paceline.job.text import printable
 
 from .colours import ColoursOnly
@@ -104,7 +103,7 @@ class Screen:
                 "--start-method exec does the same without this line"
             )
         elif event.name in ("unjoined", "note", "hang", "spent"):
-            for line in causes(details["spent"]) if event.name == "spent" else [details["why"]]:
+            for line in details["causes"] if event.name == "spent" else [details["why"]]:
                 self._say(f"{line}; see: paceline why {self._job.name}" if event.name == "hang" else line)
         elif event.name in ("lost", "joined", "apart"):
             self._say(_of_host(event.name, details))

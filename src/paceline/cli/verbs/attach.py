@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from paceline.backends.slowness import in_words
-from paceline.backends.stands import who
+from paceline.backends.stands import in_words, who
 from paceline.backends.story import story
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of

@@ -233,6 +233,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("error", job.error),
         ("advice", job.advice),
         ("waiting", job.waiting),
+        *(("slow", line) for line in job.slow),
         ("command", job.command),
         ("framework", job.framework),
         ("kind", job.kind),

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.backends.base import Watched, able
-from paceline.backends.slowness import causes, in_words
-from paceline.backends.stands import SECONDS, grouped, hang_of, who
+from paceline.backends.stands import SECONDS, grouped, hang_of, in_words, who
 from paceline.backends.story import story
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import failed, known
@@ -44,7 +43,7 @@ def _why(name: str, live: bool, output: str) -> int:
         found = {"state": job.state, "error": job.error, "events": happened, "stands": stands}
         click.echo(json.dumps(found, indent=2))
         return 0
-    lines = [*_of_end(job, happened), *_of_hangs(happened, places=not live), *_of_spent(happened)]
+    lines = [*_of_end(job, happened), *_of_hangs(happened, places=not live), *_of_spent(job, happened)]
     lines += _of_ranks(job, stands)
     if len(lines) == 1 and not job.is_over and stands is None:
         lines.append("nothing is known that keeps it; see where its ranks are with --live")
@@ -103,14 +102,17 @@ def _of_hangs(happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[s
         yield from _of_places(hang["places"] if places else ())
 
 
-def _of_spent(happened: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What the ranks spent their time on, and what of that can be less; of each node the same."""
+def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What the ranks spent their time on, and what of that can be less; of each node the same, once it has ended."""
     found = [event for event in happened if event["event"] == "spent"]
+    if not found and job.slow:
+        yield ""
+        yield from job.slow
     for event in found:
         host = f" on {event['host']}" if len(found) > 1 and event.get("host") else ""
         yield ""
         yield f"time{host}: {in_words(event['spent'])}"
-        yield from causes(event["spent"])
+        yield from event["causes"]
 
 
 def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:

@@ -29,6 +29,7 @@ from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED
 from paceline.node.spec import CURRENT_SECONDS, NodeSpec
+from paceline.node.watching.slowness import causes
 
 from .decider import decide
 from .decision import ANSWER_SECONDS
@@ -87,8 +88,9 @@ class Agent:
         if after is None:
             return None
         return Watch(
-            self.loop, self.spec.job_id, after, lambda stands: self.events.append({"on": "stalled", "stands": stands})
-        )
+            self.loop, self.spec.job_id, after, lambda stands: self.events.append({"on": "stalled", "stands": stands}),
+            self._record_slow,
+        )  # fmt: skip
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
 
@@ -231,7 +233,14 @@ class Agent:
     def _record_spent(self) -> None:
         """Record what the ranks spent their time on, if that is known."""
         if self.watch is not None and (spent := self.watch.spent()) is not None:
-            self.status.record((), {"event": "spent", "spent": spent})
+            slow = causes(spent)
+            self.status.record((), {"event": "spent", "spent": spent, "causes": slow}, slow=slow)
+
+    def _record_slow(self) -> None:
+        """Record what makes the job slow, as far as that is known now."""
+        if self.watch is not None and (spent := self.watch.spent()) is not None:
+            self.status.record((), slow=causes(spent))
+            self.status.save()
 
     def _claim_devices(self) -> None:
         """Queue for the devices that the job asks for."""

@@ -16,7 +16,7 @@ from paceline.node.watching.outside import look, look_at_children
 from paceline.node.watching.spent import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from paceline.contract.stands import Answer, Place, Spent, Stand
     from paceline.node.ranks.launcher import Rank
@@ -36,7 +36,9 @@ class Watch:
     It asks each rank for the numbers of its collectives, and once none has gone on for long enough, for its stacks.
     """
 
-    def __init__(self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None]) -> None:
+    def __init__(
+        self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None], spent: Callable[[], None]
+    ) -> None:
         """Watch nothing yet.
 
         Args:
@@ -45,8 +47,9 @@ class Watch:
             after: seconds without a collective after which `found` is called with where the ranks are; again and again,
                 less and less often, and with nothing once they go on.
             found: see `after`.
+            spent: called when it is time to say what the ranks spend their time on, less and less often.
         """
-        self._loop, self._job_id, self._after, self._found = loop, job_id, after, found
+        self._loop, self._job_id, self._after, self._found, self._spent = loop, job_id, after, found, spent
         self._tick = max(_LEAST, min(_SOON, after / 4))
         self._samples = Samples()
         self._ranks: Mapping[int, Rank] = {}
@@ -54,12 +57,15 @@ class Watch:
         self._looked = 0.0  # when the ranks were looked at last
         self._turn = 0  # counts the calls of `start`: timers of an attempt before do nothing
         self._looks = 0
+        self._tell_at = _LEAST_LOOKS  # looks after which `spent` is called
+        self._started = self._busy = 0.0  # when the ranks started, and what the machine's cores had done by then
+        self._used: Spent = {}  # how many cores there are, and the ranks have used
         self._said_at: float | None = None  # when the ranks' places were said last, in this stall
 
     def start(self, ranks: Mapping[int, Rank]) -> None:
         """Watch these ranks of a new attempt."""
         self._ranks, self._said_at = ranks, None
-        self._activities = {}
+        self._activities, self._started = {}, 0.0
         self._turn += 1
         self._after_a_while(self._look)
 
@@ -74,7 +80,7 @@ class Watch:
 
     def spent(self) -> Spent | None:
         """What the ranks have spent their time on; None if they were seen too seldom to say so."""
-        return self._samples.spent() if self._looks >= _LEAST_LOOKS else None
+        return {**self._samples.spent(), **self._used} if self._looks >= _LEAST_LOOKS else None
 
     def _after_a_while(self, then: Callable[[], None]) -> None:
         turn = self._turn
@@ -108,14 +114,23 @@ class Watch:
         for number, rank in live.items():
             activity = self._activities.setdefault(number, Activity(now))
             activity.see(look(rank.pid), now, partial(look_at_children, rank.pid))
-            Question(self._loop, rank, SHORT, lambda answer, it=activity: self._heard(it, answer))  # type: ignore[misc]
+            Question(self._loop, rank, SHORT, partial(self._heard, rank, activity))
         self._judge(live, now)
+        if not self._started:
+            from paceline.node.machine.meter import busy_seconds  # jobs that are over at once do not need it
+
+            self._started, self._busy = now, busy_seconds()
+        if self._looks >= self._tell_at:
+            self._tell_at = 2 * self._looks
+            self._used = _used(self._samples.pids, now - self._started, self._busy)
+            self._spent()
         self._after_a_while(self._look)
 
-    def _heard(self, activity: Activity, answer: Answer | None) -> None:
+    def _heard(self, rank: Asked, activity: Activity, answer: Answer | None) -> None:
         if answer is not None:
-            activity.hear(answer, time.monotonic())
-            self._samples.add(answer["threads"][0]["frames"] if answer["threads"] else ())
+            now = time.monotonic()
+            activity.hear(answer, now)
+            self._samples.add(rank, answer, activity.process, now)
 
     def _judge(self, live: Mapping[int, Asked], now: float) -> None:
         stands_still = all(self._activities[number].still(now) >= self._after for number in live)
@@ -129,3 +144,21 @@ class Watch:
             return
         self._said_at = now
         ask(self._loop, live, self._activities, self._found)
+
+
+def _used(pids: Sequence[int], seconds: float, busy: float) -> Spent:
+    """How many cores these processes and their descendants have kept busy so far, and how many nobody has.
+
+    Args:
+        pids: of the ranks.
+        seconds: for which they have run.
+        busy: what the cores of the machine had done before, in seconds.
+    """
+    from paceline.node.machine import devices, meter
+
+    now, cores = meter.snapshot(), devices.cores()
+    trees = [now.tree(pid, now.processes[pid].start_time) for pid in pids if pid in now.processes]
+    return {
+        "cores": cores, "free": round(max(0.0, cores - (now.busy - busy) / max(seconds, 1e-9)), 2),
+        "used": round(sum(meter.spent({}, tree) for tree in trees) / max(seconds, 1e-9), 2),
+    }  # fmt: skip

@@ -210,7 +210,18 @@ def summary(record: JobRecord | None, failure: Failure | None, exit_code: int) -
     """
     found: dict[str, Any] = {"exit_code": exit_code, "failure": failure}
     if record is not None:
-        keys = ("state", "error", "attempt", "restarts", "framework", "started", "finished", "progress", "checkpoint")
+        keys = (
+            "state",
+            "error",
+            "attempt",
+            "restarts",
+            "framework",
+            "started",
+            "finished",
+            "progress",
+            "checkpoint",
+            "slow",
+        )
         found.update((key, value) for key, value in record.items() if key in keys)
         found["ranks"] = [[rank["rank"], rank["exit_code"]] for rank in record["instances"]]
         found["commit"] = (record["code"] or {}).get("commit")
@@ -229,7 +240,7 @@ def _shortened(message: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         key: value[:_MOST_TEXT] if isinstance(value, str) else value for key, value in message.items()
     }
-    for key in ("ranks", "progress"):
+    for key in ("ranks", "progress", "slow"):
         if len(json.dumps(found.get(key))) > MOST // 4:
             del found[key]
     failure = found.get("failure")

@@ -58,6 +58,7 @@ class Part(TypedDict):
         finished: when it ended; without a recorded end, when it wrote its last file.
         noticed: when it was seen first that it has ended, if it recorded no end.
         waiting: what it waits for, in one line.
+        slow: what makes it slow, a line each, the worst first.
     """
 
     state: State
@@ -87,6 +88,7 @@ class Part(TypedDict):
     devices: list[str]
     progress: ProgressRecord | None
     checkpoint: CheckpointRecord | None
+    slow: list[str]
 
 
 class Report(TypedDict):
@@ -165,7 +167,7 @@ def part_of(
         "advice": None if failure is None else failure.get("advice") or None,
         "traceback": None if failure is None else _traceback(failure),
         "waiting": waiting, "devices": list(map(str, status.get("devices") or ())), "progress": progress,
-        "checkpoint": checkpoint,
+        "checkpoint": checkpoint, "slow": status.get("slow") or [],
     }  # fmt: skip
 
 
@@ -273,6 +275,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "kept_since": max(_kept_since(part) for part in deciding) or None if over else None,
         "progress": next((part["progress"] for part in parts if part["progress"]), None),
         "checkpoint": next((part["checkpoint"] for part in parts if part["checkpoint"]), None),
+        "slow": next((part["slow"] for part in parts if part.get("slow")), []),  # older hosts report none
     }, first["nodes"], first["ranks"]  # fmt: skip
 
 
@@ -285,7 +288,7 @@ def _nothing() -> JobState:
     return {
         "state": "LOST", "attempt": 0, "exit_code": None, "started": None, "finished": None, "instances": [],
         "error": None, "cause": None, "advice": None, "traceback": None, "waiting": None, "restarts": 0,
-        "devices": [], "kept_since": None, "progress": None, "checkpoint": None,
+        "devices": [], "kept_since": None, "progress": None, "checkpoint": None, "slow": [],
     }  # fmt: skip
 
 

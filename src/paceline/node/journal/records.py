@@ -94,10 +94,11 @@ if TYPE_CHECKING:
         places: list[Place]
 
     class SpentRecord(_Record):
-        """What the ranks of a node have spent their time on."""
+        """What the ranks of a node have spent their time on, and in words what makes them slow."""
 
         event: Literal["spent"]
         spent: Spent
+        causes: list[str]
 
     class StoppingRecord(_Record):
         """The ranks are being stopped with the job."""

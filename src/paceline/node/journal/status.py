@@ -133,6 +133,7 @@ class Status(TypedDict, total=False):
         start: the current attempt; None before the first one.
         coordinator: address and port of the coordinator.
         address: address and port at which this agent listens for the other agents.
+        slow: what makes it slow here, a line each, the worst first.
     """
 
     job: str
@@ -158,3 +159,4 @@ class Status(TypedDict, total=False):
     start: Attempt | None
     coordinator: list[str | int] | None
     address: list[str | int] | None
+    slow: list[str]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract.stands import WHOLE, address, is_of_this_user
 
+from .evidence import evidence
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -72,6 +74,8 @@ def _answer(main: int, *, whole: bool) -> Answer:
             found["numbers"][name] = group._get_sequence_number_for_group()
             found["sizes"][name] = group.size()
     found["threads"] = _threads(main)[: None if whole else 1]
+    with contextlib.suppress(Exception):  # most of it is no public interface
+        evidence(found, sys._current_frames().get(main))
     if whole:
         found["collectives"] = []
         if c10d is not None:

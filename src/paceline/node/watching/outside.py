@@ -37,6 +37,8 @@ class Process:
         cpu: seconds that its main thread has used of a core.
         all_cpu: seconds that all its threads have used.
         moved: bytes that it has read and written, without those on sockets.
+        read: those of them that it has read, and those of the children that it has reaped; reads: in how many calls.
+        queued: seconds for which its main thread was ready, and waited for a core.
         call, file: see `stands.Stand`.
     """
 
@@ -44,6 +46,9 @@ class Process:
     cpu: float = 0.0
     all_cpu: float = 0.0
     moved: int = 0
+    read: int = 0
+    reads: int = 0
+    queued: float = 0.0
     call: str = ""
     file: str = ""
 
@@ -64,15 +69,16 @@ class Family:
 def look(pid: int) -> Process:
     """A process as it is now; what may not be read of it is left out."""
     state, _, all_cpu = _stat(pid)
-    cpu = 0.0
+    cpu = queued = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        cpu = int(_read(f"/proc/{pid}/task/{pid}/schedstat").split()[0]) / 1e9
-    moved = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
+        times = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
+        cpu, queued = int(times[0]) / 1e9, int(times[1]) / 1e9
+    read = written = reads = 0
+    with contextlib.suppress(OSError, ValueError, KeyError):
         counters = dict(line.split(": ") for line in _read(f"/proc/{pid}/io").splitlines())
-        moved = int(counters["rchar"]) + int(counters["wchar"])
+        read, written, reads = int(counters["rchar"]), int(counters["wchar"]), int(counters["syscr"])
     call, file = _call(pid)
-    return Process(state, cpu, all_cpu, moved, call, file)
+    return Process(state, cpu, all_cpu, read + written, read, reads, queued, call, file)
 
 
 def look_at_children(pid: int) -> Family:

@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from .outside import Process
 from .typical import is_of_user
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.contract.stands import Spent
+    from paceline.contract.stands import Answer, Busiest, Spent
+
+    from .asking import Asked
+
+_LEAST_SAMPLES = 10  # of a rank that is compared with the others
+_LEAST_DIFFERENCE = 0.2  # of the shares of the time in which ranks wait for each other
 
 # The part of a step, from the file and the function of a frame, the innermost first. The first that fits counts.
 _OF_FRAMES = tuple(
@@ -25,6 +31,7 @@ _OF_FRAMES = tuple(
         (r"torch/utils/data/_utils/fetch\.py", "", "loading"),
         (r"torch/utils/data/dataloader\.py", r"_(try_)?get_data", "workers"),
         (r"torch/utils/data/", "", "loading"),
+        (r"paceline/train/data/(workers|part_reader)\.py", "", "loading"),
         (r"paceline/train/data/", "", "workers"),
         (r"torch/(serialization\.py|distributed/checkpoint/)|paceline/train/checkpoint/", "", "checkpoint"),
         (r"torch/_(dynamo|inductor)/", "", "compile"),
@@ -35,6 +42,7 @@ _OF_FRAMES = tuple(
         (r"torch/nn/modules/", "", "forward"),
     )
 )
+_EVALUATES = re.compile(r"^_*(eval|valid|test)|_(eval|valid|test)")  # functions of the script
 _OF_LINES = ((re.compile(r"\.(item|cpu|tolist|numpy)\("), "item"), (re.compile(r"\.(cuda|to)\("), "copy"),
              (re.compile(r"\bprint\("), "logging"))  # fmt: skip
 
@@ -43,33 +51,168 @@ class Samples:
     """The samples of the ranks of a node."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._parts: Counter[str] = Counter()
-        self._lines: dict[str, Counter[str]] = {}
+        self._ranks: dict[int, _OfRank] = {}
+        self._known: Spent = {}  # what each answer says anew
 
-    def add(self, frames: Sequence[tuple[str, int, str]]) -> None:
-        """Take in the frames of a main thread, the innermost first."""
+    def add(self, rank: Asked, answer: Answer, process: Process, now: float) -> None:
+        """Take in what a rank has answered, and how its process was just before."""
+        self._ranks.setdefault(rank.rank, _OfRank()).add(rank.pid, answer, process, now)
+        for key in ("loader", "computing", "gpu"):
+            if key in answer:
+                self._known[key] = answer[key]
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks, as they have answered last."""
+        return [one.pid for one in self._ranks.values()]
+
+    def spent(self) -> Spent:
+        """The shares of the time until now."""
+        ranks = self._ranks.values()
+        count = max(sum(one.count for one in ranks), 1)
+        parts, still, sums = (_total(getattr(one, name) for one in ranks) for name in ("parts", "still", "sums"))
+        lines: dict[str, Counter[str]] = {}
+        for one in ranks:
+            for part, found in one.lines.items():
+                lines.setdefault(part, Counter()).update(found)
+        spent: Spent = {
+            "samples": sum(one.count for one in ranks),
+            "parts": {part: round(parts[part] / count, 3) for part in sorted(parts, key=lambda it: -parts[it])},
+            "lines": {part: found.most_common(1)[0][0] for part, found in lines.items()},
+            "still": {part: round(still.get(part, 0) / number, 2) for part, number in parts.items()},
+            "ranks": len(ranks), **self._known,
+        }  # fmt: skip
+        if sums.get("seconds"):
+            spent["queued"] = round(sums["queued"] / sums["seconds"], 3)
+        if sums.get("batches"):
+            spent["step"] = sums["batch_seconds"] / sums["batches"]
+            spent["read"], spent["reads"] = sums["read"] / sums["batches"], sums["reads"] / sums["batches"]
+        times = _total(one.times() for one in ranks)
+        if steps := times.pop("steps", 0.0):
+            spent["seconds"] = {part: round(seconds / steps, 6) for part, seconds in times.items()}
+        if (busiest := self._busiest()) is not None:
+            spent["busiest"] = busiest
+        return spent
+
+    def _busiest(self) -> Busiest | None:
+        """The rank that waits least for the others, if these wait for it."""
+        shares = {rank: one.share("exchange") for rank, one in self._ranks.items() if one.count >= _LEAST_SAMPLES}
+        if len(shares) < 2:
+            return None
+        rank = min(shares, key=lambda it: shares[it])
+        mine, others = self._ranks[rank], [self._ranks[it] for it in shares if it != rank]
+        waits = sum(one.share("exchange") for one in others) / len(others)
+        if waits - shares[rank] < _LEAST_DIFFERENCE:
+            return None
+        more = {
+            part: mine.share(part) - sum(one.share(part) for one in others) / len(others)
+            for part in mine.parts if part != "exchange"
+        }  # fmt: skip
+        part = max(more, key=lambda it: more[it], default="exchange")
+        return {
+            "rank": rank, "exchange": round(shares[rank], 3), "others": round(waits, 3), "part": part,
+            "line": mine.lines[part].most_common(1)[0][0],
+        }  # fmt: skip
+
+
+class _Mark(NamedTuple):
+    """A rank at one moment: its process, and how many batches of an iteration it has got."""
+
+    time: float = 0.0
+    process: Process = Process()
+    of: int | None = None
+    done: float = 0
+
+
+class _OfRank:
+    """The samples of a rank."""
+
+    def __init__(self) -> None:
+        self.pid = self.count = 0
+        self.parts: Counter[str] = Counter()
+        self.still: Counter[str] = Counter()  # samples in which the main thread waited in the kernel
+        self.lines: dict[str, Counter[str]] = {}
+        self.sums: dict[str, float] = {}  # of what has passed between two answers
+        self._before = _Mark()
+        self._batch = _Mark()  # when the number of batches was seen to change
+        self._times: dict[str, float] = {}  # of this attempt
+        self._times_before: dict[str, float] = {}
+
+    def add(self, pid: int, answer: Answer, process: Process, now: float) -> None:
+        """Take in an answer."""
+        before, self._before = self._before, _Mark(now, process)
+        if pid != self.pid:  # another attempt
+            self.pid, self._times_before, self._times = pid, self.times(), {}
+            self._batch = _Mark()
+        elif before.time:
+            passed = {"seconds": now - before.time, "queued": process.queued - before.process.queued}
+            self.sums = _total((self.sums, passed, self._batches(_Mark(now, process, *_batches(answer)))))
+        self._times = answer.get("times", {})
+        frames = answer["threads"][0]["frames"] if answer["threads"] else ()
         own = next((frame for frame in frames if is_of_user(frame[0])), None)
         if own is None:  # it has not come to the script, or has left it
             return
         part = _part(frames)
-        self._count += 1
-        self._parts[part] += 1
-        self._lines.setdefault(part, Counter())[f"{os.path.basename(own[0])}:{own[1]}"] += 1
+        if part == "backward" and process.state == "S" and not answer.get("gpu") and _has_others(answer):
+            part = "exchange"  # on a CPU the main thread computes the gradients itself, or waits for the others'
+        self.count += 1
+        self.parts[part] += 1
+        self.still[part] += process.state != "R"
+        self.lines.setdefault(part, Counter())[f"{os.path.basename(own[0])}:{own[1]}"] += 1
 
-    def spent(self) -> Spent:
-        """The shares of the time until now."""
-        parts = {part: round(count / max(self._count, 1), 3) for part, count in self._parts.most_common()}
-        lines = {part: lines.most_common(1)[0][0] for part, lines in self._lines.items()}
-        return {"samples": self._count, "parts": parts, "lines": lines}
+    def _batches(self, now: _Mark) -> dict[str, float]:
+        """What was done for the batches that have come since another number of them was seen."""
+        before = self._batch
+        if now.of is None or (now.of == before.of and now.done <= before.done):
+            return {}
+        self._batch = now
+        if now.of != before.of:
+            return {}
+        return {
+            "batches": now.done - before.done, "batch_seconds": now.time - before.time,
+            "read": now.process.read - before.process.read, "reads": now.process.reads - before.process.reads,
+        }  # fmt: skip
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each part of a step, over all attempts, as the library has measured them."""
+        return _total((self._times_before, self._times))
+
+    def share(self, part: str) -> float:
+        """Of a part; what the library has measured of exchanges counts for more than samples."""
+        times = self.times() if part == "exchange" else {}
+        if times.get("sync"):
+            return times["sync"] / times["total"]
+        return self.parts[part] / max(self.count, 1)
+
+
+def _total(many: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in many:
+        for key, value in one.items():
+            found[key] = found.get(key, 0) + value
+    return found
+
+
+def _batches(answer: Answer) -> tuple[int | None, float]:
+    """An iteration over batches, and how many of them there were; the library counts those of all iterations."""
+    if steps := answer.get("times", {}).get("steps"):
+        return 0, steps
+    return (answer["loader"]["id"], answer["loader"]["done"]) if "loader" in answer else (None, 0)
+
+
+def _has_others(answer: Answer) -> bool:
+    return any(size > 1 for size in answer["sizes"].values())
 
 
 def _part(frames: Sequence[tuple[str, int, str]]) -> str:
-    for file, _, function in frames:
-        for path, name, part in _OF_FRAMES:
-            if path.search(file) and name.search(function):
-                return part
-    return next((_of_line(file, line) for file, line, _ in frames if is_of_user(file)), "script")
+    found = next((
+        part for file, _, function in frames for path, name, part in _OF_FRAMES
+        if path.search(file) and name.search(function)
+    ), "")  # fmt: skip
+    own = [frame for frame in frames if is_of_user(frame[0])]
+    if found != "exchange" and any(_EVALUATES.search(function) for _, _, function in own):
+        return "evaluation"
+    return found or (_of_line(own[0][0], own[0][1]) if own else "script")
 
 
 def _of_line(file: str, line: int) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 PARTS = ("data", "forward_backward", "sync", "optimizer", "checkpoint", "total")
 _OTHER = "other"  # time of a step that belongs to no part: it is only in the total
+TOTALS: dict[str, float] = {}  # of all steps of this process that were read; `node/ranks/evidence.py` reads it
 
 
 class Clock(Protocol):
@@ -175,6 +176,9 @@ class StepTimes:
                     times[part][step] += seconds
                 times["total"][step] += seconds
             first = end
+        for part, row in times.items():
+            TOTALS[part] = TOTALS.get(part, 0.0) + sum(row)
+        TOTALS["steps"] = TOTALS.get("steps", 0.0) + len(self._ends)
         del self._laps[:laps], self._marks[:laps]
         self._ends.clear()
         return times

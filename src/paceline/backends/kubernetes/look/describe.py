@@ -96,7 +96,7 @@ def _part(job: Found, pod: Pod, number: int, report: Report | None) -> Part:
     if has_ended:
         status["state"] = "SUCCEEDED" if pod.phase == "Succeeded" or pod.exit_code == 0 else "FAILED"
         status["exit_code"], status["finished"] = pod.exit_code, pod.finished
-        keys = ("state", "exit_code", "attempt", "restarts", "started", "finished", "failure")
+        keys = ("state", "exit_code", "attempt", "restarts", "started", "finished", "failure", "slow")
         status.update(cast("Status", {key: pod.report[key] for key in keys if pod.report.get(key) is not None}))
     part = part_of(
         status, alive=not has_ended, host=where, progress=pod.report.get("progress"),

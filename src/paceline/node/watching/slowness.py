@@ -1,0 +1,257 @@
+"""What makes a job slow, what helps, and how much: from what its ranks have spent their time on. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from paceline.contract.stands import Spent
+
+_MOST = 3  # causes that are named
+_MOST_WORKERS = 16  # that are recommended
+_SMALL = 4096.0  # bytes of a read, on average, below which files are small
+_STILL = 0.6  # of the samples, from which on the main thread waits, and does not compute
+# The library's names of the parts of a step, and those of samples.
+_MEASURED = {"sync": "exchange", "checkpoint": "checkpoint", "optimizer": "optimizer"}
+
+
+class _Seen:
+    """What the causes look at.
+
+    Attributes:
+        spent: all that is known.
+        parts: the share of each part; what the library has measured counts for more than samples.
+        measured: the share of parts that the library has measured, of a step.
+        step: seconds of a step; None if that is not known.
+        used: the share that the ranks use of the cores that they could have.
+        workers: of the DataLoader; None if it has not been seen.
+        compute: the share of a step without waiting for data.
+    """
+
+    def __init__(self, spent: Spent) -> None:
+        self.spent = spent
+        self.parts = dict(spent["parts"])
+        seconds = spent.get("seconds", {})
+        total = seconds.get("total", 0.0)
+        self.step = total or spent.get("step")
+        self.workers = spent["loader"]["workers"] if "loader" in spent else None
+        if total:
+            loads = self.parts.pop("loading", 0.0), self.parts.pop("workers", 0.0)
+            self.parts["workers" if self.workers or loads[0] < loads[1] else "loading"] = seconds["data"] / total
+        self.measured = {name: seconds[part] / total for part, name in _MEASURED.items() if seconds.get(part)}
+        self.parts.update(self.measured)
+        self.compute = 1 - self.parts.get("loading", 0.0) - self.parts.get("workers", 0.0)
+        self.used = spent["used"] / (spent["used"] + spent["free"]) if spent.get("used") else 0.0
+
+    def share(self, *parts: str) -> float:
+        """Of some parts together."""
+        return sum(self.parts.get(part, 0.0) for part in parts)
+
+    def is_still(self, part: str) -> bool:
+        """Whether the main thread waits in a part, and does not compute."""
+        return self.spent.get("still", {}).get(part, 0.0) >= _STILL
+
+    @property
+    def least(self) -> float:
+        """Of a step: what it takes at least, however many workers load beside it."""
+        return max(self.compute, 0.02, 0.0 if self.is_still("loading") else self.used)
+
+    @property
+    def work(self) -> float:
+        """Of a step: what one worker would take to load a batch. Workers that are waited for are never idle."""
+        return float(self.workers or 1) if self.parts.get("workers") else self.parts.get("loading", 0.0)
+
+    @property
+    def more(self) -> int:
+        """How many workers load as fast as the rest of a step is."""
+        return min(_MOST_WORKERS, max(1, math.ceil(self.work / self.least)))
+
+    @property
+    def left(self) -> float:
+        """What is left of a step with these."""
+        return min(1.0, max(self.least, self.work / self.more))
+
+    @property
+    def waited(self) -> float:
+        """The share of the time in which ranks wait for one that is slower."""
+        return self.spent["busiest"]["others"] - self.spent["busiest"]["exchange"]
+
+    @property
+    def fair(self) -> int:
+        """The threads of a rank if the cores are shared out."""
+        return max(1, self.spent.get("cores", 1) // max(self.spent.get("ranks", 1), 1))
+
+
+class _Cause(NamedTuple):
+    """A cause.
+
+    Attributes:
+        parts: of a step, in whose place it is named; a part is named once, by the first cause that holds.
+        least: the share of these parts from which on it is named.
+        holds: whether the other evidence is there.
+        what, helps: in words; `_words` has the values.
+        saved: the share of the time that this would save; None if nobody knows.
+    """
+
+    parts: tuple[str, ...]
+    least: float
+    holds: Callable[[_Seen], object]
+    what: str
+    helps: str
+    saved: Callable[[_Seen], float | None]
+
+
+_LOADING, _WORKERS = ("loading",), ("workers",)
+_CAUSES = (
+    _Cause(
+        _LOADING, 0.2, lambda it: it.spent.get("reads", 0) >= 50 and it.spent["read"] / it.spent["reads"] < _SMALL,
+        "{percent} % of {of} loads data{at}, in {reads:.0f} reads of {read} on average: many small files",
+        "pack the samples into few large files (tar shards, one array), which would save up to {saved}",
+        lambda it: it.share("loading"),
+    ),
+    _Cause(
+        _LOADING, 0.2, lambda it: it.is_still("loading"),
+        "{percent} % of {of} waits for data{at}, without computing: {workers} workers read{size} from slow storage",
+        "num_workers={more} would save about {saved}, or copy the data to a local disk first", lambda it: 1 - it.left,
+    ),
+    _Cause(
+        _LOADING, 0.2, lambda it: it.left < 0.95,
+        "{percent} % of {of} waits for data{at}: {workers} workers read{size}",
+        "num_workers={more} would save about {saved}", lambda it: 1 - it.left,
+    ),
+    _Cause(
+        _LOADING, 0.2, lambda it: True,
+        "{percent} % of {of} waits for data{at}: {workers} workers read{size}, and no core is free for more of them",
+        "less work on each sample helps: store what is decoded, transform whole batches", lambda it: None,
+    ),
+    _Cause(
+        _WORKERS, 0.2, lambda it: it.workers and it.left < 0.95 and it.more > it.workers,
+        "{percent} % of {of} waits for data{at}: {workers} workers are too few",
+        "num_workers={more} would save about {saved}", lambda it: 1 - it.left,
+    ),
+    _Cause(
+        _WORKERS, 0.2, lambda it: True,
+        "{percent} % of {of} waits for the workers that load data{at}",
+        "less work on each sample helps: store what is decoded, use larger files", lambda it: None,
+    ),
+    _Cause(
+        ("exchange",), 0.0, lambda it: "busiest" in it.spent and it.spent["busiest"]["part"] == "evaluation",
+        "{others} % of the time ranks wait for rank {rank}, which evaluates alone, at {line}",
+        "evaluation on all ranks, each with its share of the data, would save about {saved}",
+        lambda it: it.waited * (1 - 1 / it.spent["ranks"]),
+    ),
+    _Cause(
+        ("exchange",), 0.0, lambda it: "busiest" in it.spent,
+        "{others} % of the time ranks wait for rank {rank}, which is at {line} ({part}) more often than they are",
+        "as fast as the others it would save about {saved}; look at its data, and at its host: other processes, "
+        "temperature, swapping", lambda it: it.waited,
+    ),
+    _Cause(
+        ("exchange",), 0.3, lambda it: True,
+        "{percent} % of {of} exchanges with other ranks{at}",
+        "paceline tune compares the ways to exchange gradients", lambda it: None,
+    ),
+    _Cause(
+        ("checkpoint",), 0.1, lambda it: True,
+        "{percent} % of {of} writes or reads checkpoints{at}",
+        "a tenth as often would save about {saved}; or in the background (docs/checkpoints.md)",
+        lambda it: 0.9 * it.share("checkpoint"),
+    ),
+    _Cause(
+        ("logging",), 0.1, lambda it: True,
+        "{percent} % of the time logs and prints{at}", "every hundredth step would save about {saved}",
+        lambda it: 0.99 * it.share("logging"),
+    ),
+    _Cause(
+        ("item",), 0.1, lambda it: it.spent.get("gpu"),
+        "{percent} % of the time copies results to the CPU{at} (.item(), .cpu(), .tolist()), and waits for the GPU "
+        "each time", "keep sums on the GPU, and copy them every hundredth step", lambda it: None,
+    ),
+    _Cause(
+        ("item",), 0.1, lambda it: True,
+        "{percent} % of the time takes single values from tensors{at} (.item(), .tolist())",
+        "sums of whole tensors, read every hundredth step, would save up to {saved}", lambda it: it.share("item"),
+    ),
+    _Cause(
+        ("copy",), 0.1, lambda it: it.spent.get("gpu") and not it.spent.get("loader", {}).get("pinned"),
+        "{percent} % of the time copies batches to the GPU{at}, from memory that is not pinned",
+        "DataLoader(…, pin_memory=True) and .to(device, non_blocking=True) would save up to {saved}",
+        lambda it: it.share("copy"),
+    ),
+    _Cause(
+        (), 0.0, lambda it: it.spent.get("computing", 0) > it.fair and it.spent.get("queued", 0.0) >= 0.1,
+        "{queued} % of the time ranks wait for a core: {ranks} with {computing} threads each compute on {cores} cores",
+        "OMP_NUM_THREADS={fair} for each would save about {saved}", lambda it: it.spent["queued"],
+    ),
+    _Cause(
+        ("forward", "backward", "optimizer"), 0.5,
+        lambda it: 0 < it.spent.get("computing", 0) < it.fair and not it.spent.get("gpu"),
+        "{percent} % of the time computes with {computing} thread(s) a rank, of {fair} cores for each",
+        "OMP_NUM_THREADS={fair} would save up to {saved}",
+        lambda it: it.share("forward", "backward", "optimizer") * (1 - it.spent["computing"] / it.fair),
+    ),
+)  # fmt: skip
+
+
+def causes(spent: Spent) -> list[str]:
+    """What makes ranks slow, one line each, the worst first, at most three; nothing if there is nothing to say."""
+    it = _Seen(spent)
+    named: set[str] = set()
+    found: list[tuple[float, str]] = []
+    for cause in _CAUSES:
+        share = it.share(*cause.parts)
+        if named.isdisjoint(cause.parts) and share >= cause.least and cause.holds(it):
+            named.update(cause.parts)
+            saved = cause.saved(it)
+            words = _words(it, cause, share, saved or 0.0)
+            found.append((share if saved is None else saved, f"{cause.what}; {cause.helps}".format(**words)))
+    return [line for _, line in sorted(found, key=lambda one: -one[0])[:_MOST]]
+
+
+def _words(it: _Seen, cause: _Cause, share: float, saved: float) -> dict[str, object]:
+    spent, busiest = it.spent, it.spent.get("busiest")
+    line = spent["lines"].get(cause.parts[0]) if cause.parts else None
+    batch = spent["loader"]["batch"] if "loader" in spent else None
+    in_steps = it.step and cause.parts and (cause.parts[0] in ("loading", "workers") or cause.parts[0] in it.measured)
+    read, reads = spent.get("read", 0.0), spent.get("reads", 0.0)
+    of_sample = f" {_size(read / (batch or 1))} {'a sample' if batch else 'a batch'}"
+    return {
+        "percent": round(share * 100), "of": "each step" if in_steps else "the time",
+        "at": f" at {line}" if line else "",
+        "saved": f"{_time(saved * it.step)} of {_time(it.step)}" if in_steps and it.step else
+        f"{saved * 100:.0f} % of the time",
+        "workers": it.workers or 0, "more": it.more, "size": of_sample if read >= 1000 else " it", "reads": reads,
+        "read": _size(read / max(reads, 1)), "fair": it.fair, "queued": round(spent.get("queued", 0.0) * 100),
+        **{key: spent.get(key, "") for key in ("computing", "ranks", "cores")},
+        **({**busiest, "others": round(busiest["others"] * 100)} if busiest else {}),
+    }  # fmt: skip
+
+
+def in_words(spent: Spent) -> str:
+    """`loading 62 %, backward 20 %, …`: what is at least a hundredth; of a step, as the library has measured it."""
+    seconds = dict(spent.get("seconds", {}))
+    total = seconds.pop("total", 0.0)
+    if not total:
+        return ", ".join(_percents(spent["parts"]))
+    seconds["other"] = max(0.0, total - sum(seconds.values()))
+    parts = {part: seconds[part] / total for part in sorted(seconds, key=lambda it: -seconds[it])}
+    return f"{_time(total)} a step: {', '.join(_percents(parts))}"
+
+
+def _percents(parts: Mapping[str, float]) -> Iterator[str]:
+    return (f"{part} {share * 100:.0f} %" for part, share in parts.items() if share >= 0.01)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 0.1 else f"{seconds * 1000:.2g} ms"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.2g} {unit}" if count < 100 else f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.2g} GB"
