@@ -38,7 +38,7 @@ VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
     "submit": ("submit", "Start a job that outlives this terminal."),
     "warm": ("warm", "Keep a framework imported, so that jobs start at once."),
-    "tune": ("tune", "Measure which way to exchange gradients is the fastest."),
+    "tune": ("tune", "Measure which settings of a script are the fastest."),
     "list": ("show", "List the jobs."),
     "get": ("show", "Show all about one job."),
     "logs": ("logs", "Show the output of a job's ranks."),

@@ -93,12 +93,17 @@ class SyncRecord(TypedDict):
 
 
 class TrialRecord(TypedDict):
-    """What a trial of `paceline tune` measured in each step; `method` is None if nothing is exchanged."""
+    """What a trial of `paceline tune` measured in each step.
+
+    `method` is None if nothing is exchanged, `samples` is the mean per step, `settings` are those that were used.
+    """
 
     method: str | None
     seconds: list[float]
     bytes: list[int]
     losses: list[float | None]
+    samples: float
+    settings: list[str]
 
 
 class ProgressRecord(TypedDict, total=False):

@@ -16,7 +16,7 @@ from paceline.train.control.exit_report import ask_for_interrupt, fail_at_exit
 from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.agreement import SameData
 from paceline.train.data.keep_working import KeepWorking
-from paceline.train.data.make_loader import check_options, make_loader
+from paceline.train.data.make_loader import check_options, make_loader, tuned
 from paceline.train.data.random_state import SharedDraws
 from paceline.train.group import file_meeting, join
 from paceline.train.group.collectives import Collectives
@@ -403,6 +403,7 @@ class Run(Collectives):
             ValueError: an option is out of range, or options exclude each other.
         """
         check_options(options)
+        batch_size, options = tuned(batch_size, options, os.environ, evaluation=evaluation)
         self._draws.end()
         if self._keeps_workers:
             options["worker_init_fn"] = KeepWorking(options.get("worker_init_fn"))

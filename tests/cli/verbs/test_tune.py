@@ -92,6 +92,9 @@ def test_a_job_file_keeps_its_other_lines(paceline: Paceline) -> None:
         (["--write", "nowhere/job.yaml"], "there is no folder nowhere"),
         (["--write", "other.yaml"], "other.yaml is the job file of other.py, not of script.py"),
         (["--steps", "3"], "--steps"),
+        (["--try", "worker"], "--try worker: there is no such setting; did you mean workers?"),
+        (["--try", "workers=two"], "--try workers=two: 'two' is no value for it"),
+        (["--try", "batch_size"], "--try batch_size needs values; write for example --try batch_size=32,64"),
     ],
 )
 def test_bad_input_is_one_line(paceline: Paceline, flags: list[str], message: str) -> None:
@@ -111,9 +114,44 @@ def test_bad_input_is_one_line(paceline: Paceline, flags: list[str], message: st
 )
 def test_what_cannot_be_tuned(paceline: Paceline, ranks: int, steps: int, strategy: str, message: str) -> None:
     train(paceline, steps, strategy)
-    done = paceline("tune", "-n", str(ranks), "script.py")
+    done = paceline("tune", "-n", str(ranks), "--methods", "allreduce,fp16", "script.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr.splitlines()[-1]
+    assert "script.yaml" not in left(paceline)
+
+
+def test_settings_of_data_are_tried_and_the_best_is_written(paceline: Paceline) -> None:
+    paceline.script("""
+        import time, torch, paceline
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 100_000
+            def __getitem__(self, i):
+                time.sleep(0.01)
+                return torch.ones(4)
+        with paceline.init() as run:
+            model = torch.nn.Linear(4, 4)
+            model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+            for x in run.dataloader(Data(), 8):
+                optimizer.zero_grad()
+                run.backward(model(x).square().mean())
+                optimizer.step()
+    """)
+    flags = ("--steps", "10", "--try", "workers=4", "--try", "batch-size=16", "-o", "json")
+    done = paceline("tune", *flags, "script.py")
+    assert done.returncode == 0, done.stderr
+    tried = [(trial["setting"], trial["value"]) for trial in json.loads(done.stdout)]
+    assert tried == [("workers", "as it is"), ("workers", "4"), ("batch_size", "16")]
+    assert "paceline: workers=4, which saves " in done.stderr
+    assert (paceline.folder / "script.yaml").read_text() == "script: script.py\nenv:\n  PACELINE_NUM_WORKERS: '4'\n"
+
+
+def test_a_setting_that_the_script_does_not_have_is_left(paceline: Paceline) -> None:
+    train(paceline)
+    done = paceline("tune", "--steps", "10", "--try", "prefetch=2,4", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert "paceline: prefetch is not tried: script.py has nothing of run.dataloader that takes it\n" in done.stderr
+    assert "paceline: script.yaml stays as it is\n" in done.stderr
     assert "script.yaml" not in left(paceline)
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import paceline
 from paceline.train.data.loader import Loader
-from paceline.train.data.make_loader import make_loader
+from paceline.train.data.make_loader import make_loader, tuned
 from paceline.train.data.to_device import to_device
 
 pytestmark = pytest.mark.torch
@@ -616,3 +616,28 @@ class TestOptions:
             (3, 3), (4, 4), (5, 5),
         ]  # fmt: skip
         assert resumed.batch_index == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "expected"),
+    [
+        ({}, {"num_workers": 2, "timeout": 3}, {"num_workers": 2, "timeout": 3}),
+        ({"NUM_WORKERS": "4", "PREFETCH_FACTOR": "8"}, {}, {"num_workers": 4, "prefetch_factor": 8}),
+        ({"NUM_WORKERS": "0"}, {"num_workers": 2, "timeout": 3, "persistent_workers": True}, {"num_workers": 0}),
+        ({"PREFETCH_FACTOR": "8", "PIN_MEMORY": "1"}, {}, {"pin_memory": True}),
+    ],
+)
+def test_the_environment_says_how_a_loader_reads(
+    env: dict[str, str], options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    given = {f"PACELINE_{name}": value for name, value in env.items()}
+    assert tuned(3, options, given, evaluation=False) == (3, expected)
+
+
+def test_the_environment_says_the_size_of_batches_of_training() -> None:
+    env = {"PACELINE_BATCH_SIZE": "8"}
+    assert tuned(None, {"global_batch_size": 4}, env, evaluation=False) == (8, {})
+    assert tuned(3, {}, env, evaluation=True) == (3, {})
+    assert tuned(None, {"batch_sampler": [[1]]}, env, evaluation=False) == (None, {"batch_sampler": [[1]]})
+    with pytest.raises(ValueError, match="PACELINE_BATCH_SIZE='no' is no value for batch_size"):
+        tuned(3, {}, {"PACELINE_BATCH_SIZE": "no"}, evaluation=False)

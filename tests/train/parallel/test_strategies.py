@@ -177,3 +177,13 @@ def test_a_run_shows_what_a_script_needs_and_nothing_else() -> None:
         "local_rank", "log", "mean", "print", "rank", "register", "resume", "save", "setup", "state", "step",
         "step_done", "steps", "unwrap", "update_bn", "world_size",
     }  # fmt: skip
+
+
+def test_the_environment_says_what_a_script_leaves_out() -> None:
+    env = {"PACELINE_PRECISION": "bf16", "PACELINE_BUCKET_MB": "4"}
+    assert paceline.Strategy().completed(env) == paceline.Strategy(precision="bf16", bucket_mb=4, sync="allreduce")
+    assert paceline.Strategy(bucket_mb=25, sync="fp16").completed(env) == paceline.Strategy(
+        precision="bf16", bucket_mb=25, sync="fp16"
+    )
+    with pytest.raises(ValueError, match="PACELINE_PRECISION='fp8' is no value for precision"):
+        paceline.Strategy().completed({"PACELINE_PRECISION": "fp8"})

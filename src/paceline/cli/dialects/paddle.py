@@ -129,7 +129,7 @@ PADDLE_LAUNCH = Tool(
         "--print-config BOOL": Ignored("--dry-run prints the job and the ranks' variables"),
         "--auto-parallel-config FILE": Refused("it is for Paddle's automatic parallel training; start that by Paddle"),
         "--auto-cluster-config BOOL": Refused("it is for Paddle's automatic parallel training; start that by Paddle"),
-        "--auto-tuner-json FILE": Refused("paceline tune measures which way to exchange gradients is the fastest"),
+        "--auto-tuner-json FILE": Refused("paceline tune measures which settings are the fastest"),
         "--servers LIST": _NO_SERVERS,
         "--trainers LIST": _NO_SERVERS,
         "--server-num N": _NO_SERVERS,

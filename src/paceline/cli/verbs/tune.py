@@ -1,4 +1,4 @@
-"""`paceline tune`: try the methods of exchange on the machines and the script that will use them."""
+"""`paceline tune`: try methods of exchange and other settings on the machines and the script that will use them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ from paceline.contract.exchange import (
     is_other_optimisation,
     problem_with,
 )
-from paceline.job.errors import UserError
+from paceline.contract.tuning import SETTINGS
+from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.backends.base import Backend
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
 
+_METHOD = "method"  # the setting that PACELINE_SYNC gives
+_AS_IT_IS = "as it is"
 _METHODS = "allreduce,fp16,int8,powersgd(4),powersgd(2)"
 _STEPS = 40
 _WINDOWS = 5  # into which the steps are divided, to see how much they vary
 _FEWEST = 2 * _WINDOWS
-_ALIKE = 0.05  # of a step: below that, the method that changes less is better
+_ALIKE = 0.05  # of a step: below that, the value that changes less is better
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")  # what no name of a job may hold
 _END = 60.0  # seconds to wait for the end of a trial that is ended
 # Fields of a job that a trial does not have, and those that a job file does not get.
@@ -53,6 +56,13 @@ _TUNE = [
         section="Trials",
         metavar="NAME,…",
         help=f"What to try, of {', '.join(TRIED)}.  [default: {_METHODS}]",
+    ),
+    Option(
+        ["--try", "settings"],
+        section="Trials",
+        multiple=True,
+        metavar="NAME[=V,…]",
+        help=f"Another setting to try, of {', '.join(SETTINGS)}; repeatable.  [default: workers]",
     ),
     Option(
         ["--steps"],
@@ -73,33 +83,53 @@ _TUNE = [
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a method has shown.
+    """What a value of a setting has shown.
 
     Attributes:
-        method: its name.
+        setting: its name; `method` is that of exchange.
+        value: that was tried.
         windows: the mean seconds of a step in each of the windows; empty if the trial has failed.
         sent: bytes that rank 0 has sent per step.
         losses: at the beginning and at the end; None if unknown.
+        samples: of all ranks per step; 0 if unknown.
         error: why the trial has failed; "" if it has not.
     """
 
-    method: str
+    setting: str
+    value: str
     windows: tuple[float, ...] = ()
     sent: float = 0.0
     losses: tuple[float, float] | None = None
+    samples: float = 0.0
     error: str = ""
 
     @property
+    def label(self) -> str:
+        """The value, with the name of its setting if that is not clear."""
+        return self.value if self.setting == _METHOD or self.value == _AS_IT_IS else f"{self.setting}={self.value}"
+
+    @property
     def seconds(self) -> float:
-        """Of a step: the median of the windows, or the mean where steps differ because only some exchange anything."""
-        return (statistics.fmean if is_other_optimisation(self.method) else statistics.median)(self.windows)
+        """Of a step: the median of the windows, or the mean where steps differ, as they do while data is read ahead."""
+        alike = self.setting == _METHOD and not is_other_optimisation(self.value)
+        return (statistics.median if alike else statistics.fmean)(self.windows)
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a sample; of a step if the number of samples is not known."""
+        return self.seconds / (self.samples or 1.0)
+
+    @property
+    def costs(self) -> list[float]:
+        """The same of each window."""
+        return [seconds / (self.samples or 1.0) for seconds in self.windows]
 
 
 def _tune(**given: Any) -> int:
-    """Try ways to exchange gradients: run SCRIPT with each for some steps, and write the choice to a job file.
+    """Try ways to exchange gradients, and other settings: run SCRIPT with each, and write the best to a job file.
 
-    SCRIPT is unchanged; it trains with run.setup, and leaves Strategy(sync=…) out. Only methods that average gradients
-    in every step are chosen.
+    SCRIPT is unchanged; it trains with run.setup, and leaves Strategy(sync=…) out. Settings of data are for
+    run.dataloader. Only what averages gradients in every step, and leaves the batch as it is, is chosen.
     """
     from paceline.cli.flags.spec import JOB_FILES, say_what_is_exposed, say_what_means_nothing, spec_of
     from paceline.cli.terminal.ending import ended_by_signals
@@ -109,7 +139,8 @@ def _tune(**given: Any) -> int:
     path = given["script"]
     is_file = not (given["module"] or given["no_python"]) and path.lower().endswith(JOB_FILES)
     spec, given = spec_of(given, tune)
-    methods, steps, output = _methods(given["methods"] or _METHODS), given["steps"] or _STEPS, given["output"]
+    tried = _tried(given["methods"], given["settings"] or (), is_alone=spec.ranks == 1 and spec.nodes == 1)
+    steps, output = given["steps"] or _STEPS, given["output"]
     say_what_means_nothing(given)
     say_what_is_exposed(spec)
     refuse_script(given)
@@ -119,22 +150,47 @@ def _tune(**given: Any) -> int:
         _check_target(target, spec)
     there = backend_for(given, target_of(spec))
     if given["dry_run"]:
-        return dry_run(_trial_spec(spec, methods[0], steps), there)
-    trials: list[_Trial] = []
+        return dry_run(_trial_spec(spec, {}, steps), there)
     with ended_by_signals(), ProgressLine() as progress:
-        for method in methods:
-            progress(f"trying {method}", len(trials), len(methods))
-            trials.append(_try(there, _trial_spec(spec, method, steps), method, progress))
-            if not any(trial.windows for trial in trials):  # the others would fail, too
-                raise UserError(f"the trial of {method} has failed: {trials[0].error}")
+        trials, chosen, notes = _search(tried, _Place(there, spec, steps, progress))
     show(trials, _columns(trials), output or "table", _to_dict)
-    good = [trial for trial in trials if trial.windows]
-    chosen = _choose(good)
-    _say_choice(chosen, good)
-    if target is not None:
-        _write(target, spec, chosen.method, is_at_named_hosts=spec.backend == kind_of_hosts(given))
-        click.echo(f"paceline: {target} says {SYNC}: {chosen.method}", err=True)
+    for line in notes:
+        click.echo(f"paceline: {line}", err=True)
+    if target is not None and not chosen:
+        click.echo(f"paceline: {target} stays as it is", err=True)
+    elif target is not None:
+        _write(target, spec, chosen, is_at_named_hosts=spec.backend == kind_of_hosts(given))
+        said = ", ".join(f"{name}: {value}" for name, value in chosen.items())
+        click.echo(f"paceline: {target} says {said}", err=True)
     return 0
+
+
+# -- what is tried -----------------------------------------------------------------------------------------------------
+
+
+def _tried(methods: str | None, settings: Sequence[str], *, is_alone: bool) -> dict[str, list[str]]:
+    """Setting → the values to try, in this order.
+
+    Raises:
+        UserError: there is no such setting, or it has no such value.
+    """
+    found: dict[str, list[str]] = {}
+    if methods is not None or not (settings or is_alone):
+        found[_METHOD] = _methods(methods or _METHODS)
+    for text in settings or (() if methods else ("workers",)):
+        name, _, values = text.partition("=")
+        name = name.replace("-", "_")
+        if name not in SETTINGS:
+            raise UserError(f"--try {name}: there is no such setting; {nearest(name, SETTINGS)}")
+        found[name] = [value.strip() for value in values.split(",") if value.strip()] or [*SETTINGS[name].values]
+        if not found[name]:
+            raise UserError(f"--try {name} needs values; write for example --try {name}=32,64")
+        for value in found[name]:
+            if re.fullmatch(SETTINGS[name].form, value) is None:
+                raise UserError(
+                    f"--try {name}={value}: {value!r} is no value for it; it must match {SETTINGS[name].form}"
+                )
+    return found
 
 
 def _methods(text: str) -> list[str]:
@@ -145,6 +201,66 @@ def _methods(text: str) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise UserError(f"--methods {text!r} must name at least one method, and each once")
     return names
+
+
+def _variable(setting: str) -> str:
+    return SYNC if setting == _METHOD else SETTINGS[setting].variable
+
+
+def _search(tried: Mapping[str, Sequence[str]], place: _Place) -> tuple[list[_Trial], dict[str, str], list[str]]:
+    """Try one setting after the other, each with the best values of those before it.
+
+    Returns:
+        All trials, the variables that are chosen, and lines for the user.
+    """
+    trials: list[_Trial] = []
+    notes: list[str] = []
+    chosen: dict[str, str] = {}
+    best: _Trial | None = None
+    count = sum(map(len, tried.values())) + (_METHOD not in tried)
+    for setting, values in tried.items():
+        if best is None and setting != _METHOD:
+            place.progress("trying it as it is", 0, count)
+            best = place.run(setting, _AS_IT_IS, {})
+            trials.append(best)
+        before = len(trials)
+        for value in values:
+            place.progress(f"trying {_Trial(setting, value).label}", len(trials), count)
+            try:
+                trials.append(place.run(setting, value, {**chosen, _variable(setting): value}))
+            except _NotTaken as error:
+                notes.append(f"{setting} is not tried: {error}")
+                break
+            if not any(trial.windows for trial in trials):  # the others would fail, too
+                raise UserError(f"the trial of {trials[0].label} has failed: {trials[0].error}")
+        good = [trial for trial in trials[before:] if trial.windows]
+        if setting == _METHOD:
+            best = _choose(good)
+            notes += _about_choice(best, good)
+        elif good and best is not None:
+            best, note = _better(best, good)
+            notes.append(note)
+        if best is not None and best.setting == setting and best.value != _AS_IT_IS:
+            chosen[_variable(setting)] = best.value
+    return trials, chosen, notes
+
+
+def _better(best: _Trial, trials: Sequence[_Trial]) -> tuple[_Trial, str]:
+    """The first of the trials that is not clearly slower than the fastest, if it saves something; and why."""
+    least = min(trial.cost for trial in trials)
+    fastest = next(trial for trial in trials if trial.cost * (1 - _ALIKE) <= least)
+    saved = 1 - fastest.cost / best.cost
+    is_by_chance = statistics.median(fastest.costs) > sorted(best.costs)[1]
+    if saved <= _ALIKE or is_by_chance:
+        return best, f"{fastest.setting} stays as it is: no value clearly saves {_percent(_ALIKE)} of a step"
+    if SETTINGS[fastest.setting].changes:
+        what = "but is another optimisation: compare the validation loss"
+        return best, f"{fastest.label} takes {_percent(saved)} less per sample, {what}"
+    return fastest, f"{fastest.label}, which saves {_percent(saved)} of a step"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
 
 
 def _check_target(target: Path, spec: JobSpec) -> None:
@@ -166,27 +282,42 @@ def _check_target(target: Path, spec: JobSpec) -> None:
             )
 
 
-def _trial_spec(spec: JobSpec, method: str, steps: int) -> JobSpec:
+class _NotTaken(Exception):
+    """The script has nothing that takes a setting."""
+
+
+def _trial_spec(spec: JobSpec, variables: Mapping[str, str], steps: int) -> JobSpec:
     """The job of a trial: the same one, for some steps, and without what it would leave behind."""
-    env = {**spec.env, SYNC: method, TRIAL_STEPS: str(SETTLING + steps + 1)}
+    env = {**spec.env, **variables, TRIAL_STEPS: str(SETTLING + steps + 1)}
     name = f"tune-{_UNFIT.sub('-', Path(spec.target).stem)[:40]}-{secrets.token_hex(3)}"  # known before it is started
     return spec.changed({**_NOT_TRIED, "name": name, "env": env})
 
 
-def _try(there: Backend, spec: JobSpec, method: str, progress: ProgressLine) -> _Trial:
-    """Run a trial, and remove what it leaves.
+@dataclass(frozen=True)
+class _Place:
+    """Where and how trials of a job run."""
 
-    Raises:
-        UserError: it cannot start, or no method can be tried with this script.
-    """
-    prepared = there.prepare(spec)
-    try:
-        there.start(prepared, progress)
-        there.wait([spec.name])
-        found = there.describe([spec.name]).jobs
-        return _result(found[0], method) if found else _Trial(method, error="its job is gone")
-    finally:
-        _remove(there, spec.name, progress)
+    there: Backend
+    of: JobSpec
+    steps: int
+    progress: ProgressLine
+
+    def run(self, setting: str, value: str, variables: Mapping[str, str]) -> _Trial:
+        """Run a trial, and remove what it leaves.
+
+        Raises:
+            UserError: it cannot start, or nothing can be tried with this script.
+            _NotTaken: the script does not use the setting.
+        """
+        spec = _trial_spec(self.of, variables, self.steps)
+        prepared = self.there.prepare(spec)
+        try:
+            self.there.start(prepared, self.progress)
+            self.there.wait([spec.name])
+            found = self.there.describe([spec.name]).jobs
+            return _result(found[0], setting, value) if found else _Trial(setting, value, error="its job is gone")
+        finally:
+            _remove(self.there, spec.name, self.progress)
 
 
 def _remove(there: Backend, name: str, progress: ProgressLine) -> None:
@@ -195,26 +326,30 @@ def _remove(there: Backend, name: str, progress: ProgressLine) -> None:
         there.stop([name], now=True)
         there.wait([name], _END)
         for line in there.delete([name]):
-            progress.say(f"paceline: {line}")
+            progress.say(line)
 
 
-def _result(job: Job, method: str) -> _Trial:
+def _result(job: Job, setting: str, value: str) -> _Trial:
     """What a trial's job has left of it.
 
     Raises:
-        UserError: no method can be tried with this script.
+        UserError: nothing can be tried with this script.
+        _NotTaken: it does not use the setting.
     """
     error = job.error or ""
     if FIXED_SYNC in error:
         raise UserError(error.rpartition(f"{FIXED_SYNC}: ")[2])
     found = (job.progress or {}).get("trial")
     if job.state != "SUCCEEDED":
-        return _Trial(method, error=error or f"the job was {job.state.lower()}")
+        return _Trial(setting, value, error=error or f"the job was {job.state.lower()}")
     if not isinstance(found, dict) or not found["losses"]:
         raise UserError(
             f"{job.command}: no optimizer that run.setup returns has made a step, so there is nothing to measure"
         )
-    if found["method"] is None:
+    of = "" if setting == _METHOD or value == _AS_IT_IS else SETTINGS[setting].of
+    if of and setting not in found["settings"]:
+        raise _NotTaken(f"{job.command} has nothing of {of} that takes it")
+    if setting == _METHOD and found["method"] is None:
         raise UserError("one rank exchanges nothing; add -n for more ranks, or -H for machines")
     seconds, losses = found["seconds"][SETTLING:], [each for each in found["losses"] if each is not None]
     if len(seconds) < _WINDOWS:
@@ -224,49 +359,47 @@ def _result(job: Job, method: str) -> _Trial:
     windows = tuple(statistics.fmean(seconds[at : at + size]) for at in range(0, size * _WINDOWS, size))
     part = max(1, len(losses) // _WINDOWS)
     ends = (statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])) if losses else None
-    return _Trial(method, windows, statistics.fmean(found["bytes"][SETTLING:]), ends)
+    return _Trial(setting, value, windows, statistics.fmean(found["bytes"][SETTLING:]), ends, found["samples"])
 
 
 def _choose(trials: Sequence[_Trial]) -> _Trial:
     """The first of the methods, in the order of `TRIED`, that is not clearly slower than the fastest."""
-    allowed = [trial for trial in trials if not is_other_optimisation(trial.method)] or list(trials)
-    exact_first = sorted(allowed, key=lambda trial: list(TRIED).index(trial.method.partition("(")[0]))
+    allowed = [trial for trial in trials if not is_other_optimisation(trial.value)] or list(trials)
+    exact_first = sorted(allowed, key=lambda trial: list(TRIED).index(trial.value.partition("(")[0]))
     if not any(trial.sent for trial in allowed):  # what is not sent is not compressed either
         return exact_first[0]
     fastest = min(trial.seconds for trial in allowed)
     return next(t for t in exact_first if t.seconds * (1 - _ALIKE) <= fastest or min(t.windows) <= fastest)
 
 
-def _say_choice(chosen: _Trial, trials: Sequence[_Trial]) -> None:
-    """Say what is chosen, and what would be faster but is not chosen."""
-    base = next((trial for trial in trials if trial.method == "allreduce"), None)
+def _about_choice(chosen: _Trial, trials: Sequence[_Trial]) -> Iterator[str]:
+    """Lines about which method is chosen, and what would be faster but is not chosen."""
+    base = next((trial for trial in trials if trial.value == "allreduce"), None)
     if not any(trial.sent for trial in trials):
-        click.echo(
-            "paceline: nothing is sent between machines, so methods that average gradients are the same", err=True
-        )
-    saved = f", which saves {1 - chosen.seconds / base.seconds:.0%} of a step" if base not in (None, chosen) else ""
-    click.echo(f"paceline: {chosen.method}{saved}".replace("%", " %"), err=True)
+        yield "nothing is sent between machines, so methods that average gradients are the same"
+    if base is None or base is chosen:
+        yield chosen.value
+    else:
+        yield f"{chosen.value}, which saves {_percent(1 - chosen.seconds / base.seconds)} of a step"
     for trial in trials:
-        if is_other_optimisation(trial.method) and trial.seconds < chosen.seconds * (1 - _ALIKE):
-            less = f"{1 - trial.seconds / chosen.seconds:.0%}".replace("%", " %")
-            click.echo(
-                f"paceline: {trial.method} takes {less} less, but is another optimisation: compare the validation loss",
-                err=True,
-            )
+        if is_other_optimisation(trial.value) and trial.seconds < chosen.seconds * (1 - _ALIKE):
+            less = _percent(1 - trial.seconds / chosen.seconds)
+            yield f"{trial.value} takes {less} less, but is another optimisation: compare the validation loss"
 
 
-def _write(target: Path, spec: JobSpec, method: str, *, is_at_named_hosts: bool) -> None:
+def _write(target: Path, spec: JobSpec, chosen: Mapping[str, str], *, is_at_named_hosts: bool) -> None:
     """Write the choice."""
     from paceline.job.writing import set_variable, write_job
 
     if target.exists():
-        set_variable(target, SYNC, method)
+        for name, value in chosen.items():
+            set_variable(target, name, value)
         return
     left_out = _NOT_WRITTEN | ({"backend", "nodes"} if is_at_named_hosts else set())
     fields = {name: it for name, it in spec.dumped(only_changed=True).items() if name not in left_out}
     if fields.get("ranks") == "slots":
         del fields["ranks"]
-    write_job(target, {**fields, "env": {**spec.env, SYNC: method}})
+    write_job(target, {**fields, "env": {**spec.env, **chosen}})
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -275,16 +408,17 @@ def _write(target: Path, spec: JobSpec, method: str, *, is_at_named_hosts: bool)
 def _columns(trials: Sequence[_Trial]) -> list[Column[_Trial]]:
     from paceline.job.quantities import show_size
 
-    base = next((trial.seconds for trial in trials if trial.method == "allreduce" and trial.windows), None)
+    has_methods = any(trial.value == "allreduce" for trial in trials)
+    base = next((it.cost for it in trials if it.windows and (it.value == "allreduce" or not has_methods)), None)
 
     def compared(trial: _Trial) -> str | None:
-        return f"{trial.seconds / base:.2f}" if base is not None and trial.windows else None
+        return f"{trial.cost / base:.2f}" if base is not None and trial.windows else None
 
     return [
-        Column("METHOD", lambda trial: trial.method),
+        Column("METHOD" if all(trial.setting == _METHOD for trial in trials) else "SETTING", lambda trial: trial.label),
         Column("STEP", lambda trial: _milliseconds(trial.seconds) if trial.windows else None),
         Column("SPREAD", _spread),
-        Column("OF ALLREDUCE", compared),
+        Column("OF ALLREDUCE" if has_methods else "OF FIRST", compared),
         Column("SENT/STEP", lambda trial: show_size(trial.sent) if trial.windows else None),
         Column("LOSS", lambda trial: f"{trial.losses[0]:#.4g} → {trial.losses[1]:#.4g}" if trial.losses else None),
         Column("CHANGE", lambda trial: f"{trial.losses[1] - trial.losses[0]:+.4g}" if trial.losses else None),
@@ -309,7 +443,9 @@ def _milliseconds(seconds: float) -> str:
 
 def _to_dict(trial: _Trial) -> dict[str, Any]:
     return {
-        "method": trial.method,
+        "method": trial.value if trial.setting == _METHOD else None,
+        "setting": trial.setting,
+        "value": trial.value,
         "step_seconds": trial.seconds if trial.windows else None,
         "fastest": min(trial.windows, default=None),
         "slowest": max(trial.windows, default=None),

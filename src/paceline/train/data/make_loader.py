@@ -6,12 +6,14 @@ import difflib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from paceline.contract.tuning import setting
 
 from .loader import Loader
 from .random_state import derive_seed
@@ -22,6 +24,7 @@ from .worker_start import WorkerDataLoader
 from .workers import Collate, MapFetch, StreamFetch
 
 T = TypeVar("T")
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")  # without them, errors
 
 
 def make_loader(
@@ -186,6 +189,32 @@ def check_options(options: Iterable[str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise TypeError(f"run.dataloader has no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def tuned(
+    batch_size: int | None, options: dict[str, Any], env: Mapping[str, str], *, evaluation: bool
+) -> tuple[int | None, dict[str, Any]]:
+    """The batch size and the options of a loader, with what the environment says in their place.
+
+    The batch size of an evaluation, and that of a batch sampler, stay.
+
+    Raises:
+        ValueError: a variable has no value of its setting.
+    """
+    options = dict(options)
+    workers, prefetch, pins = (setting(name, env) for name in ("workers", "prefetch", "pin_memory"))
+    if workers is not None:
+        options["num_workers"] = int(workers)
+        for name in _OF_WORKERS if int(workers) == 0 else ():
+            options.pop(name, None)
+    if prefetch is not None and options.get("num_workers"):
+        options["prefetch_factor"] = int(prefetch)
+    if pins is not None:
+        options["pin_memory"] = pins == "1"
+    if not evaluation and options.get("batch_sampler") is None and (size := setting("batch_size", env)) is not None:
+        options.pop("global_batch_size", None)
+        batch_size = int(size)
+    return batch_size, options
 
 
 def _sampler(

@@ -238,6 +238,8 @@ class Steps:
         self._is_fresh = False
         self._gradients.batch_begins(loader)
         self._metrics.data_received(loader.samples, loader.total)
+        if self._trial is not None:
+            self._trial.saw_batch(loader.total)
 
     def add(self, loader: Loader) -> None:
         """Add another loader's batch to the current step."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.contract.exchange import TRIAL_STEPS
+from paceline.contract.tuning import taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,7 +51,12 @@ class Trial:
         self._bytes: list[int] = []
         self._losses: list[float | None] = []
         self._loss: list[torch.Tensor] = []  # of the batches of this step
+        self._samples = 0  # of all ranks, in all batches
         atexit.register(self.write)
+
+    def saw_batch(self, samples: int) -> None:
+        """Note how many samples all ranks have in a batch."""
+        self._samples += samples
 
     def saw_loss(self, loss: torch.Tensor) -> None:
         """Note the loss of this rank's batch."""
@@ -81,6 +87,8 @@ class Trial:
             "seconds": [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)],
             "bytes": [later - earlier for earlier, later in zip(self._bytes, self._bytes[1:], strict=False)],
             "losses": self._losses,
+            "samples": self._samples / max(1, len(self._times)),
+            "settings": taken(),
         }
         text = json.dumps({"time": time.time(), "epoch": 0, "step": len(self._times), "trial": result})
         with contextlib.suppress(OSError):  # then there is no result, and `paceline tune` says so

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.contract.exchange import SYNC, TRIAL_STEPS
+from paceline.contract.tuning import setting
 
 from .errors import FixedSync
 from .sync.options import Sync, parse, without_warmup
@@ -21,7 +22,8 @@ class Strategy:
     """Options of `Run.setup`.
 
     Attributes:
-        precision: "fp32", or "bf16" to run forward passes under autocast (weights and gradients stay fp32).
+        precision: "fp32", or "bf16" to run forward passes under autocast (weights and gradients stay fp32). The
+            variable PACELINE_PRECISION takes the place of "fp32".
         accumulate: number of batches per step of the optimizer; gradients are exchanged only in the last of them.
         sync_batchnorm: normalise over the batches of all ranks (torch.nn.SyncBatchNorm; CUDA only).
         compile: pass the model through torch.compile; a string names the backend to compile with.
@@ -31,7 +33,7 @@ class Strategy:
         find_unused_parameters: allow parameters without a gradient, at the cost of a search in every step.
         bucket_mb: megabytes of gradients that are exchanged at once. None is 4 if ranks sum them as they are in memory
             that they share, which then stays in the caches of the cores, and 25 otherwise, but 1 in the first exchange
-            of a step, so that it begins early.
+            of a step, so that it begins early; the variable PACELINE_BUCKET_MB takes the place of None.
         sync: how ranks exchange what they learn: a method such as `AllReduce(wire="fp16")`, or its name. "auto"
             measures and chooses. None takes the name in the variable PACELINE_SYNC, or "allreduce".
 
@@ -67,27 +69,39 @@ class Strategy:
         return parse("allreduce" if self.sync is None else self.sync)
 
     def completed(self, env: Mapping[str, str]) -> Strategy:
-        """This strategy, with the method that the environment names if it has none itself.
+        """This strategy, with what the environment says of the method, the precision and the size of buckets.
+
+        What the script says itself holds.
 
         In a trial of `paceline tune`, the method compresses from the first step on.
 
         Raises:
             FixedSync: it has a method in a trial.
-            ValueError: the environment names no method.
+            ValueError: the environment names no method, no precision or no size.
         """
+        given = self._given(env)
         name = env.get(SYNC) or "allreduce"
         if self.sync is not None:
-            if TRIAL_STEPS in env:
+            if TRIAL_STEPS in env and SYNC in env:
                 raise FixedSync(
                     f"the script itself says Strategy(sync={self.sync!r}), so no other method can be tried; leave "
                     f"sync= out, and {SYNC} decides"
                 )
-            return self
+            return given
         try:
             method = parse(name)
         except ValueError as error:
             raise ValueError(f"{SYNC}: {error}") from None
-        return dataclasses.replace(self, sync=without_warmup(method) if TRIAL_STEPS in env else name)
+        return dataclasses.replace(given, sync=without_warmup(method) if TRIAL_STEPS in env else name)
+
+    def _given(self, env: Mapping[str, str]) -> Strategy:
+        """This strategy, with what the environment says of options that have their defaults."""
+        found: dict[str, Any] = {}
+        if self.precision == "fp32" and (precision := setting("precision", env)) is not None:
+            found["precision"] = precision
+        if self.bucket_mb is None and (size := setting("bucket_mb", env)) is not None:
+            found["bucket_mb"] = int(size)
+        return dataclasses.replace(self, **found) if found else self
 
     def learning_rate_factor(self, world_size: int) -> float:
         """The factor for learning rates."""
