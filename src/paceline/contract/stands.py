@@ -102,6 +102,8 @@ class Stand(TypedDict):
         call: the system call that its main thread waits in, such as `futex`; "" if that is not known.
         file: the file, pipe or terminal on which that call waits; "" if none, or if it is not known.
         children: of each child process the state and the command.
+        seen: its threads as seen from outside, if it did not answer; with frames of C code, whose line is 0.
+        unseen: why nothing is seen; "" if nothing was tried.
     """
 
     rank: int
@@ -115,6 +117,8 @@ class Stand(TypedDict):
     call: str
     file: str
     children: list[tuple[str, str]]
+    seen: list[Thread]
+    unseen: str
 
 
 class Place(TypedDict):

@@ -63,7 +63,8 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     since = None if job.started is None else (job.finished or time.time()) - job.started
     yield f"job {job.name}: {job.state}{code}{'' if since is None else f' after {show_duration(since)}'}"
     if job.waiting:
-        yield f"it {job.waiting}" if job.waiting.startswith("waits ") else f"it waits: {job.waiting}"
+        reason = job.waiting.removeprefix("it ")
+        yield f"it {reason}" if reason.startswith(("waits ", "hangs")) else f"it waits: {reason}"
     restarts = [event for event in happened if event["event"] == "restarting"]
     for event in restarts[-3:]:
         why = failed(event["failure"]) if event.get("failure") else event.get("why") or "it was asked to"
@@ -146,7 +147,7 @@ def _of_places(places: Sequence[Place]) -> Iterator[str]:
 
 def _frame(frame: Sequence[Any]) -> str:
     file, line, function = frame
-    return f"{_short(file)}:{line} in {function}"
+    return f"{_short(file)}:{line} in {function}" if line else f"{os.path.basename(file)} in {function}"
 
 
 def _short(file: str) -> str:

@@ -60,6 +60,7 @@ class Watch:
         self._tell_at = _LEAST_LOOKS  # looks after which `spent` is called
         self._started = self._busy = 0.0  # when the ranks started, and what the machine's cores had done by then
         self._used: Spent = {}  # how many cores there are, and the ranks have used
+        self._is_asking = False  # for all that the ranks know
         self._said_at: float | None = None  # when the ranks' places were said last, in this stall
 
     def start(self, ranks: Mapping[int, Rank]) -> None:
@@ -74,7 +75,7 @@ class Watch:
         live, loop = self._live(), Loop()
         found: list[Stand] = []
         activities = {number: self._activities.get(number) or Activity(time.monotonic()) for number in live}
-        ask(loop, live, activities, found.extend, _LAST_SECONDS)
+        ask(loop, live, activities, found.extend, _LAST_SECONDS, looks=False)
         loop.run_until(lambda: len(found) == len(live))
         return grouped(found)
 
@@ -142,8 +143,14 @@ class Watch:
         shortest = min(self._activities[number].still(now) for number in live)
         if self._said_at is not None and now - self._said_at < shortest / 4:
             return
-        self._said_at = now
-        ask(self._loop, live, self._activities, self._found)
+        if self._is_asking:
+            return
+        self._said_at, self._is_asking = now, True
+        ask(self._loop, live, self._activities, self._answered)
+
+    def _answered(self, stands: list[Stand]) -> None:
+        self._is_asking = False
+        self._found(stands)
 
 
 def _used(pids: Sequence[int], seconds: float, busy: float) -> Spent:

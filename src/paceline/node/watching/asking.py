@@ -6,16 +6,18 @@ import contextlib
 import json
 import socket
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from paceline.contract.stands import WHOLE, address, is_of_this_user
 
+from .native import Dump
 from .outside import look, look_at_children
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.contract.stands import Answer, Stand
+    from paceline.contract.stands import Answer, Stand, Thread
     from paceline.node.eventloop.loop import Loop
 
     from .activity import Activity
@@ -83,10 +85,26 @@ class Question:
 
 def ask(
     loop: Loop, ranks: Mapping[int, Asked], activities: Mapping[int, Activity], then: Callable[[list[Stand]], None],
-    seconds: float = _ANSWER_SECONDS,
+    seconds: float = _ANSWER_SECONDS, *, looks: bool = True,
 ) -> None:  # fmt: skip
-    """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot."""
+    """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot.
+
+    Args:
+        loop: in which the answers come.
+        ranks: by number.
+        activities: of these ranks.
+        then: called once, with where they are, when all have answered or cannot.
+        seconds: that they have to answer.
+        looks: whether those that do not answer are looked at from outside, which takes longer.
+    """
     answers: dict[int, Answer | None] = {}
+    stands: dict[int, Stand] = {}
+
+    def saw(number: int, threads: list[Thread], problem: str) -> None:
+        stands[number]["seen"], stands[number]["unseen"] = threads, problem
+        answers[number] = {}
+        if None not in answers.values():
+            then(list(stands.values()))
 
     def heard(number: int, answer: Answer | None) -> None:
         answers[number] = answer
@@ -94,7 +112,12 @@ def ask(
             activities[number].hear(answer, time.monotonic())
         if len(answers) == len(ranks):
             now = time.monotonic()
-            then([_stand(ranks[one], activities[one], answers[one], now) for one in ranks])
+            stands.update({one: _stand(ranks[one], activities[one], answers[one], now) for one in ranks})
+            silent = [one for one in ranks if answers[one] is None] if looks else []
+            for one in silent:
+                Dump(loop, ranks[one].pid, partial(saw, one))
+            if not silent:
+                then(list(stands.values()))
 
     for number, rank in ranks.items():
         Question(loop, rank, WHOLE, lambda answer, number=number: heard(number, answer), seconds)  # type: ignore[misc]
@@ -105,5 +128,5 @@ def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -
     return {
         "rank": rank.rank, "node": rank.node, "host": socket.gethostname(), "pid": rank.pid,
         "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,
-        "call": process.call, "file": process.file, "children": family.children,
+        "call": process.call, "file": process.file, "children": family.children, "seen": [], "unseen": "",
     }  # fmt: skip

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.contract.stands import Collective, Place, Stand
+    from paceline.contract.stands import Collective, Place, Stand, Thread
 
 _WAITS = "it waits in a collective"
 _LOADS = "it waits for a worker of a DataLoader"
@@ -76,15 +76,14 @@ def why(stand: Stand) -> str:
     if stand["state"] == "D":
         return "its process waits for a disk or a device (state D)"
     if stand["answer"] is None:
-        return "it does not answer: C code may hold the interpreter's lock, or the program is not Python's"
+        return _of_silent(stand)
     return found or _OF_CALLS.get(call, "")
 
 
 def place(stand: Stand) -> Place:
     """Where a rank is."""
-    threads = (stand["answer"] or {}).get("threads", [])
-    frames = _frames(stand)
-    own = next((frame for frame in frames if is_of_user(frame[0])), None) or (frames[0] if frames else None)
+    threads, frames = _threads(stand), _frames(stand)
+    own = next((it for it in frames if it[1] and is_of_user(it[0])), None) or (frames[0] if frames else None)
     where = "" if own is None else f"{os.path.basename(own[0])}:{own[1]} in {own[2].replace('<module>', 'the script')}"
     return {
         "ranks": [stand["rank"]], "hosts": [stand["host"]], "pids": [stand["pid"]], "where": where, "why": why(stand),
@@ -121,9 +120,22 @@ def _of_workers(stand: Stand) -> str:
     )
 
 
+def _threads(stand: Stand) -> list[Thread]:
+    return (stand["answer"] or {}).get("threads") or stand.get("seen") or []  # agents of older versions see nothing
+
+
 def _frames(stand: Stand) -> list[tuple[str, int, str]]:
-    threads = (stand["answer"] or {}).get("threads", [])
+    threads = _threads(stand)
     return threads[0]["frames"] if threads else []
+
+
+def _of_silent(stand: Stand) -> str:
+    """What is known of a rank that does not answer."""
+    native = [(file, function) for file, line, function in _frames(stand) if not line]
+    if native:
+        return f"C code holds the interpreter's lock, in {native[0][1]} of {os.path.basename(native[0][0])}"
+    more = f"; {stand['unseen']}" if stand.get("unseen") else ""
+    return f"it does not answer: C code may hold the interpreter's lock, or the program is not Python's{more}"
 
 
 def is_of_user(file: str) -> bool:

@@ -1,0 +1,72 @@
+"""Frames of a process that does not answer, as py-spy sees them: here a program that says what py-spy 0.4 does."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.node.watching.test_hang import stand
+
+from paceline.node.eventloop.loop import Loop
+from paceline.node.watching.native import Dump
+from paceline.node.watching.typical import place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
+FRAMES = [
+    {"name": "clock_nanosleep", "filename": LIBC, "module": LIBC, "line": 0},
+    {"name": "call", "filename": "/build/_ctypes.c", "module": "/usr/lib/_ctypes.so", "line": 943},
+    {"name": "Trainer.main", "filename": "/home/ada/train.py", "module": None, "line": 6},
+]
+
+
+def dump(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> tuple[list[Any], str]:
+    """What is seen of process 7 when py-spy is this program; "" for none."""
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    monkeypatch.setattr("sys.executable", str(folder / "python"))
+    if program:
+        (folder / "py-spy").write_text(f"#!/bin/sh\n{program}\n")
+        (folder / "py-spy").chmod(0o700)
+    loop, found = Loop(), list[Any]()
+    Dump(loop, 7, lambda *answer: found.append(answer))
+    loop.run_until(lambda: bool(found))
+    threads, problem = found[0]
+    return threads, problem
+
+
+def test_the_frames_of_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        {"os_thread_id": 8, "thread_name": None, "frames": FRAMES[:1]},
+        {"os_thread_id": 7, "thread_name": "MainThread", "frames": FRAMES},
+    ]
+    (tmp_path / "said").write_text(json.dumps(told))
+    program = f'test "$*" = "dump --pid 7 --native --json" && echo warned >&2 && cat {tmp_path}/said'
+    threads, problem = dump(tmp_path, monkeypatch, program)
+    assert ([it["name"] for it in threads], problem) == (["MainThread", "8"], "")
+    found = place(stand(1, None, seen=threads))
+    assert found["where"] == "train.py:6 in main"
+    assert found["why"] == "C code holds the interpreter's lock, in clock_nanosleep of libc.so.6"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("", ""),
+        (
+            "echo 'Permission Denied: Try running again' >&2; exit 1",
+            "py-spy may not look at it (ptrace is not permitted)",
+        ),
+        ("echo 'Error: no Python' >&2; exit 1", "py-spy cannot read it"),
+    ],
+)
+def test_what_cannot_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str) -> None:
+    assert dump(tmp_path, monkeypatch, program) == ([], said)
+    why = place(stand(1, None, unseen=said))["why"]
+    assert why == (
+        "it does not answer: C code may hold the interpreter's lock, or the program is not Python's"
+        + (f"; {said}" if said else "")
+    )
