@@ -129,6 +129,8 @@ MESSAGES = (
     "/env/lib/libtorch_python.so)",
     "OSError: libcudart.so.11.0: cannot open shared object file: No such file or directory",
     "ModuleNotFoundError: No module named 'nosuchmod'",
+    "./job.sh: 2: nvcc: not found",
+    "job.sh: line 4: ./train.sh: Permission denied",
     "killed: out of memory",
     "killed by SIGKILL",
     "killed by SIGSEGV",

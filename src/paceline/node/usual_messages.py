@@ -390,6 +390,17 @@ USUAL = (
         "there, or set PYTHONPATH",
         _PYTHON + "exceptions.html#ModuleNotFoundError",
     ),
+    # -- shells --
+    Usual(
+        r"(?m)^\S+: (line )?\d+: (?P<program>[\w./+-]+): (command )?not found$",
+        "{program} is not on PATH on this host: install it there, or name it by its full path (exit code 127)",
+        "https://www.gnu.org/software/bash/manual/html_node/Exit-Status.html",
+    ),
+    Usual(
+        r"(?m)^\S+: (line )?\d+: (?P<program>[\w./+-]+): Permission denied$",
+        "{program} may not be executed: chmod +x {program}, unless its folder is mounted with noexec (exit code 126)",
+        "https://www.gnu.org/software/bash/manual/html_node/Exit-Status.html",
+    ),
     # -- what paceline itself says of an end --
     Usual(
         r"^killed: out of memory$",
