@@ -311,8 +311,10 @@ def logs(
         UserError: there is no such job.
         Incomplete: after the last line, if those of some machine may be missing.
     """
-    query = query or LogQuery()
-    return _with(name, on).logs(name, replace(query, follow=follow or query.follow))
+    from paceline.backends.functions import without_results
+
+    query, job = query or LogQuery(), get(name, on)
+    return without_results(job._there.logs(name, replace(query, follow=follow or query.follow)), job)
 
 
 def top(*names: str, on: str | None = None) -> dict[str, Usage]:

@@ -22,11 +22,11 @@ from paceline.node.planning.script import IMPORTS
 from .base import LogQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from paceline.job.job import Job
 
-    from .base import Backend
+    from .base import Backend, LogLines
 
 _KEY = re.compile(r"result-[0-9a-f]{32}")
 _SCRIPT = """\
@@ -96,6 +96,18 @@ def results(there: Backend, job: Job, *, every: bool) -> list[Any]:
     if missing:
         raise UserError(f"rank {missing[0]} of job {job.name} has left no result; see paceline logs {job.name}")
     return [outcome.value for _, outcome in sorted(found.items())]
+
+
+def without_results(lines: Iterator[LogLines], job: Job) -> Iterator[LogLines]:
+    """What a job has written; of a function without its results, which nobody reads."""
+    key = _KEY.search(job.command)
+    if key is None:
+        yield from lines
+        return
+    result = re.compile(rb"^%b .*\n?" % key[0].encode(), re.MULTILINE)
+    for it in lines:
+        if text := result.sub(b"", it.text):
+            yield it._replace(text=text)
 
 
 def _outcomes(there: Backend, job: Job, ranks: tuple[int, ...] | None) -> dict[int, Outcome]:

@@ -63,7 +63,9 @@ def _logs(
     raw = follow and not several and not edits and sys.stdout.isatty()
     query = LogQuery(ranks, follow, tail, _since(since), attempt, timestamps, raw)
     missing: list[Incomplete] = []
-    lines = _until_incomplete(backend().logs(job, query), missing)
+    from paceline.backends.functions import without_results  # with pickle and the like
+
+    lines = _until_incomplete(without_results(backend().logs(job, query), known), missing)
     if follow and known.waiting is not None:
         say(f"job {job}: {known.waiting}")
     try:
