@@ -81,8 +81,8 @@ class Place:
     """A backend, and what it can do beside what all can.
 
     Attributes:
-        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes` and `watched`; `sizes` if
-            it says what a job has.
+        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes`, `watched` and
+            `profiled`; `sizes` if it says what a job has.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -229,6 +229,10 @@ class Contract:
             assert "threading.py" in place.works("why", "long", "--live")
         else:
             assert "its ranks cannot be asked" in place.refuses("why", "long", "--live")
+        if "profiled" in place.can:
+            assert "rank 0: it has not imported torch, " in place.refuses("profile", "long")
+        else:
+            assert "cannot be profiled there" in place.refuses("profile", "long")
         hint = re.search(r"paceline stop[^,]*", place.refuses("delete", "long"))
         assert hint is not None
         again = place.refuses("resubmit", "long")

@@ -103,7 +103,7 @@ class Shelf(Backend):
             time.sleep(0.05)
         return True
 
-    def shell(self, name, rank, command):
+    def shell(self, name, rank, command, *, terminal=False):
         return Shell(tuple(command) or ("/bin/sh",), {**os.environ, "RANK": str(rank)}, os.getcwd())
 
     def stop(self, names, now=False):

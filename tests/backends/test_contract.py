@@ -20,7 +20,9 @@ class TestLocal(Contract):
     def place(self, paceline: Paceline) -> Place:
         return Place(
             paceline,
-            can=frozenset({"run", "checks", "functions", "metered", "tensorboards", "volumes", "sizes", "watched"}),
+            can=frozenset(
+                {"run", "checks", "functions", "metered", "tensorboards", "volumes", "sizes", "watched", "profiled"}
+            ),
         )
 
 

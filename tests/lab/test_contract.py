@@ -16,6 +16,17 @@ class TestSsh(Contract):
     def place(self, client: Client) -> Place:
         client.settings(hosts=["h1", "h2"])
         can = frozenset(
-            {"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "sizes", "watched"}
+            {
+                "run",
+                "elastic",
+                "checks",
+                "functions",
+                "metered",
+                "tensorboards",
+                "volumes",
+                "sizes",
+                "watched",
+                "profiled",
+            }
         )
         return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,))

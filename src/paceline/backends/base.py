@@ -351,8 +351,15 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
-        """A command (a shell if it is empty) in the folder of a rank, with its variables."""
+    def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
+        """A command (a shell if it is empty) in the folder of a rank, with its variables.
+
+        Args:
+            name: of the job.
+            rank: of the job.
+            command: with its arguments.
+            terminal: whether the user who types has one, which the command gets.
+        """
 
     @abstractmethod
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:

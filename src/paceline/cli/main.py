@@ -48,6 +48,7 @@ VERBS = {
     "prune": ("remove", "Delete jobs that ended long ago."),
     "events": ("attach", "Show what happened to a job."),
     "why": ("why", "Say why a job failed, hangs or waits, and where its ranks are."),
+    "profile": ("profile", "Record some steps of a running job with torch.profiler."),
     "attach": ("attach", "Run a shell in a rank's folder, with its variables."),
     "resubmit": ("resubmit", "Run a job again, from its last checkpoint."),
     "scaleout": ("scale", "Add hosts to a running job."),

@@ -2,7 +2,8 @@
 
 A rank listens on an abstract Unix socket. Who connects sends one byte: SHORT for the numbers of its collectives and its
 main thread, or WHOLE for all threads and its last collectives too; the answer is one object of JSON, up to the end of
-the connection. Only processes of the same user are answered.
+the connection. PROFILE is followed by a line with a `ProfileRequest`; the rank sends an empty line at once, and
+`Profiled` when its trace is written. Only processes of the same user are answered.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SHORT, WHOLE = b"s", b"w"
+SHORT, WHOLE, PROFILE = b"s", b"w", b"p"
+NODE_SIDE = "paceline-node"  # as the first word of a command for `shell`: the node side of paceline, and its role
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -222,6 +224,39 @@ class Spent(TypedDict, total=False):
     computing: int
     gpu: bool
     busiest: Busiest
+
+
+class ProfileRequest(TypedDict):
+    """What torch.profiler is to record in a rank.
+
+    Attributes:
+        steps: of an optimizer.
+        seconds: after which it ends with the next step, or, if no optimizer has stepped, begins without one.
+        path: of the trace, a file that is made.
+    """
+
+    steps: int
+    seconds: float
+    path: str
+
+
+class Profiled(TypedDict, total=False):
+    """What a rank says of its profile.
+
+    Attributes:
+        error: why there is none; then there are no others.
+        host, pid: of the rank.
+        thread: the identifier of the thread that trains, in the trace; 0 if no optimizer has stepped.
+        times: ends of steps, in nanoseconds since the epoch; the first is the beginning.
+        why: why there are fewer steps than were asked for; "" if there are not.
+    """
+
+    error: str
+    host: str
+    pid: int
+    thread: int
+    times: list[int]
+    why: str
 
 
 def address(job_id: str, attempt: int, rank: int) -> str:

@@ -77,6 +77,10 @@ def main() -> None:
         from paceline.node.host.serve import shell
 
         shell(sys.argv[2])
+    elif role == "profile":
+        from paceline.node.watching.profile import main as profile
+
+        profile(*sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ class TestKubernetes(Contract):
         (paceline.folder / "paceline.toml").write_text(settings)
         return Place(
             paceline, ("--on", "lab"), "lab",
-            frozenset({"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "watched"}),
+            frozenset({"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "watched",
+                       "profiled"}),
             (new_cluster.folder,),
             frozenset({"--image", "--queue"}), keeps_shells=False, dry=ranks_of,
         )  # fmt: skip

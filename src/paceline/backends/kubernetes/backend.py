@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends.base import Backend, Listing, Shell
+from paceline.contract.stands import NODE_SIDE
 from paceline.job.errors import UserError
 
 from . import options as target
@@ -328,7 +330,7 @@ class Kubernetes(Backend):
         except Expired:
             return
 
-    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+    def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command (a shell if it is empty) in the pod of a rank, with its variables; kubectl connects to it.
 
         Raises:
@@ -340,15 +342,18 @@ class Kubernetes(Backend):
         number = rank // max(1, job.ranks_per_pod)
         pod = job.newest().get(job.numbers[number]) if number < len(job.numbers) else None
         if pod is None or pod.is_over or not pod.has_log:
-            raise UserError(f"the pod of rank {rank} of job {name} does not run; paceline attach needs one that does")
-        words = ["exec", "-i", *_terminal(), pod.name, "-c", pod.container, "--"]
+            raise UserError(f"the pod of rank {rank} of job {name} does not run, so no command can run there")
+        if job.is_plain and command[:1] == [NODE_SIDE]:
+            raise UserError(f"job {name} is a plain one: its pods have nothing of paceline beside the command")
+        has_terminal = terminal and sys.stdout.isatty()
+        words = ["exec", "-i", *(["-t"] if has_terminal else []), pod.name, "-c", pod.container, "--"]
         if job.is_plain:
             words += command or ["/bin/sh"]
         else:
             request = {"root": ROOT, "name": name, "rank": rank, "command": list(command)}
             text = base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
             words += [job.python, PACKAGE, "shell", text]
-        return kubectl("attach", self._given, self._cluster.namespace, *words)
+        return kubectl("attach or profile", self._given, self._cluster.namespace, *words)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
         """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none.
@@ -452,9 +457,3 @@ class Kubernetes(Backend):
                     raise
                 forget(self.name, name)
         return notes
-
-
-def _terminal() -> list[str]:
-    import sys
-
-    return ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []

@@ -310,13 +310,13 @@ class Local(Backend):
         with refusals():
             home().remove(RunDirectory(self._jobs / name))
 
-    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+    def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command in the folder of a rank, with its variables."""
         from paceline.node.ranks.placement import shell_of
 
         with refusals():
-            env, folder = shell_of(self._run(name), rank)
-        return Shell(tuple(command) or (os.environ.get("SHELL", "/bin/sh"),), env, folder)
+            words, env, folder = shell_of(self._run(name), rank, command)
+        return Shell(tuple(words), env, folder)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
         """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""

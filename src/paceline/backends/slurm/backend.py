@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from paceline.backends import noted
@@ -260,17 +259,16 @@ class Slurm(Backend):
             readers.add("", (answer["ended"] for answer in itertools.takewhile(lambda it: "end" not in it, answers)))
             return wait(readers, len(names), seconds, tick)
 
-    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+    def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command beside a rank, on its node: a step of Slurm that shares the job's resources."""
         found = self._login.ask({"do": "slurm_shell", "name": name, "rank": rank})
         if found["is_over"]:
             raise UserError(
                 f"job {name} does not run any more, so it has no node; see paceline logs{self.where} {name}"
             )
-        terminal = ["--pty"] if sys.stdin.isatty() else []
         step = [
             "srun", "--overlap", f"--jobid={found['id']}", f"--nodelist={found['node']}", "--nodes=1",
-            "--ntasks=1", "--cpu-bind=none", "--chdir=/", "--quiet", *terminal,
+            "--ntasks=1", "--cpu-bind=none", "--chdir=/", "--quiet", *(["--pty"] if terminal else []),
         ]  # fmt: skip
         request = {"run": found["run"], "rank": rank, "command": list(command)}
         line = self._login.beside(step, request)

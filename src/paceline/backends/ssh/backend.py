@@ -11,7 +11,6 @@ import heapq
 import json
 import math
 import os
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -371,11 +370,11 @@ class Ssh(Backend):
         hosts = _distinct(self._jobs.hosts_of(name) for name in request["names"])
         self._hosts.answers(hosts, lambda _: request)
 
-    def shell(self, name: str, rank: int, command: Sequence[str]) -> Shell:
+    def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command in the folder of a rank, with its variables."""
         host = self._jobs.host_of(name, rank)
         request = {"name": name, "rank": rank, "command": list(command)}
-        return Shell(tuple(host.shell_command(request, sys.stdin.isatty())), dict(os.environ), os.getcwd())
+        return Shell(tuple(host.shell_command(request, terminal)), dict(os.environ), os.getcwd())
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
         """The address of a job's TensorBoard on its host, which is started if there is none."""

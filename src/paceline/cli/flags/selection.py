@@ -96,8 +96,22 @@ def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = 
     return [found[name] for name in names]
 
 
-def rank_of(job: Job, text: str) -> int:
-    """The rank that -i names: by its number, or by its instance's name with or without the job's.
+def runs(job: Job, hint: str) -> None:
+    """Refuse a job whose ranks do not run.
+
+    Args:
+        job: as its machines have described it.
+        hint: what to do instead.
+
+    Raises:
+        UserError: see above.
+    """
+    if job.is_over or job.state not in ("RUNNING", "LOST"):
+        raise UserError(f"job {job.name} is {job.state}, so no rank runs; {hint}")
+
+
+def rank_of(job: Job, text: str, flag: str = "-i") -> int:
+    """The rank that a flag names: by its number, or by its instance's name with or without the job's.
 
     Raises:
         UserError: the job has none such.
@@ -116,7 +130,9 @@ def rank_of(job: Job, text: str) -> int:
             rank = 0 if match["role"] == "master" else int(match["number"]) + 1
     if not 0 <= rank < job.ranks:
         others = f" … {job.ranks - 1} (master-0, worker-0 …)" if job.ranks > 1 else " (master-0)"
-        raise UserError(f"-i {text}: job {job.name} has no such instance; it has rank{'s' * (job.ranks > 1)} 0{others}")
+        raise UserError(
+            f"{flag} {text}: job {job.name} has no such instance; it has rank{'s' * (job.ranks > 1)} 0{others}"
+        )
     return rank
 
 

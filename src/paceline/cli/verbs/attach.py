@@ -81,8 +81,9 @@ def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
     """Run COMMAND, or a shell, where a rank of JOB runs: in its folder, with its variables and devices."""
     (job,) = known([name])
     rank = rank_of(job, instance)
-    how = backend().shell(name, rank, command)
-    if not command and sys.stdin.isatty():
+    has_terminal = sys.stdin.isatty()
+    how = backend().shell(name, rank, command, terminal=has_terminal)
+    if not command and has_terminal:
         click.echo(
             f"paceline: a shell where rank {rank} of job {name} runs, in {job.working_dir}; leave it with exit",
             err=True,

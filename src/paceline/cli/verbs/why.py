@@ -13,10 +13,9 @@ from paceline.backends.base import Watched, able
 from paceline.backends.stands import SECONDS, grouped, hang_of, in_words, who
 from paceline.backends.story import story
 from paceline.cli.flags.options import Option, SectionedCommand
-from paceline.cli.flags.selection import failed, known
+from paceline.cli.flags.selection import failed, known, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
-from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration, show_time
 from paceline.job.text import printable
 
@@ -52,8 +51,7 @@ def _why(name: str, live: bool, output: str) -> int:
 
 
 def _ask(job: Job) -> list[Stand]:
-    if job.is_over or job.state not in ("RUNNING", "LOST"):
-        raise UserError(f"job {job.name} is {job.state}, so no rank runs; leave --live out")
+    runs(job, "leave --live out")
     return able(backend(), Watched).stands(job.name)
 
 

@@ -83,9 +83,8 @@ def shell(argument: str) -> None:
             run = RunDirectory(Path(request["run"]))
         else:
             run = Home(Path(os.path.expanduser(request["root"]))).run(request["name"])
-        env, folder = shell_of(run, request["rank"])
+        command, env, folder = shell_of(run, request["rank"], request["command"])
         os.chdir(folder)
-        command = request["command"] or [os.environ.get("SHELL", "/bin/sh")]
         os.execvpe(command[0], command, env)
     except Refused as error:
         sys.exit(f"paceline: {error}")

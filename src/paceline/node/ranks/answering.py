@@ -14,8 +14,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract.stands import WHOLE, address, is_of_this_user
+from paceline.contract.stands import PROFILE, WHOLE, address, is_of_this_user
 
+from . import profiling
 from .evidence import evidence
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ def _serve(listener: socket.socket, main: int, begun: _thread.LockType) -> None:
         with connection, contextlib.suppress(Exception):  # whatever a script has done to its modules
             if is_of_this_user(connection):
                 connection.settimeout(1.0)
-                connection.sendall(json.dumps(_answer(main, whole=connection.recv(1) == WHOLE)).encode())
+                what = connection.recv(1)
+                if what == PROFILE:
+                    profiling.begin(connection.dup())
+                else:
+                    connection.sendall(json.dumps(_answer(main, whole=what == WHOLE)).encode())
 
 
 def _answer(main: int, *, whole: bool) -> Answer:

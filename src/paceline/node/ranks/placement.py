@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract import CONTRACTS, ERROR_FILE, HOROVOD, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
 from paceline.contract.horovod import HorovodContract
+from paceline.contract.stands import NODE_SIDE
 from paceline.contract.tensorflow import ROLES as TF_ROLES
 from paceline.contract.tensorflow import TensorflowContract
 from paceline.contract.values import join_address
+from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
 from paceline.node.spec import NodeSpec
@@ -89,8 +91,8 @@ def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict
     return env
 
 
-def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
-    """The variables of a rank of a job, and the folder in which it started.
+def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
+    """A command for `attach`, a shell if it is empty, the variables of a rank of a job, and the folder of its start.
 
     They include the user's secrets while the job runs, but never the job's own token and key.
 
@@ -113,7 +115,10 @@ def shell_of(run: RunDirectory, rank: int) -> tuple[dict[str, str], str]:
         start = _with_ports(spec, _starts(spec, 0)[0], 0)
     mine.update(spec.env)
     env = {name: value for name, value in {**os.environ, **env}.items() if name not in (TOKEN, RANK_KEY)}
-    return {**env, **mine, **variables(spec, place(spec, start, local[rank]), env)}, spec.working_dir
+    words = list(command) or [os.environ.get("SHELL", "/bin/sh")]
+    if words[0] == NODE_SIDE:
+        words = [*spec.python, ENTRY, words[1], str(run.path), *words[2:]]
+    return words, {**env, **mine, **variables(spec, place(spec, start, local[rank]), env)}, spec.working_dir
 
 
 def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
