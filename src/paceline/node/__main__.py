@@ -13,6 +13,10 @@ if sys.path and sys.path[0] == _root and os.path.isfile(_root):  # nor must thos
 if _root not in sys.path:
     sys.path.append(_root)
 
+_BESIDE = {  # roles beside a rank
+    "shell": "host.serve:shell", "stands": "watching.live:main", "profile": "watching.profile:main",
+}  # fmt: skip
+
 
 def main() -> None:
     """Run the role that the first argument names."""
@@ -73,14 +77,11 @@ def main() -> None:
         from paceline.node.host.slurm.roles import main as slurm
 
         slurm(*sys.argv[1:])
-    elif role == "shell":
-        from paceline.node.host.serve import shell
+    elif role in _BESIDE:
+        import importlib
 
-        shell(sys.argv[2])
-    elif role == "profile":
-        from paceline.node.watching.profile import main as profile
-
-        profile(*sys.argv[2:])
+        module, _, function = _BESIDE[role].partition(":")
+        getattr(importlib.import_module(f"paceline.node.{module}"), function)(*sys.argv[2:])
 
 
 if __name__ == "__main__":

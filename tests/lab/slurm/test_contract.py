@@ -22,6 +22,6 @@ class TestSlurm(Contract):
     @pytest.fixture
     def place(self, client: Client) -> Place:
         (client.folder / "paceline.toml").write_text('[targets.lab]\nbackend = "slurm"\n')
-        can = frozenset({"run", "checks", "functions", "metered", "volumes", "sizes", "profiled"})
+        can = frozenset({"run", "checks", "functions", "metered", "volumes", "sizes", "watched", "profiled"})
         takes = frozenset({"--queue", "--image"})
         return Place(client, ("--on", "lab"), "lab", can, (), takes, keeps_shells=False, dry=job_and_ranks)

@@ -7,12 +7,15 @@ true is in the job's folder on the disk that the nodes share, and in Slurm.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shlex
+import subprocess
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from paceline.backends import noted
 from paceline.backends.base import Allocation, Backend, Listing, Shell
+from paceline.contract.stands import NODE_SIDE
 from paceline.job.errors import UserError
 from paceline.job.job import Job, Node
 
@@ -27,12 +30,14 @@ if TYPE_CHECKING:
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
     from paceline.contract.records import JobRecord
+    from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec
 
     from .foreground import SlurmRun
 
 _SLURMS_PART = 0.8  # of the time that a look may take: the rest is for the way to the login node
+_STEP_SECONDS = 30.0  # for a step of Slurm to start beside the ranks, and to answer
 _SHOWN = 4  # names of the jobs of an array
 
 
@@ -273,6 +278,35 @@ class Slurm(Backend):
         request = {"run": found["run"], "rank": rank, "command": list(command)}
         line = self._login.beside(step, request)
         return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
+
+    def stands(self, name: str) -> list[Stand]:
+        """Where the ranks of a job are that runs: a step on each node asks them; takes some seconds.
+
+        Raises:
+            UserError: no rank of it runs, or no node answers.
+        """
+        (job,) = self.describe([name]).jobs
+        of_nodes = {it.node: it.rank for it in reversed(job.instances) if it.state == "RUNNING"}
+        steps = [self.shell(name, rank, [NODE_SIDE, "stands"]) for rank in of_nodes.values()]
+        started = [
+            subprocess.Popen(it.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for it in steps
+        ]
+        found: list[Stand] = []
+        why = "no rank of it runs"
+        for process in started:
+            try:
+                out, errors = process.communicate(timeout=_STEP_SECONDS)
+                found += json.loads(out)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                why = f"no step of Slurm has started within {_STEP_SECONDS:g} s"
+            except ValueError:
+                why = errors.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("paceline: ")
+        if not found:
+            raise UserError(f"job {name}: {why}")
+        return found
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop: within their grace period, or at once."""

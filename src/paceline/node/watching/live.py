@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.contract.stands import SHORT
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
+from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec
 
 from .activity import Activity
@@ -17,7 +21,6 @@ from .outside import look, look_at_children
 
 if TYPE_CHECKING:
     from paceline.contract.stands import Answer, Stand
-    from paceline.node.rundir.directory import RunDirectory
 
 SECONDS = 2.0  # for which the ranks are watched: what has not moved meanwhile stands still
 
@@ -55,3 +58,11 @@ def stands(run: RunDirectory) -> list[Stand]:
     ask(loop, ranks, activities, found.append)
     loop.run_until(lambda: bool(found))
     return found[0]
+
+
+def main(run: str) -> None:
+    """Write where the ranks are to stdout, beside one of them (`paceline attach`); `run` is the run directory."""
+    try:
+        print(json.dumps(stands(RunDirectory(Path(run)))))
+    except Refused as error:
+        sys.exit(f"paceline: {error}")
