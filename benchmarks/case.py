@@ -40,7 +40,7 @@ class Goal:
     beyond: float | None = None
 
     def __str__(self) -> str:
-        parts = [f"≤ {self.ratio:.2f}"] if self.ratio is not None else []
+        parts = [f"≤ {self.ratio:.3f}".removesuffix("0")] if self.ratio is not None else []
         if self.seconds is not None:
             parts.append(f"≤ {self.seconds * 1000:g} ms")
         if self.megabytes is not None:

@@ -10,7 +10,7 @@ from ..lab import SCRIPTS, Lab, installed
 from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "ddp_step.py")
-ONE_RANK = str(SCRIPTS / "one_rank.py")
+ONE_RANK, WATCHED = str(SCRIPTS / "one_rank.py"), str(SCRIPTS / "watched.py")
 RANKS = 2
 
 
@@ -58,6 +58,12 @@ def _one_rank_case(name: str, kind: str, data: str) -> Case:
     )
 
 
+def _watched(lab: Lab, count: int) -> Iterator[Pair]:
+    for _ in range(count):
+        ours, other = lab.answer([installed("paceline"), "run", WATCHED])
+        yield Sample(*ours), Sample(*other)
+
+
 DIGITS, CHARGPT = "convnet of 0.15 M parameters", "transformer of 0.62 M parameters"
 CASES = [
     _case("digits", DIGITS),
@@ -66,5 +72,13 @@ CASES = [
     _log_case("digits", DIGITS),
     _log_case("chargpt", CHARGPT),
     _one_rank_case("one-rank", "tensors", "a TensorDataset"),
+    Case(
+        "watched",
+        "a step of one rank, torch alone",
+        Side("watched"),
+        Side("not watched"),
+        Goal(1.004),
+        together=_watched,
+    ),
     _one_rank_case("one-rank-own", "own", "a data set that reads sample by sample"),
 ]

@@ -92,4 +92,5 @@ def main(pairs: int, kind: str, file: str) -> None:
     Path(file).write_text(json.dumps(measured))
 
 
-main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
