@@ -57,7 +57,8 @@ class TestForeign(Contract):
             "--ssh-port means nothing to oak, whose backend is shelf; leave it out"
         )
         (place.paceline.folder / "paceline.toml").write_text('[targets.oak]\nbackend = "shelve"\n')
-        assert place.refuses("list") == "no backend 'shelve'; did you mean shelf?"
+        where = f"{place.paceline.folder / 'paceline.toml'}:2: targets.oak.backend"
+        assert place.refuses("list") == f"{where}: no backend 'shelve'; did you mean shelf?"
 
     def test_a_job_file_may_name_it(self, place: Place) -> None:
         (place.paceline.folder / "job.yaml").write_text(f"script: {place.paceline.script('pass')}\nbackend: oak\n")

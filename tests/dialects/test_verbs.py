@@ -126,6 +126,14 @@ def test_explain_prints_the_line_alone_and_runs_nothing(paceline: Paceline) -> N
     assert not (paceline.folder / "ran").exists()
 
 
+def test_help_has_the_flags_that_do_something_and_then_all(paceline: Paceline) -> None:
+    few, every = (typed(paceline, "mpirun", flag).stdout for flag in ("--help", "--help-all"))
+    assert "--wdir" in few
+    assert "-bynode" not in few
+    assert "-bynode" in every
+    assert "more flags are known, and have no effect or are refused; --help-all lists" in few
+
+
 def test_passwords_are_not_shown(paceline: Paceline) -> None:
     words = ("--env=GIT_SYNC_PASSWORD=p4ss", "--sync-mode=git", "--sync-source=https://me:p4ss@h/r.git", "python t.py")
     done = typed(paceline, "arena", "submit", "pytorch", "--explain", "--name", "x", *words)

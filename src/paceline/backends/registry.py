@@ -149,7 +149,11 @@ def _configured(
     Raises:
         UserError: they are invalid.
     """
-    backend = _kind(kind)
+    try:
+        backend = _kind(kind)
+    except UserError as error:
+        where_named = in_settings("targets", name, "backend") if kind != name else ""
+        raise UserError(f"{where_named}: {error}" if where_named else str(error)) from None
     own = {flag.names[0] for flag in flags().get(kind, ())}
     for flag in given_by.values():
         if flag not in own:

@@ -74,6 +74,7 @@ class Line:
         also: a line that follows this one.
         is_asked: whether only the line is wanted (`--explain`).
         helped: the tool that help is wanted for.
+        wants_all: whether that is help about all of its flags.
     """
 
     verb: str = "run"
@@ -85,6 +86,7 @@ class Line:
     also: Line | None = None
     is_asked: bool = False
     helped: Tool | None = None
+    wants_all: bool = False
 
     def add(self, flag: str, *values: str) -> None:
         """Add a flag of paceline."""
@@ -161,6 +163,7 @@ def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | N
         inner.notes = [*line.notes, *inner.notes]
         inner.is_asked |= line.is_asked
         inner.helped = inner.helped or (line.helped and subtool)
+        inner.wants_all |= line.wants_all
         return inner
     if tool.finish is not None and line.helped is None:
         tool.finish(line)
@@ -277,9 +280,11 @@ def _take_unknown(
     Raises:
         UserError: it is neither, lacks its value, or is refused.
     """
-    if name in ("--explain", "--help", "-h"):
-        line.is_asked |= name == "--explain"
-        line.helped = tool if name != "--explain" else line.helped
+    if name == "--explain":
+        line.is_asked = True
+        return
+    if name in ("--help", "--help-all", "-h"):
+        line.helped, line.wants_all = tool, name == "--help-all"
         return
     for family, (_, _, reason) in table.items():
         if family.endswith("*") and name.startswith(family[:-1]):

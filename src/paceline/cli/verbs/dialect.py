@@ -39,14 +39,22 @@ class _Dialect(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The tool's flags and what they become, or its subcommands."""
-        tool = ctx.meta.get(_HELPED) or load(str(self.name))
+        tool, wants_all = ctx.meta.get(_HELPED) or (load(str(self.name)), False)
+        flags = [(", ".join(names_of(key)[0]), meaning) for key, meaning in tool.flags.items()]
+        shown = [
+            (names, _meant(it)) for names, it in flags if wants_all or (it and not isinstance(it, (Ignored, Refused)))
+        ]
         for title, lines in (
             ("Verbs", [(name, _meant(it, f"see {tool.name} {name} --help")) for name, it in tool.tools.items()]),
-            ("Flags", [(", ".join(names_of(key)[0]), _meant(meaning)) for key, meaning in tool.flags.items()]),
+            ("Flags", shown),
         ):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+        if len(shown) < len(flags):
+            formatter.write_paragraph()
+            rest = f"{len(flags) - len(shown)} more flags are known, and have no effect or are refused"
+            formatter.write_text(f"{rest}; --help-all lists them.")
 
 
 _HELPED = "paceline.dialect"  # key of click's meta
@@ -66,7 +74,7 @@ def _run(command: click.Command, tool: Tool, words: list[str]) -> int:
     line = parse(tool, words)
     if line.helped is not None:
         context = click.get_current_context()
-        context.meta[_HELPED] = line.helped
+        context.meta[_HELPED] = line.helped, line.wants_all
         click.echo(command.get_help(context))
         return 0
     for note in line.notes:
