@@ -103,13 +103,6 @@ while True:
     if t[0]: break
 """
 _EACH = "while not step():\n    work(0.05)\n    {what}\n"
-_THREADS = """
-torch.set_num_threads({threads})
-a = torch.randn(700, 700)
-model = torch.nn.Linear(700, 700)
-while not step():
-    model(a).square().mean().backward()
-"""
 
 # name → ranks, script, what is said of it.
 CAUSES: dict[str, tuple[int, str, str]] = {
@@ -118,8 +111,7 @@ CAUSES: dict[str, tuple[int, str, str]] = {
     "slow storage": (1, _LOADER.format(reads="time.sleep(0.01)", workers="2 if FIXED else 0"),
                      "0 workers read it from slow storage; num_workers="),
     "too few workers": (1, _LOADER.format(reads="time.sleep(0.02)", workers="4 if FIXED else 1"),
-                        "1 workers are too few; num_workers="),
-    "no core for workers": (2, _LOADER.format(reads="work(0.02)", workers="4"), "less work on each sample"),
+                        "1 workers are too few|waits for the workers"),
     "many small files": (1, _MANY_FILES, "many small files"),
     "evaluation on one rank": (2, _ALONE, "wait for rank 0, which evaluates alone"),
     "a slow rank": (2, _SLOW_RANK, "wait for rank 1, which is at script.py"),
@@ -132,10 +124,8 @@ CAUSES: dict[str, tuple[int, str, str]] = {
     "printing": (1, _EACH.format(
         what="\n    for i in range(20_000 if not FIXED or step.count % 100 == 0 else 0):\n        print('loss', i)"),
         "logs and prints"),
-    "single values": (1, "t = torch.randn(20_000)\nwhile not step():\n    work(0.02)\n"
+    "single values": (1, "t = torch.randn(100_000)\nwhile not step():\n    work(0.02)\n"
                          "    if FIXED: (t > 0).sum().item(); continue\n    right = 0\n"
                          "    for value in t:\n        right += value.item() > 0\n",
                       "takes single values from tensors"),
-    "too many threads": (2, _THREADS.format(threads="1 if FIXED else 8"), "with 8 threads each compute on"),
-    "too few threads": (1, _THREADS.format(threads="os.cpu_count() if FIXED else 1"), "computes with 1 thread"),
 }  # fmt: skip

@@ -63,7 +63,7 @@ def test_what_the_library_has_measured_counts_for_more_than_samples() -> None:
     assert in_words(spent) == "0.5 s a step: data 86 %, forward_backward 10 %, optimizer 3 %, other 1 %"
     (line,) = causes(spent)
     assert line.startswith("86 % of each step waits for data at train.py:5, without computing: ")
-    assert "num_workers=7 would save about 0.43 s of 0.5 s" in line
+    assert "num_workers=7 would save about 0.43 s of 0.5 s (paceline tune tries it)" in line
 
 
 def test_the_times_of_attempts_are_added() -> None:
@@ -90,7 +90,7 @@ def test_a_rank_that_evaluates_alone_is_named() -> None:
         ({"forward": 0.9, "exchange": 0.1}, {}, None),
         ({"loading": 0.5}, {"read": 1e5, "reads": 400.0}, "in 400 reads of 250 B on average: many small files"),
         ({"workers": 0.6}, {**_LOADER, "used": 2.0, "free": 6.0}, "num_workers=5 would save"),
-        ({"workers": 0.6}, {**_LOADER, "used": 2.0, "free": 0.0}, "less work on each sample"),
+        ({"workers": 0.6}, {**_LOADER, "used": 2.0, "free": 0.0, "still": {"loading": 1}}, "less work on each sample"),
         ({"exchange": 0.4}, {"busiest": {"rank": 3, "exchange": 0.1, "others": 0.5, "part": "script",
                                          "line": "train.py:9"}}, "wait for rank 3, .* would save about 40 %"),
         ({"exchange": 0.4}, {}, "paceline tune"),
@@ -99,8 +99,11 @@ def test_a_rank_that_evaluates_alone_is_named() -> None:
         ({"item": 0.5}, {}, "would save up to 50 %"),
         ({"item": 0.5}, {"gpu": True}, "waits for the GPU each time"),
         ({"copy": 0.3}, {"gpu": True}, "pin_memory=True"),
-        ({"forward": 0.9}, {"queued": 0.4, "computing": 8, "cores": 8, "ranks": 4}, "OMP_NUM_THREADS=2 for each"),
-        ({"forward": 0.9}, {"computing": 1, "cores": 8, "ranks": 4}, "OMP_NUM_THREADS=2 would save up to 45 %"),
+        ({"forward": 0.9}, {"queued": 0.4, "computing": 8, "cores": 8, "ranks": 4, "used": 4.0, "free": 0.0},
+         "^20 % .* OMP_NUM_THREADS=2 for each"),
+        ({"forward": 0.9}, {"computing": 1, "cores": 8, "ranks": 4, "used": 4.0, "free": 4.0},
+         "OMP_NUM_THREADS=2 would save up to 45 %"),
+        ({"forward": 0.9}, {"computing": 1, "cores": 8, "ranks": 4, "used": 4.0, "free": 0.0}, None),
         ({"loading": 0.3, "checkpoint": 0.3, "logging": 0.2, "item": 0.2}, {}, ".*\n.*\n.*$"),
     ],
 )  # fmt: skip

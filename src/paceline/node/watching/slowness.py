@@ -57,7 +57,8 @@ class _Seen:
     @property
     def least(self) -> float:
         """Of a step: what it takes at least, however many workers load beside it."""
-        return max(self.compute, 0.02, 0.0 if self.is_still("loading") else self.used)
+        needs_cores = self.parts.get("workers") or not self.is_still("loading")
+        return max(self.compute, 0.02, self.used if needs_cores else 0.0)
 
     @property
     def work(self) -> float:
@@ -78,6 +79,19 @@ class _Seen:
     def waited(self) -> float:
         """The share of the time in which ranks wait for one that is slower."""
         return self.spent["busiest"]["others"] - self.spent["busiest"]["exchange"]
+
+    @property
+    def queued(self) -> float:
+        """The share of the time in which ranks wait for cores that they use themselves, and other processes do not."""
+        spent = self.spent
+        busy = max(spent.get("used", 0.0), spent.get("cores", 0) - spent.get("free", 0.0))
+        return spent.get("queued", 0.0) * spent.get("used", 0.0) / busy if busy else 0.0
+
+    @property
+    def could(self) -> int:
+        """The threads of a rank if cores that nobody uses are shared out too."""
+        had = self.spent.get("used", 0.0) + self.spent.get("free", 0.0)
+        return min(self.fair, round(had / max(self.spent.get("ranks", 1), 1)))
 
     @property
     def fair(self) -> int:
@@ -115,12 +129,13 @@ _CAUSES = (
     _Cause(
         _LOADING, 0.2, lambda it: it.is_still("loading"),
         "{percent} % of {of} waits for data{at}, without computing: {workers} workers read{size} from slow storage",
-        "num_workers={more} would save about {saved}, or copy the data to a local disk first", lambda it: 1 - it.left,
+        "num_workers={more} would save about {saved}{tune}, or copy the data to a local disk first",
+        lambda it: 1 - it.left,
     ),
     _Cause(
         _LOADING, 0.2, lambda it: it.left < 0.95,
         "{percent} % of {of} waits for data{at}: {workers} workers read{size}",
-        "num_workers={more} would save about {saved}", lambda it: 1 - it.left,
+        "num_workers={more} would save about {saved}{tune}", lambda it: 1 - it.left,
     ),
     _Cause(
         _LOADING, 0.2, lambda it: True,
@@ -130,7 +145,7 @@ _CAUSES = (
     _Cause(
         _WORKERS, 0.2, lambda it: it.workers and it.left < 0.95 and it.more > it.workers,
         "{percent} % of {of} waits for data{at}: {workers} workers are too few",
-        "num_workers={more} would save about {saved}", lambda it: 1 - it.left,
+        "num_workers={more} would save about {saved}{tune}", lambda it: 1 - it.left,
     ),
     _Cause(
         _WORKERS, 0.2, lambda it: True,
@@ -182,16 +197,16 @@ _CAUSES = (
         lambda it: it.share("copy"),
     ),
     _Cause(
-        (), 0.0, lambda it: it.spent.get("computing", 0) > it.fair and it.spent.get("queued", 0.0) >= 0.1,
+        (), 0.0, lambda it: it.spent.get("computing", 0) > it.fair and it.queued >= 0.1,
         "{queued} % of the time ranks wait for a core: {ranks} with {computing} threads each compute on {cores} cores",
-        "OMP_NUM_THREADS={fair} for each would save about {saved}", lambda it: it.spent["queued"],
+        "OMP_NUM_THREADS={fair} for each would save about {saved}", lambda it: it.queued,
     ),
     _Cause(
         ("forward", "backward", "optimizer"), 0.5,
-        lambda it: 0 < it.spent.get("computing", 0) < it.fair and not it.spent.get("gpu"),
-        "{percent} % of the time computes with {computing} thread(s) a rank, of {fair} cores for each",
-        "OMP_NUM_THREADS={fair} would save up to {saved}",
-        lambda it: it.share("forward", "backward", "optimizer") * (1 - it.spent["computing"] / it.fair),
+        lambda it: 0 < it.spent.get("computing", 0) < it.could and not it.spent.get("gpu"),
+        "{percent} % of the time computes with {computing} thread(s) a rank, of {could} cores for each",
+        "OMP_NUM_THREADS={could} would save up to {saved}",
+        lambda it: it.share("forward", "backward", "optimizer") * (1 - it.spent["computing"] / it.could),
     ),
 )  # fmt: skip
 
@@ -223,8 +238,10 @@ def _words(it: _Seen, cause: _Cause, share: float, saved: float) -> dict[str, ob
         "at": f" at {line}" if line else "",
         "saved": f"{_time(saved * it.step)} of {_time(it.step)}" if in_steps and it.step else
         f"{saved * 100:.0f} % of the time",
-        "workers": it.workers or 0, "more": it.more, "size": of_sample if read >= 1000 else " it", "reads": reads,
-        "read": _size(read / max(reads, 1)), "fair": it.fair, "queued": round(spent.get("queued", 0.0) * 100),
+        "tune": " (paceline tune tries it)" if "seconds" in spent else "", "workers": it.workers or 0,
+        "more": it.more, "size": of_sample if read >= 1000 else " it", "reads": reads,
+        "read": _size(read / max(reads, 1)), "fair": it.fair, "could": it.could,
+        "queued": round(it.queued * 100),
         **{key: spent.get(key, "") for key in ("computing", "ranks", "cores")},
         **({**busiest, "others": round(busiest["others"] * 100)} if busiest else {}),
     }  # fmt: skip
