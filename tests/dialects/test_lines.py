@@ -121,16 +121,30 @@ LINES = {
     "CUDA_VISIBLE_DEVICES=0 nohup torchrun --nproc-per-node 2 train.py --name 'a > b' > out.log 2>&1 &": (
         "CUDA_VISIBLE_DEVICES=0 paceline run -n 2 train.py --name 'a > b' > out.log 2>&1 &"
     ),
-    "time torchrun train.py 2> err | tee out": "run train.py 2> err | tee out",
+    "time torchrun train.py 2> err | tee out": "time paceline run train.py 2> err | tee out",
     "torchrun train.py --steps 2 > out": "run train.py --steps 2 > out",
     "torchrun --nproc_per_node=$(nvidia-smi -L | wc -l) --nnodes $N train.py ~/*.bin \"$HOME/a b\" '$x'": (
-        "run -n $(nvidia-smi -L | wc -l) --nnodes $N train.py ~/*.bin \"$HOME/a b\" '$x'"
+        "run -n $(nvidia-smi -L | wc -l) --nnodes $N train.py ~/*.bin \"$HOME\"'/a b' '$x'"
     ),
+    'torchrun t.py runs/"$NAME"_2 "$D"/*.txt ~/x/"$NAME".{a,b} $X"_2" "cost: \\$5"': (
+        """run t.py runs/"$NAME"_2 "$D"/*.txt ~/x/"$NAME".{a,b} $X'_2' 'cost: $5'"""
+    ),
+    "cat > c <<EOF\nlr: 1  # it's\n  - a\nEOF\ntorchrun t.py": (
+        "cat > c <<EOF\nlr: 1  # it's\n  - a\nEOF\npaceline run t.py"
+    ),
+    "(cd sub && torchrun t.py)": "(cd sub && paceline run t.py)",
+    "for s in 1 2; do torchrun t.py $s; done": "for s in 1 2; do paceline run t.py $s; done",
+    'srun -N 2 bash -c "torchrun --nnodes 2 --nproc_per_node 4 --node_rank \\$SLURM_PROCID t.py"': (
+        "run --on slurm --nnodes 2 -n 4 t.py"
+    ),
+    "srun bash -c 'torchrun t.py $X'": "run --on slurm --no-python bash -c 'torchrun t.py $X'",
+    "srun --gpus-per-node 4 python t.py": "run --on slurm --gpus 4 python t.py",
+    "mpirun -np 8 -N 4 python t.py": "run -np 8 python t.py",
     "set -e; A='x y' torchrun train.py && python b.py || exit 1": (
         "set -e; A='x y' paceline run train.py && python b.py || exit 1"
     ),
     "#!/bin/sh\n#SBATCH -N 2\nexport A=1  # for all\nsrun -N 2 \\\n  python train.py &> log\n": (
-        "export A=1\npaceline run --on slurm --nnodes 2 python train.py &> log"
+        "#!/bin/sh\n#SBATCH -N 2\nexport A=1\npaceline run --nnodes 2 python train.py &> log"
     ),
     "env A=1 sudo -u me uv run torchrun train.py": "env A=1 sudo -u me uv run paceline run train.py",
     "$(which python) -m torch.distributed.run $FLAGS train.py": "run $FLAGS train.py",

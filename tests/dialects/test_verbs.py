@@ -172,6 +172,7 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
             "run -c 4 script.py",
             "that may be a line of mpirun, then write: paceline run -np 4 script.py; or of srun, then",
         ),
+        ("run -np 2 -x FOO=1 script.py", "that is a line of mpirun; write: paceline run -np 2 --env FOO=1 script.py"),
         ("run --num_processes 2 script.py", "that is a line of accelerate launch; write: paceline run -np 2 script.py"),
         (
             "run --k8s-trainers 2 script.py",

@@ -313,7 +313,7 @@ def _values(tool: Tool, name: str, takes: tuple[str, ...], attached: str | None,
     Raises:
         UserError: some are missing, or one is given to a flag that takes none.
     """
-    if takes and takes[0].startswith("["):
+    if takes and takes[0].startswith("[") and takes[0].endswith("]"):
         return [] if attached is None else [attached]
     values = [] if attached is None else [attached]
     if not takes:

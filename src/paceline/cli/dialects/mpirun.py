@@ -46,6 +46,8 @@ def _finish(line: Line) -> None:
     """
     if ":" in line.program:
         raise UserError("mpirun A : B starts two programs; a job runs one program, so start one job for each")
+    if line.get("-np") is not None and line.take("-n") is not None:
+        line.notes.append("-N has no effect beside -np: -H HOST:SLOTS says how many ranks a host has")
     say_program(line)
     if line.get("--framework") is None and line.program and _needs_mpi(line):
         line.add("--framework", "mpi")

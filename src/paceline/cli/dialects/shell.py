@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import string
+from itertools import groupby
 from typing import NamedTuple
 
 _BARE, _QUOTED = 0xF0000, 0x100000  # planes for private use: characters that the shell expands, outside and in quotes
 _NAME = re.compile(r"\$(?:\w+|[@*#?!$-])")
 _ACTIVE = re.compile("[\U000f0000-\U0010ffff]")
-_SAFE = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
+_LETTERS = f"{string.ascii_letters}{string.digits}_"
+_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1(?!<)")
+_END = re.compile(r"&&|\|\||\|&|[|;\n()]|&(?!>)")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -23,7 +27,7 @@ class Command(NamedTuple):
     Attributes:
         words: its text, in which what the shell expands is marked.
         redirected: its redirections, as they were typed.
-        end: what stands behind it: `&&`, `|`, `;`, `&`, a newline, or nothing.
+        end: what stands behind it: `&&`, `|`, `;`, `&`, a parenthesis, a newline, or nothing.
     """
 
     words: str
@@ -32,44 +36,58 @@ class Command(NamedTuple):
 
 
 def commands(text: str) -> list[Command]:
-    """The commands of a line, or of several lines."""
+    """The commands of a line, or of several lines; a comment, or a here-document, stays as it is."""
     found: list[Command] = []
-    words, redirected, quote, place = "", None, "", 0
+    words, redirected, quote, place = "", "", "", 0
     while place < len(text):
-        here = text[place]
-        size = 1
+        here, size = text[place], 1
         taken = here
         if quote == "'" or (not quote and here == "'"):
             quote = "" if quote and here == "'" else "'"
         elif here == "\\":
             size = 2
-            taken = "" if text[place + 1 : place + 2] == "\n" else text[place : place + 2]
+            taken = text[place : place + 2].replace("\\\n", "")
+            taken = taken[1:] if quote and taken in ("\\$", "\\`") else taken
         elif here == '"':
             quote = "" if quote else '"'
         elif (size := _expanded(text, place)) or (not quote and here in "*?[]{}~"):
             size = size or 1
             taken = _mark(text[place : place + size], _QUOTED if quote else _BARE)
-        elif not quote and here == "#" and (not words or words[-1].isspace()):
+        elif quote:
+            size = 1
+        elif here == "#" and (not words or words[-1].isspace()):
             size, taken = len(text[place:].partition("\n")[0]), ""
-        elif (
-            not quote and (end := re.match(r"&&|\|\||\|&|[|;\n]|&(?!>)", text[place:])) and text[place - 1] not in "<>"
-        ):
-            found.append(Command(words.strip(), (redirected or "").strip(), end[0]))
-            words, redirected, size, taken = "", None, end.end(), ""
-        elif not quote and redirected is None and (here in "<>" or text[place : place + 2] == "&>"):
-            number = re.search(r"(?<=\s)\d$", words)
-            redirected = "" if number is None else number[0]
-            words = words if number is None else words[:-1]
-            size, taken = 1, here
+            if not words.strip():
+                found.append(Command(text[place : place + size], "", ""))
+        elif size := _document(text, place):
+            found.append(Command(words.strip(), redirected + text[place : place + size], ""))
+            words = redirected = taken = ""
+        elif (end := _END.match(text, place)) is not None and (here != "&" or text[place - 1] not in "<>"):
+            found.append(Command(words.strip(), redirected.strip(), end[0]))
+            words = redirected = taken = ""
+            size = len(end[0])
         else:
             size = 1
-        if redirected is None:
-            words += taken
-        else:
-            redirected += text[place : place + size]
+            if not redirected and (here in "<>" or text[place : place + 2] == "&>"):
+                number = re.search(r"(?<=\s)\d$", words)
+                redirected = "" if number is None else number[0]
+                words = words if number is None else words[:-1]
+                redirected += here
+                taken = ""
+        words += "" if redirected else taken
+        redirected += text[place : place + size] if redirected and taken else ""
         place += size
-    found.append(Command(words.strip(), (redirected or "").strip(), ""))
-    return [it for it in found if it.words or it.redirected]
+    found.append(Command(words.strip(), redirected.strip(), ""))
+    return [it for it in found if it != Command("", "", "")]
+
+
+def _document(text: str, place: int) -> int:
+    """The length of a here-document whose `<<` is at a place; 0 if none is there."""
+    begin = _DOCUMENT.match(text, place)
+    if begin is None:
+        return 0
+    end = re.compile(rf"^\t*{begin[2]}$", re.MULTILINE).search(text, begin.end())
+    return (len(text) if end is None else end.end()) - place
 
 
 def _expanded(text: str, place: int) -> int:
@@ -119,6 +137,18 @@ def quoted(word: str, *, is_first: bool = False) -> str:
     if not is_expanded(word):
         name = ASSIGNED.fullmatch(word)
         return shlex.quote(word) if name is None or not is_first else f"{name[1]}={shlex.quote(name[2])}"
-    if all(ord(it) < _QUOTED for it in word) and _SAFE.fullmatch(_ACTIVE.sub("", word)):
-        return plain(word)
-    return '"' + "".join(plain(it) if is_expanded(it) else re.sub(r'(["\\$`])', r"\\\1", it) for it in word) + '"'
+    said = ""
+    for kind, letters in groupby(word, _kind):
+        part = "".join(letters)
+        if kind == _BARE:
+            said += plain(part)
+        elif kind == _QUOTED:
+            said += f'"{plain(part)}"'
+        else:
+            is_glued = said[-1:].isalnum() and part[0] in _LETTERS and "'" not in part  # $NAME'_2'
+            said += f"'{part}'" if is_glued else shlex.quote(part)
+    return said
+
+
+def _kind(letter: str) -> int:
+    return _QUOTED if ord(letter) >= _QUOTED else _BARE if ord(letter) >= _BARE else 0

@@ -83,6 +83,7 @@ _FLAGS = {
     "--cloud": f"--cloud: {_ELSEWHERE}",
     "--use-spot": f"--use-spot: {_ELSEWHERE}; --max-restarts N survives lost ones",
 }
+_RESERVED = {"if", "then", "else", "elif", "while", "until", "do", "{", "!", "time", "exec"}  # words of the shell
 _KINDS = ("pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob")  # behind `arena submit`
 # How nodes find each other: of a launcher within a job, this is paceline's task.
 _MEETING = ("--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-id", "--standalone")
@@ -122,12 +123,20 @@ def unwrap(line: Line) -> None:
     Raises:
         UserError: see `parse`.
     """
-    found = recognised(line.program)
+    program = line.program
+    if len(program) > 2 and os.path.basename(program[0]) in ("sh", "bash") and program[-2] in ("-c", "-lc"):
+        inside = commands(program[-1])
+        program = shlex.split(inside[0].words) if len(inside) == 1 and not inside[0].redirected else program
+    found = recognised(program)
     if found is None:
         return
     tool, words = found
     inner = parse(tool, words)
     inner.take(*_MEETING)
+    if program is not line.program and any(map(is_expanded, inner.words())):
+        shell = line.program[0]
+        line.notes.append(f"{tool.name} within {shell} -c starts on every rank: write its line without {shell} -c")
+        return
     ranks = [words for words in inner.flags if words[0] in ("-n", "-np")]
     if ranks:
         line.take("-n", "-np")
@@ -146,6 +155,7 @@ def explained(text: str) -> tuple[str, list[str]]:
         UserError: no launcher is in it, or one cannot be read.
     """
     found = commands(text)
+    is_batch = any(command.words.startswith("#SBATCH") for command in found)
     try:
         lines = [_launched(command) for command in found]
         if not any(lines):
@@ -155,15 +165,22 @@ def explained(text: str) -> tuple[str, list[str]]:
     except UserError as error:
         raise UserError(plain(str(error))) from None
     said, notes = "", list[str]()
+    for started in filter(None, lines if is_batch else ()):
+        started.take("--on")
+        started.notes.append(
+            "lines #SBATCH stay: in its allocation, paceline run takes the nodes and tasks that they ask for"
+        )
     for command, line in zip(found, lines, strict=True):
         said += " ".join(filter(None, (plain(command.words) if line is None else line.text(), command.redirected)))
-        said += {"\n": "\n", ";": "; "}.get(command.end, f" {command.end} ")
+        said += {"\n": "\n", ";": "; ", "(": "(", ")": ")", "": ""}.get(command.end, f" {command.end} ")
         notes += [] if line is None else map(plain, line.notes)
     return said.strip(), notes
 
 
 def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
     """The line that one command becomes; None if it starts no launcher, or without one if it is alone no script."""
+    if command.words.startswith("#"):
+        return None
     try:
         words = shlex.split(command.words)
     except ValueError as error:
@@ -171,10 +188,11 @@ def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
             f"{command.words!r}: {str(error).lower()}; put the line into quotes of the other kind"
         ) from None
     words = words[1:] if words[:1] == ["$"] else words
-    start = next((number for number, word in enumerate(words) if not ASSIGNED.fullmatch(word)), len(words))
+    others = (place for place, it in enumerate(words) if not (ASSIGNED.fullmatch(it) or plain(it) in _RESERVED))
+    start = next(others, len(words))
     before, words = words[:start], words[start:]
     has_nohup = words[:1] == ["nohup"]
-    words = words[1:] if words[:1] in (["nohup"], ["time"], ["exec"]) else words
+    words = words[has_nohup:]
     if words and os.path.basename(words[0]) in _WRAPPERS:
         start = next((number for number in range(len(words)) if recognised(words[number:]) is not None), 0)
         before, words = [*before, *words[:start]], words[start:]
@@ -198,10 +216,11 @@ def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
 
 def _unknown(found: Sequence[Command]) -> str:
     """Why a line has nothing to explain, and what to do."""
+    found = [it for it in found if it.words and not it.words.startswith("#")]
     if not found:
         return "there is no line to explain; write it in quotes, for example 'torchrun --nproc-per-node 2 train.py'"
     words = plain(found[-1].words).split()
-    name = os.path.basename(words[0]) if words else found[-1].redirected
+    name = os.path.basename(words[0])
     if name in ("sh", "bash", "sbatch") and len(words) > 1:
         lines = "; lines #SBATCH hold flags of srun" if name == "sbatch" else ""
         return f'{name}: the lines in the file matter; write paceline explain "$(cat {words[-1]})"{lines}'
@@ -250,6 +269,7 @@ def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
     )  # -mca for -c
     tools = _with_flags_like(verb)
     tools = [tool for tool in tools if knows(tool, typed)] or [tool for tool in tools if knows(tool, name)]
+    tools = [tool for tool in tools if all(knows(tool, it) for it in given if it.startswith("-"))] or tools
     found: dict[str, tuple[str, list[str]]] = {}  # line of paceline → tool, notes
     refused = None
     for tool in tools:
