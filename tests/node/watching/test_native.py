@@ -29,7 +29,7 @@ def dump(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> tuple[l
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setattr("sys.executable", str(folder / "python"))
     if program:
-        (folder / "py-spy").write_text(f"#!/bin/sh\n{program}\n")
+        (folder / "py-spy").write_text(program if program.startswith("#!") else f"#!/bin/sh\n{program}\n")
         (folder / "py-spy").chmod(0o700)
     loop, found = Loop(), list[Any]()
     Dump(loop, 7, lambda *answer: found.append(answer))
@@ -61,6 +61,8 @@ def test_the_frames_of_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "py-spy may not look at it (ptrace is not permitted)",
         ),
         ("echo 'Error: no Python' >&2; exit 1", "py-spy cannot read it"),
+        ('echo \'[{"os_thread_id": 7, "thread_name": "", "frames": [null]}]\'', "py-spy cannot read it"),
+        ("#!/no/such/interpreter\n", "py-spy cannot be started: No such file or directory"),
     ],
 )
 def test_what_cannot_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str) -> None:

@@ -165,7 +165,7 @@ def explained(text: str) -> tuple[str, list[str]]:
     except UserError as error:
         raise UserError(plain(str(error))) from None
     said, notes = "", list[str]()
-    for started in filter(None, lines if is_batch else ()):
+    for started in (it for it in lines if is_batch and it is not None and it.get("--on") == "slurm"):
         started.take("--on")
         started.notes.append(
             "lines #SBATCH stay: in its allocation, paceline run takes the nodes and tasks that they ask for"

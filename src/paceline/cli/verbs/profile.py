@@ -122,14 +122,12 @@ def _ask(name: str, ranks: Sequence[int], command: Sequence[str]) -> dict[int, _
     if any(shell.command[0] == NODE_SIDE for shell in shells.values()):  # of a backend without the node side
         raise UserError(f"job {name} cannot be profiled there; start a profiler beside a rank with paceline attach")
     found: dict[int, _Profile] = {}
+
+    def receive(rank: int, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        found[rank] = _received(process, errors)
+
     with _started(shells) as started:
-        threads = []
-        for rank, (process, errors) in started.items():
-
-            def receive(rank=rank, process=process, errors=errors) -> None:  # type: ignore[no-untyped-def]
-                found[rank] = _received(process, errors)
-
-            threads.append(threading.Thread(target=receive, daemon=True))
+        threads = [threading.Thread(target=receive, args=(rank, *it), daemon=True) for rank, it in started.items()]
         for thread in threads:
             thread.start()
         for thread in threads:

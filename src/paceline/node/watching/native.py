@@ -31,11 +31,15 @@ class Dump:
         if program is None:
             then([], "")
             return
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._process = subprocess.Popen(
-            [program, "dump", "--pid", str(pid), "--native", "--json"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
-        )  # fmt: skip
+        try:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+            self._process = subprocess.Popen(
+                [program, "dump", "--pid", str(pid), "--native", "--json"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
+            )  # fmt: skip
+        except OSError as error:  # of a full disk, or of the program; the agent goes on
+            then([], f"{_PROGRAM} cannot be started: {error.strerror}")
+            return
         assert self._process.stdout is not None
         self._output = self._process.stdout
         loop.watch(self._output, self._receive)
@@ -57,7 +61,7 @@ class Dump:
         threads: list[Thread] = []
         try:
             threads = [_thread(it) for it in sorted(json.loads(self._text), key=self._is_other)]
-        except (ValueError, KeyError, TypeError):  # an error, in words
+        except (ValueError, LookupError, TypeError, AttributeError):  # an error, in words
             self._errors.seek(0)
             if b"ermission" in self._errors.read():
                 problem = "may not look at it (ptrace is not permitted)"
