@@ -132,6 +132,7 @@ LINES = {
     "cat > c <<EOF\nlr: 1  # it's\n  - a\nEOF\ntorchrun t.py": (
         "cat > c <<EOF\nlr: 1  # it's\n  - a\nEOF\npaceline run t.py"
     ),
+    "cat <<< it && torchrun t.py": "cat <<< it && paceline run t.py",
     "(cd sub && torchrun t.py)": "(cd sub && paceline run t.py)",
     "for s in 1 2; do torchrun t.py $s; done": "for s in 1 2; do paceline run t.py $s; done",
     'srun -N 2 bash -c "torchrun --nnodes 2 --nproc_per_node 4 --node_rank \\$SLURM_PROCID t.py"': (

@@ -16,7 +16,7 @@ _BARE, _QUOTED = 0xF0000, 0x100000  # planes for private use: characters that th
 _NAME = re.compile(r"\$(?:\w+|[@*#?!$-])")
 _ACTIVE = re.compile("[\U000f0000-\U0010ffff]")
 _LETTERS = f"{string.ascii_letters}{string.digits}_"
-_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1(?!<)")
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1(?!<)")
 _END = re.compile(r"&&|\|\||\|&|[|;\n()]|&(?!>)")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 

@@ -103,7 +103,7 @@ class Screen:
                 "--start-method exec does the same without this line"
             )
         elif event.name in ("unjoined", "note", "hang", "spent"):
-            for line in details["causes"] if event.name == "spent" else [details["why"]]:
+            for line in details.get("causes", ()) if event.name == "spent" else [details["why"]]:
                 self._say(f"{line}; see: paceline why {self._job.name}" if event.name == "hang" else line)
         elif event.name in ("lost", "joined", "apart"):
             self._say(_of_host(event.name, details))

@@ -111,7 +111,7 @@ def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         host = f" on {event['host']}" if len(found) > 1 and event.get("host") else ""
         yield ""
         yield f"time{host}: {in_words(event['spent'])}"
-        yield from event["causes"]
+        yield from event.get("causes", ())  # jobs of older versions have none
 
 
 def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
