@@ -608,6 +608,7 @@ class Run(Collectives):
             self._steps.ending.leave(error)
             if self._group.owns_process_group:
                 file_meeting.leave()
+            join.settle()
 
     def __enter__(self) -> Run:
         return self

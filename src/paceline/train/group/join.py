@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -30,11 +31,13 @@ from . import file_meeting
 from .same_machine import network, with_neighbours
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 log = logging.getLogger("paceline")
 T = TypeVar("T")
 _SIOCGIFADDR = 0x8915
+_GLOO = "pt_gloo_runloop"  # as torch names the threads of gloo that end collectives
+_LOOKS, _PAUSE = 3, 0.001  # that find them idle, and the seconds between these
 _WARN_SECONDS = 10.0  # of waiting for a rank, after which a warning says so
 _stores: dict[str, Store] = {}  # one connection per address, kept until the process ends
 _partial: dict[str, int] = {}  # the same for meetings of some ranks, by their numbers
@@ -162,9 +165,31 @@ def leave() -> None:
     Its object is never freed: that would hold the GIL while waiting for a thread of gloo, which may need the GIL to
     free the last tensor (torch 2.13: `~ProcessGroupGloo` joins its threads).
     """
+    settle()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     dist.destroy_process_group()
     file_meeting.leave()
+
+
+def settle(seconds: float = 5.0) -> None:
+    """Wait until gloo's threads are idle, at most so long: Python is about to finalize.
+
+    One that still frees the last tensor asks for the GIL, and meanwhile ends the process (torch 2.13: `terminate called
+    without an active exception`). The kernel alone knows that they are idle: they sleep, also after they could have had
+    the GIL.
+    """
+    until, idle = time.monotonic() + seconds, 0
+    while idle < _LOOKS and time.monotonic() < until:
+        idle = 0 if any(state == "R" for state in _states_of_gloo()) else idle + 1
+        time.sleep(_PAUSE)  # without the GIL
+
+
+def _states_of_gloo() -> Iterator[str]:
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            if name == _GLOO:
+                yield rest.split()[0]
 
 
 def share_object(value: T | None) -> T:
