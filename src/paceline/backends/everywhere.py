@@ -115,7 +115,6 @@ def describe(
     """The jobs of these places, the newest first; the warnings say which places are left out, and why.
 
     Args:
-        asked: the places.
         since: leave out jobs that ended before this time, in seconds since the epoch.
         repeats: this is called every few seconds.
         each: called with the jobs of each place before the time for its answer is over.
@@ -158,8 +157,6 @@ def ask(
     """What these places answer, all at the same time; and a line about each that is left out.
 
     Args:
-        asked: the places.
-        question: asks one.
         without: what is missing if it raises UserError.
 
     Raises:

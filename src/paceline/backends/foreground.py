@@ -87,7 +87,6 @@ def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, l
     """The exit code of a job whose agent ended without a report, and lines that explain it.
 
     Args:
-        code: the agent's.
         pid: the agent's.
         log: the file with its output; None if that does not help.
         on: " on HOST" for a job on hosts.

@@ -43,7 +43,6 @@ def write(work: Callable[[], Any], name: str, folder: Path) -> dict[str, Any]:
 
     Args:
         work: the function, with its arguments.
-        name: of the function.
         folder: an empty one.
 
     Raises:
@@ -111,11 +110,7 @@ def without_results(lines: Iterator[LogLines], job: Job) -> Iterator[LogLines]:
 
 
 def _outcomes(there: Backend, job: Job, ranks: tuple[int, ...] | None) -> dict[int, Outcome]:
-    """The outcomes that these ranks have written; None for all.
-
-    Raises:
-        UserError: the job is no function; or some host's logs are missing.
-    """
+    """The outcomes that these ranks have written; None for all."""
     args = there.spec(job.name).args
     if len(args) != 1 or not _KEY.fullmatch(args[0]):
         raise UserError(f"job {job.name} is no function, so it has no result; see paceline logs {job.name}")

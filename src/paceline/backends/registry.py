@@ -111,7 +111,6 @@ def on_hosts(kind: str, options: Mapping[str, Any], given_by: Mapping[str, str] 
     """The backend of hosts that flags named when a job was submitted to them.
 
     Args:
-        kind: of backend.
         options: as they were noted then, with `hosts`.
         given_by: option → the flag that set it now, for messages.
 
@@ -145,9 +144,6 @@ def _configured(
 
     Args:
         in_settings: what messages call a key of the settings; for the others, see `load`.
-
-    Raises:
-        UserError: they are invalid.
     """
     try:
         backend = _kind(kind)
@@ -195,11 +191,7 @@ def _not_its_own(flag: str, kind: str, name: str) -> str:
 
 
 def _kind(kind: str) -> type[Backend]:
-    """A kind of backend.
-
-    Raises:
-        UserError: there is none of this name, or it cannot be loaded.
-    """
+    """A kind of backend."""
     entry = BACKENDS.get(kind)
     if entry is not None:
         own: type[Backend] = _loaded(entry)

@@ -51,7 +51,6 @@ def checked(spec: JobSpec, *, detached: bool) -> Checked:
     """Check a job; changes and fetches nothing.
 
     Args:
-        spec: what the user asked for.
         detached: whether it goes on without the client.
 
     Raises:
@@ -77,11 +76,7 @@ def checked(spec: JobSpec, *, detached: bool) -> Checked:
 
 
 def _in_copy(script: str, spec: JobSpec, here: Path) -> str:
-    """The path within the copy of the code of a script that has an absolute path: in its source, or in the copy itself.
-
-    Raises:
-        UserError: it is in neither.
-    """
+    """The path within the copy of the code of a script with an absolute path: in its source, or in the copy itself."""
     from paceline.job.code import git_source
 
     assert spec.code is not None
@@ -136,11 +131,7 @@ def volumes_of(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def _current_folder() -> Path:
-    """The current folder.
-
-    Raises:
-        UserError: it was deleted.
-    """
+    """The current folder."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -214,10 +205,6 @@ def _is_known(name: str) -> bool:
 
 
 def _check_name(name: str) -> None:
-    """Check a job's name.
-
-    Raises:
-        UserError: it is not valid.
-    """
+    """Check a job's name."""
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} is not a job name; use up to 63 letters, digits, '.', '_' and '-'")

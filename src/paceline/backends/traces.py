@@ -58,7 +58,6 @@ def add(trace: bytes, said: Profiled, found: Sum) -> tuple[bytes, list[float]]:
     """Mark the steps of a rank's trace as TensorBoard and others know them (`ProfilerStep#N`), and sum it up.
 
     Args:
-        trace: of torch.profiler.
         said: what the rank has said of it.
         found: gets what it has done in its steps, or, if no optimizer has stepped, in all.
 

@@ -189,11 +189,7 @@ def _remove_older(path: Path) -> None:
 
 
 def _wait(fd: int, path: Path, who: Holder, waited: float) -> None:
-    """Wait a moment for the holder to release the lock.
-
-    Raises:
-        FolderTaken: the time is over.
-    """
+    """Wait a moment for the holder to release the lock."""
     holder = _holder(os.pread(fd, _MOST, 0))
     if waited > _PATIENCE and _is_lost(holder, who):
         _remove_if_ours(fd, path)

@@ -110,7 +110,6 @@ class Pickled:
         data: the function, pickled.
 
     Args:
-        function: what is called.
         who: begins the message of an error, such as `horovod.run`.
 
     Raises:

@@ -69,7 +69,6 @@ class Checksums:
         """No message has been sent.
 
         Args:
-            session_key: of the connection.
             side: "acceptor" or "initiator", which sends them.
         """
         self._key = derive_key(session_key, "messages", side)
@@ -93,7 +92,6 @@ def checksums(session_key: bytes, *, accepted: bool) -> tuple[Checksums, Checksu
     """Those of the messages that this side sends, and of those that it receives.
 
     Args:
-        session_key: of the connection.
         accepted: this side has accepted the connection, and the other one initiated it.
     """
     acceptors, initiators = Checksums(session_key, "acceptor"), Checksums(session_key, "initiator")

@@ -61,7 +61,6 @@ class TensorflowContract(Contract):
         An evaluator belongs to no cluster.
 
         Args:
-            placement: of the rank.
             roles: some of `chief`, `evaluator` and `ps=NUMBER`, with commas between them.
 
         Raises:

@@ -149,11 +149,7 @@ def _compose(path: str | Path, text: str) -> yaml.Node | None:
 
 
 def _name_as_fields(root: yaml.MappingNode) -> dict[str | int, str]:
-    """Rename the keys that are called as flags, such as `gpus`; returns field → key as it is written.
-
-    Raises:
-        _Wrong: two keys mean one field.
-    """
+    """Rename the keys that are called as flags, such as `gpus`; returns field → key as it is written."""
     written: dict[str | int, str] = {}
     keys = [key for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
     fields = {key.value for key in keys}.intersection(JobSpec.__struct_fields__)

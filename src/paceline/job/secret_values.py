@@ -55,7 +55,6 @@ def notes_on_secrets(env: Mapping[str, str], has_unused_credentials: bool) -> li
     """Lines for the user about values that are stored and should not be, or reach no rank; they show no value.
 
     Args:
-        env: the variables of a job.
         has_unused_credentials: whether it has credentials for git, which fetches nothing for it.
     """
     notes = []

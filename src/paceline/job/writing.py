@@ -83,7 +83,6 @@ def replace_file(path: Path, text: str, is_right: Callable[[str], bool] = lambda
     """Write a file as a whole, or not at all.
 
     Args:
-        text: what it holds then.
         is_right: asked about a file with the text, before that takes its place.
 
     Raises:

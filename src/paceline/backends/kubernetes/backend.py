@@ -266,11 +266,7 @@ class Kubernetes(Backend):
         return scale_in(self._cluster, self._find(name), fewer)
 
     def _find(self, name: str) -> Found:
-        """A job.
-
-        Raises:
-            UserError: there is none of this name.
-        """
+        """A job."""
         from .look.jobs import find
 
         found = find(self._cluster, [name]).get(name)

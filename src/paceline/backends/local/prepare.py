@@ -67,7 +67,6 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     """Check a job and complete it; writes and fetches nothing.
 
     Args:
-        spec: what the user asked for.
         detached: whether it goes on without the client.
         export: of the job on another target that it resumes; None if it resumes none from elsewhere.
 

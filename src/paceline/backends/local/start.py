@@ -41,7 +41,6 @@ def start(
     """Start a job.
 
     Args:
-        prepared: see `prepare.prepared`.
         progress: is called with how far it is.
         lifeline: the job ends when the other end closes; None for one that outlives its client.
         split: the local ranks whose stderr is kept apart.

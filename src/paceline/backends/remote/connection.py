@@ -400,11 +400,7 @@ def quoted(path: str) -> str:
 
 
 def _control_folder() -> Path:
-    """A private folder for the sockets of shared connections; its path must be short.
-
-    Raises:
-        UserError: it cannot be made, or is not private.
-    """
+    """A private folder for the sockets of shared connections; its path must be short."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = Path(runtime, "paceline") if 0 < len(runtime) < 32 else Path(f"/tmp/paceline-{os.getuid()}")
     try:

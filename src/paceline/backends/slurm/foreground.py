@@ -30,7 +30,6 @@ class SlurmRun:
         """Take over a job that has been submitted.
 
         Args:
-            job: it.
             opened: the connection that has submitted it; it is closed at the end.
             where: the flags that lead to it.
             allocation: in which it runs; None if it has its own.

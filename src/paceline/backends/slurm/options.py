@@ -40,11 +40,7 @@ def _no_array(array: str) -> str:
 
 
 def _as_sbatch_has_it(given: str, name: str, value: str | int | bool) -> tuple[str, str | int | bool]:
-    """An option and its value: True for one that has none, False for one that is left out.
-
-    Raises:
-        ValueError: it needs a value, or has none.
-    """
+    """An option and its value: True for one that has none, False for one that is left out."""
     if name in SWITCHES or name in MAY_LACK_VALUE:
         value = {"": True, "true": True, "yes": True, "false": False, "no": False}.get(str(value).lower(), value)
         if name in OPPOSITE and value is False:

@@ -29,7 +29,6 @@ def asked(spec: JobSpec, options: Mapping[str, Value], typed: Mapping[str, Value
     """The options of sbatch without those of the settings that the job itself sets.
 
     Args:
-        spec: the job.
         options: those of the settings and of --slurm.
         typed: those of --slurm.
 

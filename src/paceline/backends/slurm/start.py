@@ -171,11 +171,7 @@ def prepare(
 
 
 def _refuse(spec: JobSpec, options: Options) -> None:
-    """Refuse what contradicts the options.
-
-    Raises:
-        UserError: it does.
-    """
+    """Refuse what contradicts the options."""
     if isinstance(spec.devices, tuple):
         raise UserError("--devices: Slurm chooses the devices; give their number with --gpus")
     if spec.image is not None and options.containers is None:
@@ -186,11 +182,7 @@ def _refuse(spec: JobSpec, options: Options) -> None:
 
 
 def _refuse_with_array(spec: JobSpec, options: Options, *, detached: bool) -> None:
-    """Refuse what an array cannot do.
-
-    Raises:
-        UserError: it is asked for.
-    """
+    """Refuse what an array cannot do."""
     if not detached:
         raise UserError("--array: its jobs go on without this terminal; start them with paceline submit")
     if options.chain:
@@ -214,11 +206,7 @@ def refuse_new(spec: JobSpec, allocation: Allocation) -> None:
 
 
 def _refuse_in(allocation: Allocation, spec: JobSpec) -> None:
-    """Refuse what an allocation cannot give.
-
-    Raises:
-        UserError: the job needs that.
-    """
+    """Refuse what an allocation cannot give."""
     least, there = spec.node_range[0], len(allocation.hosts)
     if least > there:
         raise UserError(
@@ -232,11 +220,7 @@ def _refuse_in(allocation: Allocation, spec: JobSpec) -> None:
 
 
 def _container(spec: JobSpec, options: Options) -> dict[str, str] | None:
-    """What runs the job's image, and the image; None without one.
-
-    Raises:
-        UserError: the image is a path that means another file on the login node.
-    """
+    """What runs the job's image, and the image; None without one."""
     if spec.image is None:
         return None
     image, program = spec.image, str(options.containers)

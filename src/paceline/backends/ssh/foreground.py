@@ -45,8 +45,6 @@ class RemoteRun:
         """Take over a job that has been started, and go on with it.
 
         Args:
-            parts: of the job.
-            spec: of the job.
             where: the flags that lead to its hosts.
             shown: what of its output is shown.
             wanted: the hosts that it is to have as soon as they can be reached, if its number of hosts may change.

@@ -25,14 +25,7 @@ class Held:
     """What a client knows of its connections to one part of a job. See `node/host/held.py` for the other side."""
 
     def __init__(self, host: Host, name: str, job_id: str, answers: Answers) -> None:
-        """Begin with the connection that started the part.
-
-        Args:
-            host: where it is.
-            name: of the job.
-            job_id: of the job.
-            answers: the connection.
-        """
+        """Begin with the connection that started the part."""
         self._host = host
         self._request: Request = {"do": "rejoin", "name": name, "job_id": job_id}
         self._answers: Answers | None = answers

@@ -27,7 +27,6 @@ def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *,
     Args:
         hosts: that have a part of it.
         missing: hosts that have one too, and do not answer; one line per host.
-        name: of the job.
         fresh: whether its checkpoints are not needed.
 
     Raises:

@@ -44,7 +44,6 @@ class Preflight:
         """Make no connection yet.
 
         Args:
-            hosts: of the target.
             request: what to ask each of them.
             least: how many hosts a job needs; 0 if there is no job.
             most: how many it can use; 0 if there is no job.
@@ -91,7 +90,6 @@ class Preflight:
         """Ask a host what it has, and read its clock.
 
         Args:
-            host: it.
             silent: if it was silent a moment ago, how many hosts were; then it is not waited for as long as others,
                 if these are enough.
         """
@@ -222,11 +220,7 @@ class Preflight:
         return sorted(found, key=lambda pair: self._hosts.index(pair[0]))
 
     def _check_distinct(self, hosts: Iterable[Host]) -> None:
-        """Each node of a job is a machine of its own.
-
-        Raises:
-            UserError: two hosts are names of one machine.
-        """
+        """Each node of a job is a machine of its own."""
         seen: dict[str, Host] = {}
         for host in hosts:
             other = seen.setdefault(self.answers[host]["machine"], host)
@@ -240,11 +234,7 @@ class Preflight:
     def _connected(
         self, chosen: list[Host], order: list[Host], least: int, most: int, say: Callable[[str], None]
     ) -> list[Host]:
-        """The hosts that reach each other; if some do not, others are tried instead.
-
-        Raises:
-            UserError: there are too few of them.
-        """
+        """The hosts that reach each other; if some do not, others are tried instead."""
         broken = self.broken(chosen)
         if not broken and all(host in self.answers for host in chosen):
             return chosen

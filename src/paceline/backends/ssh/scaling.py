@@ -41,8 +41,6 @@ def order(invited: Answer, host: Host, rank_streams: dict[str, Any] | None, term
     """The request that starts a joining host's part of a job.
 
     Args:
-        invited: see `invitation`.
-        host: the joining host.
         rank_streams: see `RankStreams`; None for a job that is not in the foreground.
         terminal: variables that describe the terminal.
     """
@@ -147,7 +145,6 @@ class Recruiter:
         """Begin.
 
         Args:
-            name: of the job.
             wanted: the hosts that it should have, if they can be reached.
             present: the hosts that it has.
             enter: starts its part on a host.

@@ -45,9 +45,6 @@ class RemoteStart:
         """Check the job on the hosts; start nothing.
 
         Args:
-            spec: what the user asked for.
-            hosts: of the target.
-            jobs: on the hosts.
             detached: whether it goes on without the client.
             export: of the job on another target that it resumes; None if it resumes none from elsewhere.
 
@@ -68,11 +65,7 @@ class RemoteStart:
         self._sends_checkpoint = bool(self._brought and self._brought["into"]) and not is_there
 
     def _asked(self, spec: JobSpec, detached: bool) -> JobSpec:
-        """What the user asked for, in the form that hosts get.
-
-        Raises:
-            UserError: it cannot run on these hosts.
-        """
+        """What the user asked for, in the form that hosts get."""
         target, there = self._hosts.name, len(self._hosts.all)
         least, _ = spec.node_range
         if least > there:
@@ -124,7 +117,6 @@ class RemoteStart:
         """Start all parts of the job; they end unless the result is kept or held.
 
         Args:
-            progress: receives the progress.
             shown: which output is shown; None for a job that goes on without the client.
 
         Raises:
@@ -164,11 +156,7 @@ class RemoteStart:
             raise taken
 
     def _check_name(self, name: str) -> None:
-        """Check that no host has a job of this name.
-
-        Raises:
-            NameTaken: a host has a job of the name.
-        """
+        """Check that no host has a job of this name."""
         if name in self._taken:
             where = self._taken[name].name
             raise NameTaken(f"a job named {name} is on {where}; choose another --name, or delete that job")
@@ -255,9 +243,6 @@ class RemoteStart:
         """The hosts for a job that goes on with another one's checkpoints: each that took part has copies.
 
         Others get them from these, but not the code, if the job has code of its own.
-
-        Raises:
-            UserError: too few can take it.
         """
         old = self._jobs.all_hosts_of(name)
         hosts = [host for host in old if host in looks]

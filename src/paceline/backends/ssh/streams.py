@@ -33,7 +33,6 @@ class Streams:
         """Send the requests.
 
         Args:
-            hosts: the hosts.
             request: makes the request for a host.
             body: what writes what follows the request to a host.
             apart: Ctrl-C does not end the connections.

@@ -25,7 +25,6 @@ class SubmittedJobs:
         """Remember a job and its hosts. If the folder cannot be written to, it is not remembered.
 
         Args:
-            job: it.
             hosts: their names, node 0 first.
             options: of the hosts, if flags named them; a target's are in the settings.
         """

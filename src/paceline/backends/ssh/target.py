@@ -79,11 +79,7 @@ class Options(Model, frozen=True, kw_only=True):
 
 
 def _parsed(hosts: Sequence[str]) -> dict[str, int]:
-    """Host → slots, 0 if they are not given.
-
-    Raises:
-        ValueError: a host is malformed or named twice.
-    """
+    """Host → slots, 0 if they are not given."""
     parsed: dict[str, int] = {}
     for text in hosts:
         found = _HOST.fullmatch(text)
@@ -121,8 +117,6 @@ class Hosts:
         """Make no connection yet.
 
         Args:
-            name: of the target.
-            options: of it.
             are_given: whether flags named the hosts, and no target of the settings.
         """
         self.name, self._options = name, options

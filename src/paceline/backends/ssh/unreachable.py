@@ -73,7 +73,6 @@ class Silences:
         """Remember which hosts have answered, and which have not.
 
         Args:
-            outcomes: of a request to each host.
             waited: for how long each host was waited for; those that were waited for only briefly are left out.
         """
         file = dict(self._before)

@@ -32,8 +32,6 @@ class Waiting:
         """Wait for nothing yet.
 
         Args:
-            jobs: of the target.
-            names: of those that are waited for.
             deadline: when to give up (monotonic); infinity for never.
             tick: called with how many jobs have ended.
         """

@@ -23,10 +23,6 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
     None if there is no allocation, or the job is not for it: its flags name other places, or say that it is started on
     each node by hand, or on this machine alone. Warns if it was started several times, each for itself.
 
-    Args:
-        spec: the job that they describe.
-        there: the backend that they select.
-
     Raises:
         UserError: the job cannot run in the allocation.
     """

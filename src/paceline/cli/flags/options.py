@@ -153,7 +153,6 @@ def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict
     """NAME=VALUE pairs of a repeatable flag.
 
     Args:
-        pairs: what was given.
         variable: whether the names are those of environment variables.
 
     Raises:

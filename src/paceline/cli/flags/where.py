@@ -299,9 +299,6 @@ def given_where() -> dict[str, Any]:
 def backend_before(name: str, there: Backend) -> Backend | None:
     """Where a job is that is to go on on another target; None if that one has it itself, or nothing is known of it.
 
-    Args:
-        there: where it is to go on.
-
     Raises:
         UserError: see `backend`; or no host of `there` answers.
     """
@@ -336,11 +333,7 @@ OF_JOBS: dict[str, Any] = {"callback": _remember_jobs, "shell_complete": complet
 
 
 def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
-    """Where jobs of these names are; the default target if nothing is known of them.
-
-    Raises:
-        UserError: they are in several places, or the place is not in the settings any more.
-    """
+    """Where jobs of these names are; the default target if nothing is known of them."""
     found = {name: target for name in names if (target := everywhere.target_of(name)) is not None}
     one, here = next(iter(found.items()), ("", None))
     for other, there in found.items():

@@ -116,11 +116,7 @@ def _init(**given: Any) -> int:
 
 
 def _may_ask(given: Mapping[str, Any]) -> bool:
-    """Whether there is somebody to ask.
-
-    Raises:
-        UserError: there is not, and something must be asked.
-    """
+    """Whether there is somebody to ask; refuses a command that must ask and cannot."""
     if given["yes"]:
         return False
     if sys.stdin.isatty() and sys.stderr.isatty():
@@ -255,11 +251,7 @@ def _write(path: Path, fields: Mapping[str, Any], table: tuple[Path, list[str]] 
 def _target_table(
     whose: str | None, name: str, kind: str, hosts: list[str], settings: Settings
 ) -> tuple[Path, list[str]]:
-    """The settings file that gets a new target, and the lines of that.
-
-    Raises:
-        UserError: the target cannot be made.
-    """
+    """The settings file that gets a new target, and the lines of that."""
     if kind == registry.HERE:
         raise UserError("this machine needs no target; leave --settings out")
     if kind in settings.targets:
@@ -290,11 +282,7 @@ def _example(flag: Flag) -> str:
 
 
 def _add_table(file: Path, lines: list[str]) -> None:
-    """Add a table to a settings file, which need not exist.
-
-    Raises:
-        UserError: it cannot be read or written, or can have no more tables.
-    """
+    """Add a table to a settings file, which need not exist."""
     from paceline.job.settings import load
     from paceline.job.writing import replace_file
 

@@ -104,11 +104,7 @@ def _until_incomplete(lines: Iterable[LogLines], missing: list[Incomplete]) -> G
 
 
 def _since(text: str | None) -> float | None:
-    """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local."""
     if text is None:
         return None
     try:
@@ -124,11 +120,7 @@ def _since(text: str | None) -> float | None:
 
 
 def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:
-    """What is done with lines before they are shown.
-
-    Raises:
-        UserError: `grep` is not a regular expression.
-    """
+    """What is done with lines before they are shown."""
     edits: list[Edit] = []
     if several:
         edits.append(lambda _, lines: _drawn(lines))

@@ -73,11 +73,7 @@ def delete(names: tuple[str, ...], force: bool, yes: bool) -> int:
 
 
 def _refuse_running(jobs: Sequence[Job]) -> None:
-    """Refuse jobs that have not ended.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Refuse jobs that have not ended."""
     for job in jobs:
         if not job.is_over:
             end = f"paceline stop{backend().where} {job.name}"
@@ -231,7 +227,6 @@ def _why_not(jobs: Sequence[Job], *, must_be_over: bool = True) -> dict[str, str
     """Jobs that are not those any more that were looked at, by name, and why.
 
     Args:
-        jobs: as they were looked at.
         must_be_over: also those that have not ended.
     """
     there = {job.name: job for job in backend().describe([job.name for job in jobs]).jobs}

@@ -13,11 +13,7 @@ from paceline.job.errors import UserError
 
 
 def _asked(names: tuple[str, ...], count: int | None) -> tuple[str, ...] | int | None:
-    """The hosts that the command line names, or the number of nodes; None if it gives neither.
-
-    Raises:
-        UserError: it gives both.
-    """
+    """The hosts that the command line names, or the number of nodes; None if it gives neither."""
     if names and count is not None:
         raise UserError("--nnodes and HOST exclude each other; give one of them")
     return names or count

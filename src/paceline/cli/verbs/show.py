@@ -43,11 +43,7 @@ def _ago(seconds: float, now: float) -> str:
 
 
 def _seconds(flag: str, text: str | None, usual: str) -> float | None:
-    """The seconds of a duration such as `2h`; `usual` is the unit that is suggested where there is none.
-
-    Raises:
-        UserError: it is not a duration.
-    """
+    """The seconds of a duration such as `2h`; `usual` is the unit that is suggested where there is none."""
     try:
         return duration(text, usual=usual)
     except ValueError as error:
@@ -55,11 +51,7 @@ def _seconds(flag: str, text: str | None, usual: str) -> float | None:
 
 
 def _states(given: Iterable[str]) -> set[str]:
-    """The states that --state names, which may be given several times, or with commas between them.
-
-    Raises:
-        UserError: there is no such state.
-    """
+    """The states that --state names, which may be given several times, or with commas between them."""
     states = {one.upper() for text in given for one in text.split(",")}
     for one in sorted(states - set(STATES)):
         raise UserError(f"--state {one}: no such state; {nearest(one, STATES)}")

@@ -169,11 +169,7 @@ def _tune(**given: Any) -> int:
 
 
 def _tried(methods: str | None, settings: Sequence[str], *, is_alone: bool) -> dict[str, list[str]]:
-    """Setting → the values to try, in this order.
-
-    Raises:
-        UserError: there is no such setting, or it has no such value.
-    """
+    """Setting → the values to try, in this order."""
     found: dict[str, list[str]] = {}
     if methods is not None or not (settings or is_alone):
         found[_METHOD] = _methods(methods or _METHODS)
@@ -264,11 +260,7 @@ def _percent(part: float) -> str:
 
 
 def _check_target(target: Path, spec: JobSpec) -> None:
-    """Refuse a file that cannot get the choice, before anything runs.
-
-    Raises:
-        UserError: there is such a file, of another job.
-    """
+    """Refuse a file that cannot get the choice, before anything runs."""
     from paceline.job.reading import read
 
     if not target.parent.is_dir():
@@ -330,12 +322,7 @@ def _remove(there: Backend, name: str, progress: ProgressLine) -> None:
 
 
 def _result(job: Job, setting: str, value: str) -> _Trial:
-    """What a trial's job has left of it.
-
-    Raises:
-        UserError: nothing can be tried with this script.
-        _NotTaken: it does not use the setting.
-    """
+    """What a trial's job has left of it."""
     error = job.error or ""
     if FIXED_SYNC in error:
         raise UserError(error.rpartition(f"{FIXED_SYNC}: ")[2])

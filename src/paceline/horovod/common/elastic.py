@@ -27,7 +27,6 @@ class State:
 
     Args:
         bcast_object: gives all ranks the object of rank 0.
-        get_rank: returns this rank.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
@@ -107,7 +106,6 @@ class ObjectState(State):
 
     Args:
         bcast_object: gives all ranks the object of rank 0.
-        get_rank: returns this rank.
         kwargs: names and objects; they become attributes.
     """
 
@@ -153,8 +151,6 @@ def run_fn(
     """A function that calls `func(state, …)` until it returns.
 
     Args:
-        func: trains.
-        reset: joins the ranks anew.
         resume: brings back what an earlier process of this job has committed.
         restart: saves the state and ends this process; called where others are to go on.
     """

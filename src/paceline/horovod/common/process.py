@@ -141,11 +141,7 @@ def _group(store: Store, rank: int, size: int) -> Any:
 
 
 def _ranks_of(comm: Sequence[int] | Any | None) -> list[int] | None:
-    """The ranks that `init` is to join; None for all.
-
-    Raises:
-        ValueError: they are not different ranks, or this rank is not among them.
-    """
+    """The ranks that `init` is to join; None for all."""
     if comm is None:
         return None
     mine = recognise(os.environ, sys.argv).placement

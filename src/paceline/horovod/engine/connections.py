@@ -23,9 +23,6 @@ class Peer:
 
         Args:
             rank: at the other end.
-            link: the connection.
-            selector: of the engine.
-            accepted: this side has accepted it.
         """
         self.rank = rank
         self._messages = Messages(link, accepted=accepted)

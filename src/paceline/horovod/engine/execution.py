@@ -74,9 +74,7 @@ class Execution:
     """One batch, from the tensors submitted to the results.
 
     Args:
-        batch: what is done.
         entries: this rank's part of each operation; None where it has joined and takes part with zeros.
-        members: the ranks.
         buffers: where tensors are fused.
         done: called once from any thread, with the reason of a failure or "".
         mark: called with what begins ("" when it ends); None if nobody wants to know.

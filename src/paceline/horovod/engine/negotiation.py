@@ -108,12 +108,7 @@ class Negotiator:
     """
 
     def __init__(self, size: int, capacity: int = 4096) -> None:
-        """Nothing has been submitted.
-
-        Args:
-            size: number of ranks.
-            capacity: how many operations are cached.
-        """
+        """Nothing has been submitted."""
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.joined: set[int] = set()
         self._size = size

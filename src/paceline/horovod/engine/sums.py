@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """Adds up one thing after the other.
-
-    Args:
-        memory: which the ranks share.
-    """
+    """Adds up one thing after the other."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
@@ -35,7 +31,6 @@ class Sums:
         """Add up tensors of all ranks, which call this in the same order.
 
         Args:
-            add: adds them up, in another thread.
             done: called there, with the reason of a failure or "".
         """
         self._waiting.put((add, done))
@@ -63,9 +58,6 @@ def share_memory(store: Store, index: int, size: int, *, wanted: bool) -> Sums |
     """Share memory with the other ranks, which call this at the same time; None if one of them cannot or will not.
 
     Args:
-        store: of these ranks.
-        index: of this rank.
-        size: number of ranks.
         wanted: whether this rank wants to.
     """
     calls = 0

@@ -52,8 +52,6 @@ class Engine:
     """The operations of this rank that have not ended, and the thread that does them.
 
     Args:
-        rank: this rank.
-        members: all ranks.
         links: on rank 0 the connections to all others, elsewhere that to rank 0 under 0.
         settings: the same on all ranks where it matters.
         make_members: makes the process group of a new process set, from its number and ranks; all of its ranks call it

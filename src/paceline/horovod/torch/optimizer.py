@@ -362,11 +362,7 @@ class _AdasumMethods(_Methods):
 
 
 def _checked_groups(groups: Sequence[Any], trained: dict[Tensor, None]) -> list[list[Tensor]]:
-    """Lists of the parameters that have gradients.
-
-    Raises:
-        ValueError: this is not a list of lists of the optimizer's parameters, or one is in two of them.
-    """
+    """Lists of the parameters that have gradients."""
     seen: set[Tensor] = set()
     made = []
     for group in groups:

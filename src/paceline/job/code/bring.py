@@ -66,7 +66,6 @@ def find(code: Code, folder: Path) -> Path | None:
     """Check the source without copying; connects to no other machine.
 
     Args:
-        code: what to copy.
         folder: base of relative paths.
 
     Returns:
@@ -99,7 +98,6 @@ def fetch(
     """Copy the code.
 
     Args:
-        code: what to copy.
         folder: base of relative paths, and the folder of a snapshot.
         destination: an empty folder.
         progress: called with the current action, the amount done, and the total amount (None if unknown).

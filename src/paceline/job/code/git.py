@@ -267,11 +267,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def _environment(source: Source, credentials: Mapping[str, str]) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Environment and options with which git reaches a repository, by known transports only.
-
-    Raises:
-        UserError: the password cannot be passed to git.
-    """
+    """Environment and options with which git reaches a repository, by known transports only."""
     env = clean_environment()
     env["GIT_ALLOW_PROTOCOL"] = "https:http:ssh:git" + (":file" if source.is_local else "")
     user, password = (credentials.get(f"GIT_SYNC_{name}", "").rstrip("\r\n") for name in ("USERNAME", "PASSWORD"))

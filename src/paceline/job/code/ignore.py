@@ -135,11 +135,7 @@ class Ignore:
 
 
 def _part_regex(part: str) -> str:
-    """A part between two slashes as a regular expression.
-
-    Raises:
-        ValueError: it ends within a set of characters, or with a backslash.
-    """
+    """A part between two slashes as a regular expression."""
     found = ""
     at = 0
     while at < len(part):
@@ -163,11 +159,7 @@ def _part_regex(part: str) -> str:
 
 
 def _set_regex(part: str, at: int) -> tuple[str, int]:
-    """A set of characters that begins at `at`, and where it ends.
-
-    Raises:
-        ValueError: it does not end, or names an unknown class.
-    """
+    """A set of characters that begins at `at`, and where it ends."""
     match = re.compile(r"([!^]?)((?:]|\[:\w+:\]|\\.|[^]\\])(?:\[:\w+:\]|\\.|[^]\\])*)\]").match(part, at)
     if match is None:
         raise ValueError(part)

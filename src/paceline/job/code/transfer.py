@@ -94,7 +94,6 @@ def run(
     """Run a program in a session of its own, so that it cannot ask on the terminal, and everything it starts.
 
     Args:
-        argv: the program and its arguments.
         folder: where it runs.
         on_line: gets every line of its stderr; returns whether it was about progress. It also gets empty lines now
             and then while the program prints nothing.

@@ -338,7 +338,6 @@ def main(run_directory: str, lock_fd: int, lifeline_fd: int, seed: Seed | None =
     """Run the job of a run directory to its end.
 
     Args:
-        run_directory: its path.
         lock_fd: holds its lock, until this process has ended.
         lifeline_fd: closes when the process that waits for the job is gone; -1 if none waits.
         seed: a process that becomes the fork server; None starts one.

@@ -42,7 +42,6 @@ def decide(state: State, event: Event, view: View, now: float) -> tuple[State, l
     When it has carried the actions out, "go on" follows: they may have changed what is in view.
 
     Args:
-        event: what happened.
         view: its ranks, and the other nodes.
         now: seconds on the monotonic clock.
 

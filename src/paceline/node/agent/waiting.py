@@ -31,8 +31,6 @@ class DeviceClaim:
         """Nothing is queued yet.
 
         Args:
-            loop: event loop of the agent.
-            request: the devices that the job requests.
             waits: called with what the job waits for, when that changes.
             granted: called with the names of the devices once it has them.
             refused: called with the reason if there will never be such devices, or the queue cannot be used.

@@ -42,11 +42,8 @@ class Watch:
         """Watch nothing yet.
 
         Args:
-            loop: of the agent.
-            job_id: of the job here.
             after: seconds without a collective after which `found` is called with where the ranks are; again and again,
                 less and less often, and with nothing once they go on.
-            found: see `after`.
             spent: called when it is time to say what the ranks spend their time on, less and less often.
         """
         self._loop, self._job_id, self._after, self._found, self._spent = loop, job_id, after, found, spent
@@ -157,7 +154,6 @@ def _used(pids: Sequence[int], seconds: float, busy: float) -> Spent:
     """How many cores these processes and their descendants have kept busy so far, and how many nobody has.
 
     Args:
-        pids: of the ranks.
         seconds: for which they have run.
         busy: what the cores of the machine had done before, in seconds.
     """

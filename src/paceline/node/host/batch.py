@@ -107,7 +107,6 @@ def code_at(destination: Path | None, request: BatchRequest, folder: Path) -> di
 
     Args:
         destination: the place; None if the job has no code of its own.
-        request: the request.
 
     Raises:
         OSError: it cannot be read or written.

@@ -111,7 +111,6 @@ class HeldClient:
         """Listen to the client.
 
         Args:
-            run: run directory of the job.
             agent: gets the signals that the client sends.
             seconds: how long the client tries to come back; with 0 the job ends when the connection does.
         """
@@ -227,11 +226,7 @@ class HeldClient:
                 self._take_over(successor)
 
     def _take_over(self, successor: socket.socket) -> None:
-        """Use the connection of another process.
-
-        Raises:
-            ValueError: it is not one of ours.
-        """
+        """Use the connection of another process."""
         credentials = successor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, user, _ = _CREDENTIALS.unpack(credentials)
         if user != os.getuid():

@@ -68,7 +68,6 @@ def converse(token: bytes, name: str, first: Mapping[str, Any]) -> Iterator[dict
     Args:
         token: secret that the hosts of this preflight share.
         name: name of this host at the client and the other hosts.
-        first: the first answer.
     """
     listener = routes.RouteListener(token, name)
     try:

@@ -169,7 +169,6 @@ def _updates(
     """The output of a job that the client shows, and its events, until its agent is gone.
 
     Args:
-        run: run directory of the job.
         agent: its agent, a child of this process.
         lifeline: ends with the agent.
         rank_streams: which streams of which local ranks, for rank 0 ("first") and for the "others".

@@ -140,16 +140,6 @@ def part_of(
 
     Args:
         status: the recorded status; empty before there is one.
-        alive: see `Part`.
-        host: name of the machine.
-        why: see `Part`.
-        written: when it wrote its last file.
-        noticed: see `Part`.
-        waiting: see `Part`.
-        job_id: see `Part`.
-        hosts: see `Part`.
-        is_elastic: see `Part`.
-        progress: of the training.
         checkpoint: that was saved last.
     """
     state, failure = status.get("state", "PENDING"), status.get("failure")

@@ -68,7 +68,6 @@ class RankLog(GrowingFile):
         """Open it.
 
         Args:
-            path: of the log.
             error: where the rank records its exception.
             keeps_traceback: whether the traceback is read too, by reads of its own; otherwise it is left out.
         """

@@ -127,7 +127,6 @@ def find(path: Path, is_early: Callable[[float, Sizes], bool], most: int | None 
     """The position to read an index from: its last line that names all files and is early enough.
 
     Args:
-        path: the index.
         is_early: whether a line is early enough, from its time and sizes.
         most: how many bytes to search, from the end; None for no limit.
     """

@@ -236,7 +236,6 @@ def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socke
     """A socket that listens on a port, or on a free one for 0.
 
     Args:
-        port: to listen on.
         address: the only one that others can connect to; "" for all of this machine, IPv4 and IPv6.
         backlog: how many connections wait until they are accepted.
 

@@ -40,11 +40,8 @@ def cores_of(
         mode: one of `MODES`. `node`: those of the NUMA node of its GPU. `socket`: those of the socket. `exclusive`: a
             share of the node's physical cores that no other rank has. `core-complex`: those of the node that share one
             last-level cache; ranks get different ones if there are enough.
-        ranks: how many there are.
         devices: the GPUs of the ranks, by local rank, as entries of CUDA_VISIBLE_DEVICES; None or empty for none.
         usable: the logical cores that this process may use.
-        proc: the kernel's /proc.
-        sys: the kernel's /sys.
 
     Raises:
         CannotBind: a node has no core that may be used, or too few.

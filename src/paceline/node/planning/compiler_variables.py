@@ -20,11 +20,7 @@ _WRITERS = frozenset({"setdefault", "pop"})
 
 
 def may_set_variables(nodes: Iterable[ast.AST]) -> bool:
-    """Whether these nodes mention such a variable, or use `os.environ` in a way that may set one.
-
-    Args:
-        nodes: all nodes of a file.
-    """
+    """Whether these nodes mention such a variable, or use `os.environ` in a way that may set one."""
     nodes = list(nodes)
     if any(_is_mentioned(node) or _is_renamed(node) for node in nodes):
         return True

@@ -174,7 +174,6 @@ def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
 
     Args:
         job: the requested job, with its framework.
-        imports: imports of its script.
     """
     framework = _imported(job)
     package = PACKAGES.get(framework)
@@ -270,11 +269,7 @@ def node_range(job: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _check_roles(job: Mapping[str, Any], framework: str | None) -> None:
-    """Refuse roles of TensorFlow's that are unknown, or for which there are too few ranks.
-
-    Raises:
-        Refused: they are.
-    """
+    """Refuse roles of TensorFlow's that are unknown, or for which there are too few ranks."""
     if framework == "tensorflow" and ROLES in job["env"]:
         try:
             placement = Placement(world_size=job["ranks"] * node_range(job)[0])
@@ -284,11 +279,7 @@ def _check_roles(job: Mapping[str, Any], framework: str | None) -> None:
 
 
 def _check_mpi(job: Mapping[str, Any]) -> None:
-    """Refuse what mpirun cannot do.
-
-    Raises:
-        Refused: it is not installed, or is not Open MPI's.
-    """
+    """Refuse what mpirun cannot do."""
     mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
     if mpirun is None:
         raise Refused("no mpirun on PATH; install Open MPI (Debian: apt install openmpi-bin), or leave out --framework")
@@ -326,11 +317,7 @@ def _may_resolve(host: str) -> bool:
 
 
 def _check_devices(job: Mapping[str, Any], here: Here) -> None:
-    """Refuse what this machine can never give.
-
-    Raises:
-        Refused: it lacks the devices, the cores or the memory.
-    """
+    """Refuse what this machine can never give."""
     request = here.request(job)
     if request is not None and (why := _impossible(request)):
         declare = f"; {here.declare}" if request.slots else ""
@@ -356,7 +343,6 @@ def check_checkpoint_dir(job: Mapping[str, Any], folder: Path | None = None) -> 
     """Check that no other job saves into this one's folder for checkpoints now, as far as this machine can know.
 
     Args:
-        job: the completed job.
         folder: folder in which the ranks start, if it is not the job's working dir.
 
     Raises:

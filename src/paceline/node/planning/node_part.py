@@ -30,7 +30,6 @@ def node_spec(
     """This node's part of a completed job.
 
     Args:
-        job: the completed job.
         split_streams: the local ranks whose stderr has a file of its own.
         folder: folder in which the ranks start, if it is not the job's working dir.
         variables: variables with the paths of its volumes.

@@ -63,7 +63,6 @@ def is_shell_text(path: Path, start: bytes | None = None) -> bool:
     """Whether a file is for `sh`, and does not say so in its first line.
 
     Args:
-        path: the file.
         start: its first bytes; None reads them.
     """
     if path.suffix != ".sh":
@@ -116,7 +115,6 @@ def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports
     """What `file` and the modules in `root` that it imports import themselves. Broken files count as empty.
 
     Args:
-        file: the script.
         root: the folder where it finds its own modules.
         packages: what runs before it: the `__init__.py` of the packages that it is in.
     """

@@ -120,7 +120,6 @@ class Ranks:
         """Start nothing yet.
 
         Args:
-            spec: this node's part of the job.
             changed: is called after each change.
             seed: a process that becomes the first fork server; None starts one.
         """
@@ -188,7 +187,6 @@ class Ranks:
         """The ranks to start in an attempt; independent processes that have succeeded do not start again.
 
         Args:
-            start: the attempt.
             key: a secret that all ranks of the attempt get in their environment; None for none.
         """
         are_independent = self._spec.framework == "indexed"

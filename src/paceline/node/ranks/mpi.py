@@ -62,8 +62,6 @@ class MpiRanks(Ranks):
         """Nothing runs yet.
 
         Args:
-            spec: this node's part of the job.
-            directory: its run directory.
             changed: called when a rank or the fork server changes.
             start_daemon: has mpirun's daemon started on another node: node rank, attempt, and the command and the
                 folders of `mpi_daemon`.

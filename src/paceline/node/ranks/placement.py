@@ -126,7 +126,6 @@ def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None 
 
     Args:
         spec: this node's part of a job that has not started.
-        run: where its run directory will be.
         start: the first attempt, without the ports of the ranks, and with `PORT` for a main port that is not known
             yet; None to derive it from the spec.
 

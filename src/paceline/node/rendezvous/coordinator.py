@@ -228,7 +228,6 @@ class Coordinator:
         """Handle the loss of a node's connection: its ranks are gone or out of reach, so the others stop.
 
         Args:
-            peer: whose connection.
             is_dead: whether the node's agent is known to have ended.
             why: the node counts as lost if it is not.
         """

@@ -59,7 +59,6 @@ class Participant:
         """No other node knows of this one yet.
 
         Args:
-            spec: this node's part of the job.
             offer: reserves the ports of this node for the next attempt.
             deliver: receives the messages of the coordinator.
             fail: ends the job here, with a message, the cause, and an exit code.

@@ -33,9 +33,7 @@ class Peers:
         """Nothing is asked before `ask`.
 
         Args:
-            names: of all nodes, by node rank.
             port: at which each agent listens.
-            own: the node rank of this one.
         """
         self.leader: tuple[str, int] | None = None
         self.have_begun = self.have_ended = False

@@ -78,7 +78,6 @@ class Search:
         """Nothing is asked before `run`.
 
         Args:
-            searcher: this agent.
             nodes: those of the last attempt, by node rank.
             proof_until: until when a refused connection proves a death, by the monotonic clock.
         """

@@ -137,10 +137,6 @@ class RunDirectory:
     def mark_used(self, user: Path, job_id: str) -> Path:
         """Note that another job keeps checkpoints in this folder; see `users`.
 
-        Args:
-            user: the run directory of that job.
-            job_id: its identifier.
-
         Raises:
             OSError: it cannot be written.
         """

@@ -62,7 +62,6 @@ def copy_of(
 
     Args:
         code: the record of that code, with its `path`.
-        destination: where the copy goes.
         without: which names of a folder to leave out.
         copy: copies a file; with `link`, the copies share their files, and each may be removed without the other.
 

@@ -34,7 +34,6 @@ def check_free(destination: Path, job_id: str) -> None:
     """Check that a job's code may be put there; changes nothing.
 
     Args:
-        destination: folder for the code.
         job_id: identifier of the job; "" if it has none yet.
 
     Raises:
@@ -81,7 +80,6 @@ def _is_abandoned(destination: Path, *, remove: bool = False) -> bool:
     """Whether only clients of this machine have claimed a destination, and were killed before the code was there.
 
     Args:
-        destination: folder for the code.
         remove: also remove their claims.
     """
     marks = _marks(destination)

@@ -68,8 +68,6 @@ def start_agent(
     A warm server starts it, if one fits.
 
     Args:
-        staging: the job's folder.
-        python: interpreter with its options.
         lifeline: the job ends when the other end of this closes; None for one that outlives its client.
     """
     directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()
@@ -93,13 +91,7 @@ def start_agent(
 
 
 def become_agent(staging: Staging | Reopened, python: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process with the agent of a settled job, which holds the job's lock from now on.
-
-    Args:
-        staging: the job's folder.
-        python: interpreter with its options.
-        env: the environment of the agent.
-    """
+    """Replace this process with the agent of a settled job, which holds the job's lock from now on."""
     command = _agent_command(staging, python, -1)
     os.set_inheritable(staging.lock, True)
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the agent inherits this, until it can handle them

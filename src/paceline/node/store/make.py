@@ -292,11 +292,7 @@ def _marked_as_used(path: Path, node: NodeSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _registered(home: Home, path: Path) -> Iterator[None]:
-    """For a run directory in another folder, make a link among the other jobs, where names are unique.
-
-    Raises:
-        Taken: another job has the name.
-    """
+    """For a run directory in another folder, make a link among the other jobs, where names are unique."""
     link = home.jobs / path.name if path.parent != home.jobs else None
     if link is not None:
         try:

@@ -115,7 +115,6 @@ class Brought:
 
         Args:
             work: where the ranks start.
-            data: the job's volumes.
         """
         for source in data if self.volume is not None else ():
             if self.volume is not None and source["volume"] == self.volume[0]:
@@ -291,9 +290,7 @@ def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitti
     """This machine, for jobs of a client elsewhere.
 
     Args:
-        home: the jobs of this machine.
         slots: number of slots if it has no accelerators.
-        is_scheduled: see `fitting.Here`.
     """
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
     choose_python = "name another Python with --ssh-python, or python = in the target's settings"
@@ -303,11 +300,7 @@ def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitti
 
 
 def _whole(folder: str) -> str:
-    """The absolute path of a folder.
-
-    Raises:
-        Refused: the current folder is gone, or there is no such user.
-    """
+    """The absolute path of a folder."""
     found = os.path.expanduser(folder)
     if found.startswith("~"):
         raise Refused(f"--working-dir {folder}: no such user; write the absolute path")

@@ -35,8 +35,6 @@ class Gauge:
 
         Args:
             home: the folder with the queue.
-            jobs: the folder of run directories.
-            devices: devices of this machine.
             gpus: returns the GPUs with their use, from their driver.
             slots: whether the devices are slots, not accelerators.
         """

@@ -28,7 +28,6 @@ def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
     """Start a warm server, and return what it says of itself when it is ready.
 
     Args:
-        home: the jobs of this machine.
         wanted: the `framework`; more modules to `preload`; the number of `ranks` of the jobs that it is for, which
             share the cores; the `seconds` without a job after which it ends.
 

@@ -67,7 +67,6 @@ class Imported:
         """Import the modules.
 
         Args:
-            modules: their names.
             before: modules that every fork server imports before the script's folder is on its path.
 
         Raises:

@@ -41,7 +41,6 @@ def start_server(
     """Start a warm server, and return what it says of itself; nothing if nobody waits for it.
 
     Args:
-        python: interpreter with its options.
         preload: the modules to import.
         env: the variables of the fork server of the jobs that it is for.
         cwd: where those start: relative paths in PYTHONPATH begin there.

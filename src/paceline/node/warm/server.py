@@ -275,11 +275,7 @@ class WarmServer:
         return ""
 
     def _check(self, spec: NodeSpec, env: Mapping[str, str]) -> None:
-        """See whether the fork server of a job would have imported the same, in the same way.
-
-        Raises:
-            peer.Unfit: it would not.
-        """
+        """See whether the fork server of a job would have imported the same, in the same way."""
         if folder.interpreter(spec.python) != folder.interpreter(self._python):
             raise peer.Unfit(f"the job runs {' '.join(spec.python)}, not {' '.join(self._python)}")
         wanted = spec.preload if spec.start_method == "fork" else ()
@@ -346,7 +342,6 @@ def main(arguments: Sequence[str], cold: Collection[str]) -> None:
     """Be a warm server; in its forks, an agent or a rank.
 
     Args:
-        cold: see `WarmServer`.
         arguments: what `leave.start_server` gives it.
     """
     asked = json.loads(arguments[0])

@@ -53,7 +53,6 @@ def start_agent(
     """The agent of a settled job, started by a warm server; or None, and why those that there are have not started it.
 
     Args:
-        env: the agent's environment.
         descriptors: of the job's lock, its log, and its lifeline if it has one.
         mask: the signals that the agent is to have blocked.
     """

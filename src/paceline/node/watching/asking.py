@@ -90,9 +90,7 @@ def ask(
     """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot.
 
     Args:
-        loop: in which the answers come.
         ranks: by number.
-        activities: of these ranks.
         then: called once, with where they are, when all have answered or cannot.
         seconds: that they have to answer.
         looks: whether those that do not answer are looked at from outside, which takes longer.

@@ -46,7 +46,6 @@ def grouped(stands: Sequence[Stand], first: Sequence[int] = ()) -> list[Place]:
     """The places of ranks; ranks at one line, with one reason, are one place, unless some keep the others waiting.
 
     Args:
-        stands: of ranks.
         first: ranks whose places come first.
     """
     found: dict[tuple[bool, str, str, tuple[str, ...]], Place] = {}

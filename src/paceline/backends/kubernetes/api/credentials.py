@@ -72,7 +72,6 @@ def connect(options: Options, within: Limits) -> Access:
     """A client for the cluster that the options name; makes no connection yet.
 
     Args:
-        options: of the target.
         within: how long it is waited for.
 
     Raises:
@@ -151,11 +150,7 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 def _credentials(config: Config, verify: ssl.SSLContext) -> Any:
-    """How requests are signed; None if the certificate is enough, or there is nothing.
-
-    Raises:
-        ValueError: the user has credentials of a kind that is no more.
-    """
+    """How requests are signed; None if the certificate is enough, or there is nothing."""
     user = config.user
     if user.get("exec"):
         import httpx2
@@ -181,11 +176,7 @@ def _bearer(token: Callable[[], str]) -> Callable[[httpx2.Request], httpx2.Reque
 
 
 def _token_in(path: str) -> str:
-    """The token in a file.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The token in a file."""
     try:
         return Path(path).read_text().strip()
     except OSError as error:
@@ -196,11 +187,7 @@ def _token_in(path: str) -> str:
 
 
 def _config(options: Options) -> Config:
-    """The chosen context; in a pod without a kubeconfig its service account.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The chosen context; in a pod without a kubeconfig its service account."""
     given = options.kubeconfig or os.environ.get("KUBECONFIG")
     paths = [Path(path).expanduser() for path in (given or "~/.kube/config").split(os.pathsep) if path]
     files = [path for path in paths if path.is_file()]
@@ -259,11 +246,7 @@ def _impersonation(user: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _merged(files: list[Path]) -> dict[str, Any]:
-    """Several kubeconfigs as one: of two entries of a name the first one counts.
-
-    Raises:
-        UserError: one cannot be read.
-    """
+    """Several kubeconfigs as one: of two entries of a name the first one counts."""
     import yaml
 
     found: dict[str, Any] = {"clusters": [], "contexts": [], "users": [], "current-context": None}
@@ -295,12 +278,7 @@ def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _exec_of(cluster: Mapping[str, Any], plugin: Mapping[str, Any]) -> dict[str, Any]:
-    """How a plugin is run.
-
-    Args:
-        cluster: as it is written.
-        plugin: as it is written.
-    """
+    """How a plugin is run."""
     return {
         "apiVersion": plugin["apiVersion"], "command": plugin["command"], "args": list(plugin.get("args") or ()),
         "env": {it["name"]: it["value"] for it in plugin.get("env") or ()}, "hint": plugin.get("installHint"),
@@ -328,7 +306,6 @@ def _plugin(base: Any, plugin: dict[str, Any], verify: ssl.SSLContext) -> Any:
     Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 
     Args:
-        base: the class of the library's credentials.
         plugin: the program; see `_exec_of`.
         verify: the context for TLS, which gets a client certificate.
     """
@@ -362,11 +339,7 @@ def _plugin(base: Any, plugin: dict[str, Any], verify: ssl.SSLContext) -> Any:
 
 
 def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
-    """The status that a credential plugin prints.
-
-    Raises:
-        UserError: it is not installed, fails, or prints something else.
-    """
+    """The status that a credential plugin prints."""
     name = plugin["command"]
     if shutil.which(name) is None:
         hint = f"; {plugin['hint'].strip().splitlines()[0]}" if plugin["hint"] else ""

@@ -18,9 +18,6 @@ def kubectl(verb: str, options: Options, namespace: str, *words: str) -> Shell:
 
     Args:
         verb: of paceline, which needs it.
-        options: of the target.
-        namespace: where the pod is.
-        words: what it does.
 
     Raises:
         UserError: it is not installed.

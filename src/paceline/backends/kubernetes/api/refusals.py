@@ -20,9 +20,6 @@ def explained(
     Args:
         code: the HTTP status.
         status: the `Status` object, or only a message.
-        method: of the request.
-        path: of the request.
-        context: of the kubeconfig.
         where: the flags that select the cluster.
         template: what the user has merged into the pod template.
     """

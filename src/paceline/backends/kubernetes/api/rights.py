@@ -14,7 +14,6 @@ def may(cluster: Cluster, group: str, resource: str, verb: str, *, is_global: bo
     """Whether this user has a permission; any user may ask.
 
     Args:
-        cluster: where.
         group: of the API; "" for the core.
         resource: such as pods/log.
         verb: such as create.

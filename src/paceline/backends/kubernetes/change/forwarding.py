@@ -41,10 +41,6 @@ class Forward:
         """Take a port here: that of the pod, if it is free.
 
         Args:
-            cluster: where the pod is.
-            options: of the target.
-            pod: its name.
-            url: the address in the pod.
             warn: gets a line about each connection that could not be made.
             end: called when it is closed, or cannot be made.
 

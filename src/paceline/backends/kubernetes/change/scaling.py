@@ -52,11 +52,7 @@ def scale_in(cluster: Cluster, job: Found, fewer: Sequence[str] | int) -> list[s
 
 
 def _parallelism(job: Found, asked: Sequence[str] | int | None) -> int:
-    """How many pods a job has at most now.
-
-    Raises:
-        UserError: the number cannot change, or the cluster cannot do what is asked.
-    """
+    """How many pods a job has at most now."""
     if job.ending is not None:
         raise UserError(f"job {job.name} has ended")
     if job.least == job.nodes:

@@ -40,9 +40,7 @@ def described(job: Found, target: str, namespace: str, reports: Mapping[int, Rep
     """A job as the verbs show it.
 
     Args:
-        job: its object and pods.
         target: what its backend is called.
-        namespace: where it is.
         reports: node rank → what the agent in that pod recorded, of pods that were asked.
     """
     reports = reports or {}
@@ -81,8 +79,6 @@ def _part(job: Found, pod: Pod, number: int, report: Report | None) -> Part:
     """The part of a node whose pod has begun.
 
     Args:
-        job: its job.
-        pod: the pod.
         number: of the node, among those that the job has now.
         report: what its agent recorded; None if it was not asked.
     """

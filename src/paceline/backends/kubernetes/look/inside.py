@@ -29,14 +29,7 @@ _ASK = (
 
 
 def asked(cluster: Cluster, pods: Sequence[Pod], request: Mapping[str, Any], python: str) -> dict[int, dict[str, Any]]:
-    """Node rank → the answer of the program in its pod; those that do not answer are left out.
-
-    Args:
-        cluster: where they are.
-        pods: that run.
-        request: see `node/host/serve.py`.
-        python: the interpreter in the image.
-    """
+    """Node rank → the answer of the program in its pod; those that do not answer are left out."""
     cluster.namespace  # noqa: B018  # before the threads ask, so that the connection is made once
     seconds = limits.load().look
 
@@ -81,9 +74,6 @@ def chunks(cluster: Cluster, pod: Pod, command: Sequence[str], until: float | No
     """What a command in a pod prints, as it comes.
 
     Args:
-        cluster: where the pod is.
-        pod: that runs.
-        command: with its arguments.
         until: when to give up (monotonic); None to wait as long as something comes.
 
     Raises:

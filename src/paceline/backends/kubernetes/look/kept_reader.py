@@ -91,11 +91,7 @@ def read(cluster: Cluster, job: Found, it: Place, *, only_events: bool = False) 
 
 
 def _lines(cluster: Cluster, job: Found, it: Place, what: str) -> Iterator[bytes]:
-    """The lines that the program prints.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """The lines that the program prints."""
     running = [
         pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over and not pod.is_leaving
     ]
@@ -150,7 +146,6 @@ def pod_with_volume(
 
     Args:
         job: whose image it has.
-        claim: the PersistentVolumeClaim.
         mount: where the pod has it.
         command: that it runs.
         resources: that it requests, as limits too.

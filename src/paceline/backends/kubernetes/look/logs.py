@@ -65,8 +65,6 @@ class Follower(Generic[Item]):
         """Begin.
 
         Args:
-            cluster: where the job is.
-            name: of the job.
             make: what reads the log of a pod.
             ranks: only pods that have lines of these; None for all.
         """
@@ -131,7 +129,6 @@ class _Lines:
         """Read nothing yet.
 
         Args:
-            log: of the pod.
             query: which lines, and whether they are followed.
             attempts: of all pods.
             starts_again: whether the job may have had several.
@@ -262,8 +259,6 @@ def events(cluster: Cluster, job: Found, silent: dict[str, UserError], *, is_ove
     Agents that run are asked. Those of others are in their logs, or in the copies of the logs.
 
     Args:
-        cluster: where it is.
-        job: it.
         silent: gets the nodes that do not answer, and the pods whose logs lack their beginning, each with why.
         is_over: whether it has ended.
     """

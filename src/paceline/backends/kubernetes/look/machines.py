@@ -63,7 +63,6 @@ def machines(cluster: Cluster, warn: Callable[[str], None]) -> list[Machine]:
     """The nodes, with what the pods of all namespaces have; with those of this namespace if others may not be listed.
 
     Args:
-        cluster: whose nodes.
         warn: gets a line if something is not known.
 
     Raises:

@@ -135,8 +135,6 @@ class PodLog:
         """Read nothing yet.
 
         Args:
-            cluster: where it is.
-            pod: it.
             job_is_over: is set when the job has ended; a pod that is leaving may never do so.
             is_plain: whether the user's command wrote the lines itself.
             since: only what was written after this time.
@@ -160,7 +158,6 @@ class PodLog:
 
         Args:
             wanted: which lines count.
-            count: how many.
             attempt: of this attempt; None for the last one.
         """
         asked: int | None = count + _MORE

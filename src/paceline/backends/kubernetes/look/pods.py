@@ -75,12 +75,7 @@ class Pod:
 
 
 def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod:
-    """What is kept of a pod.
-
-    Args:
-        pod: the object.
-        warnings: events about it.
-    """
+    """What is kept of a pod."""
     found = dict(pod)
     meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
     # What admits pods may put a container before ours.

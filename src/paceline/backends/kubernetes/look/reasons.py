@@ -22,7 +22,6 @@ def why_waiting(pod: dict[str, Any], warnings: Sequence[dict[str, Any]] = ()) ->
     """What a pod that does not run yet waits for, in one line; None if there is nothing to say.
 
     Args:
-        pod: the object.
         warnings: events about it, the last one last.
     """
     status = pod.get("status") or {}
@@ -84,7 +83,6 @@ def why_ended(pod: dict[str, Any], container: dict[str, Any] | None, python: str
     """Why a pod has failed, in one line, for one whose program could not say it; None if it did not fail.
 
     Args:
-        pod: the object.
         container: the status of its container; None if it has none.
         python: the interpreter that the image should have.
     """

@@ -71,9 +71,6 @@ def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str
     """Refuse a repository whose credentials are missing, as far as that can be seen without asking its host.
 
     Args:
-        cluster: where the pods will be.
-        options: of the job.
-        spec: of the job.
         record: of the code of the job that it resumes; None without one.
 
     Raises:
@@ -111,11 +108,6 @@ def clone(
     """What the pods of a job fetch.
 
     Args:
-        cluster: where they will be.
-        job: its name.
-        image: of the job.
-        options: of the target.
-        spec: of the job.
         record: of the code of the job that it resumes, whose commit is taken again; None without one.
 
     Raises:
@@ -133,11 +125,7 @@ def clone(
 def _credentials(
     cluster: Cluster, options: Options, spec: JobSpec, source: git_source.Source, record: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """What the job's own Secret for git is made of: what it was given, or what the job had that it resumes.
-
-    Raises:
-        UserError: that job had credentials, which are not to be had any more.
-    """
+    """What the job's own Secret for git is made of: what it was given, or what the job had that it resumes."""
     if options.git_secret is not None or source.origin is None:
         return {}
     name, password = map(spec.git_credentials.get, GIT_CREDENTIALS)
@@ -166,11 +154,9 @@ def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy:
     """The init container.
 
     Args:
-        it: what it fetches.
         here: the folder of its script.
         work: the folder for the result.
         resources: that it asks for; pods get the maximum of their containers, so this takes nothing more.
-        pull_policy: of its image.
     """
     source = it.source
     arguments = [source.url, source.ref or "", it.commit or "", source.origin or "", source.user or "git", work, SECRET]

@@ -23,8 +23,6 @@ def merged(base: Any, patch: Any, field: str = "") -> Any:
     A null removes what is there. A list of words, such as a command, replaces the one that is there.
 
     Args:
-        base: the manifest.
-        patch: what changes in it.
         field: whose value both are.
     """
     if isinstance(base, dict) and isinstance(patch, dict):

@@ -39,8 +39,6 @@ def check_name(name: str, nodes: int, margin: int = 0) -> None:
     """Check that a job of so many nodes can have a name: its pods are hosts called NAME-0, NAME-1, …
 
     Args:
-        name: of the job.
-        nodes: how many.
         margin: letters between the name and the number.
 
     Raises:

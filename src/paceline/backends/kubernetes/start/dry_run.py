@@ -43,9 +43,6 @@ def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool)
     """What is to be known of the manifests.
 
     Args:
-        order: the job.
-        kind: of its object.
-        made: all manifests.
         hides: whether values of secrets are left out.
     """
     found = []
@@ -74,11 +71,7 @@ def _resource(kind: Kind, manifest: Manifest) -> tuple[str, str]:
 
 
 def _check_allowed(cluster: Cluster, order: Order, made: Sequence[tuple[str, str]]) -> None:
-    """Refuse what this user may not make: the server tries the job's object alone.
-
-    Raises:
-        UserError: a permission is missing.
-    """
+    """Refuse what this user may not make: the server tries the job's object alone."""
     wanted = {it: ["create"] for it in made}
     wanted[made[0]].append("patch")
     if holding.is_held(order):

@@ -42,8 +42,6 @@ class KubeRun:
         """Take over a job that has been started.
 
         Args:
-            cluster: where it is.
-            job: as it was started.
             look: what it is now.
             stop: stops it, at once if True.
             lease: moves the deadline on, while this process lives.

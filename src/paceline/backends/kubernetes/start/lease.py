@@ -28,7 +28,6 @@ class Lease:
         """Nothing is moved yet.
 
         Args:
-            cluster: where the Job is.
             job: the object, whose deadline is `SECONDS` from now.
             most: seconds after the start that the deadline may not pass; None for no limit.
         """

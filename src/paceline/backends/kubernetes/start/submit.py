@@ -139,11 +139,7 @@ class _Silence:
 
 
 def _refuse(cluster: Cluster, spec: JobSpec, options: Options) -> None:
-    """Refuse what pods cannot have.
-
-    Raises:
-        UserError: the job asks for it.
-    """
+    """Refuse what pods cannot have."""
     least, most = spec.node_range
     has_policy = options.plain and options.kind == "pytorchjob"  # its operator knows what an elastic job is
     if least < most and not has_policy and (options.plain or options.kind != "job" or options.gang is not None):
@@ -183,11 +179,7 @@ def _free(cluster: Cluster, spec: JobSpec) -> str:
 
 
 def _refuse_taken(cluster: Cluster, name: str) -> None:
-    """Refuse the name of a job, of whatever kind: what it owns is named after it.
-
-    Raises:
-        NameTaken: a job has this name.
-    """
+    """Refuse the name of a job, of whatever kind: what it owns is named after it."""
     if find(cluster, [name]):
         raise NameTaken(_TAKEN.format(name))
 
@@ -263,11 +255,7 @@ def _mebibytes(size: int) -> str:
 
 
 def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
-    """The job with the code of another one, from its ConfigMaps.
-
-    Raises:
-        UserError: that job has none any more.
-    """
+    """The job with the code of another one, from its ConfigMaps."""
     found = _job(cluster, name)
     maps, _ = cluster.all(cluster.path("v1", "configmaps"), labelSelector=f"{SELECTOR},{INSTANCE}={name}")
     pieces: dict[str, bytes] = {}
@@ -292,11 +280,7 @@ def _record(job: Found) -> dict[str, Any]:
 
 
 def _job(cluster: Cluster, name: str) -> Found:
-    """The job of this name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The job of this name."""
     found = find(cluster, [name]).get(name)
     if found is None:
         raise UserError(f"no job {name!r} to resume from; see paceline list{cluster.where} -A")
@@ -409,11 +393,7 @@ def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:
 
 
 def _make_owned(cluster: Cluster, manifest: Object) -> None:
-    """Make an object of a job; one that a deleted job of this name has left is removed first.
-
-    Raises:
-        UserError: the server refuses it.
-    """
+    """Make an object of a job; one that a deleted job of this name has left is removed first."""
     path = cluster.path(manifest["apiVersion"], PLURALS[manifest["kind"]])
     name, (owner,) = manifest["metadata"]["name"], manifest["metadata"]["ownerReferences"]
     until = time.monotonic() + _OLD_SECONDS

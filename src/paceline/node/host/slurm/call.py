@@ -58,11 +58,7 @@ def call(
     """What a command prints.
 
     Args:
-        command: its name.
-        args: its arguments.
         env: its variables; None for those of this process.
-        text: its standard input.
-        seconds: that it may take.
 
     Raises:
         Refused: it is not installed here.
@@ -99,9 +95,7 @@ def table(command: str, *args: str, columns: Mapping[str, int], seconds: float =
 
     Args:
         command: see `call`, also for what it raises.
-        args: other arguments.
         columns: names of fields as `-O` has them, and how wide each is.
-        seconds: that it may take.
     """
     form = ",".join(f"{name}:{width}" for name, width in columns.items())
     rows = []

@@ -31,7 +31,6 @@ def asked(root: Path, seconds: float) -> str:
     """The name of the cluster, "" if it has none; it is asked for once on each machine.
 
     Args:
-        root: paceline's, where it is kept.
         seconds: that Slurm may take.
 
     Raises:

@@ -182,7 +182,6 @@ class JobFolder:
         """Whether the Slurm job of a start is one of its own, as far as its Slurm jobs are noted.
 
         Args:
-            start: that of this process.
             number: see `own_number`.
         """
         ids = self.ids

@@ -47,12 +47,7 @@ def main(path: str, code: str) -> int:
 
 
 def decide(path: str, code: str) -> int:
-    """Decide what follows; returns the exit code of the batch script.
-
-    Args:
-        path: the job's folder.
-        code: of srun.
-    """
+    """Decide what follows; returns the exit code of the batch script."""
     folder, start = JobFolder(Path(path)), current_start()
     if not folder.job.exists():  # it has succeeded, and was deleted
         return int(code) if code.isdecimal() else 1

@@ -44,11 +44,7 @@ def slurm_stop(home: Home, request: Request) -> Answer:
 
 
 def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
-    """Stop jobs, each with its state.
-
-    Raises:
-        Refused: Slurm does not answer, or does not stop one.
-    """
+    """Stop jobs, each with its state."""
     slurm, asked = _Tries(PATIENCE), 0
     waiting = [folder for folder, state in going if state == "PENDING"]
     others = [folder for folder, state in going if state != "PENDING"]
@@ -77,7 +73,6 @@ def stop(folder: JobFolder, now: bool, number: int = signal.SIGTERM, patience: f
     """Ask a job to stop, by this signal unless it is to be at once; one that waits leaves the queue.
 
     Args:
-        folder: the job's.
         now: at once.
         number: of the signal.
         patience: seconds for which it is tried while Slurm does not answer.
@@ -126,7 +121,6 @@ def cancel(number: str, patience: float = PATIENCE) -> None:
     """Cancel a Slurm job at once, all of it if it is an array.
 
     Args:
-        number: of the job.
         patience: seconds for which it is tried while Slurm does not answer.
 
     Raises:
@@ -201,11 +195,7 @@ class _Tries:
         return max(_LEAST, self._until - time.monotonic())
 
     def _pause(self, error: Refused) -> None:
-        """Wait before the next try.
-
-        Raises:
-            Refused: there is none.
-        """
+        """Wait before the next try."""
         if time.monotonic() + _PAUSE > self._until:
             raise Refused(f"{error}; it was tried for {self._patience:g} s, nothing was stopped, try again") from None
         time.sleep(_PAUSE)  # nothing says when the controller is back

@@ -41,7 +41,6 @@ def end_of(number: str, kept: Path, seconds: float = _SECONDS) -> End:
     """How a job has ended.
 
     Args:
-        number: of the Slurm job.
         kept: the file with the answer: sacct is asked once for each job, and once in a minute for one without.
         seconds: that sacct may take, at most 10.
     """

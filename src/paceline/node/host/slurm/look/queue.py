@@ -113,7 +113,6 @@ class Queue:
         """Ask nothing yet.
 
         Args:
-            root: paceline's.
             fresh: seconds for which an answer is used.
             seconds: that Slurm may take, from now on and for all that it is asked.
         """

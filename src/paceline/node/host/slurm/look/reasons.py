@@ -95,7 +95,6 @@ def waiting(reason: str, number: str, start: float | None) -> str:
 
     Args:
         reason: Slurm's word for it.
-        number: of the Slurm job.
         start: Slurm's estimate of its start, in seconds since the epoch; None if there is none.
     """
     word = reason.strip("()").partition(",")[0].strip()

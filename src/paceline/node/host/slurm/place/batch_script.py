@@ -64,12 +64,10 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
 
     Args:
         job: what the user asks for, as a `JobSpec` in JSON.
-        folder: the job's folder.
         command: runs paceline's node side.
         options: `slurm`, more options of sbatch; `limit`, the time limit of jobs that ask for none, if it is known;
             `no_kill`, whether the job goes on without nodes that are lost; `container`, see `container.described`, and
             `python`, that in it.
-        job_id: paceline's identifier.
 
     Raises:
         Refused: an option cannot be written into a script.
@@ -190,7 +188,6 @@ def limit_of(job: Mapping[str, Any], options: Mapping[str, Any], of_partition: f
     """The time limit of a job in seconds; None if it has none, or it is not known.
 
     Args:
-        job: what the user asks for.
         options: those of sbatch that the user gives.
         of_partition: the limit of jobs that ask for none.
     """
@@ -208,11 +205,7 @@ def duration(seconds: float) -> str:
 
 
 def _quoted(name: str, value: str) -> str:
-    """A value as sbatch reads it from a script.
-
-    Raises:
-        Refused: it has a line end.
-    """
+    """A value as sbatch reads it from a script."""
     if "\n" in value or "\r" in value:
         raise Refused(f"--slurm {name}: its value has a line end, which no batch script can; write it in one line")
     if _PLAIN.fullmatch(value):

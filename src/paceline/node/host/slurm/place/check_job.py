@@ -98,11 +98,7 @@ def _wait_for_client(is_client_gone: threading.Event) -> None:
 
 
 def _look(facts: dict[str, Any], request: Request) -> Iterator[Answer]:
-    """What Slurm says.
-
-    Raises:
-        Refused: there is no need to go on.
-    """
+    """What Slurm says."""
     yield {"doing": "looking for Slurm's commands"}
     facts["commands"] = {name: has(name) for name in _NEEDED}
     missing = [name for name, is_there in facts["commands"].items() if not is_there]
@@ -207,11 +203,7 @@ def _chosen(partitions: Sequence[Mapping[str, Any]], options: Mapping[str, Any])
 
 
 def _try(home: Home, facts: dict[str, Any], request: Request, is_client_gone: threading.Event) -> Iterator[Answer]:
-    """Run the job, and remove all of it.
-
-    Raises:
-        Refused: it cannot be tried.
-    """
+    """Run the job, and remove all of it."""
     chosen = facts["partition"]
     if chosen["unknown"] or not chosen["names"]:
         raise Refused("there is no such partition" if chosen["unknown"] else "there is no partition to use")

@@ -28,8 +28,6 @@ def described(
     Args:
         given: the program and the image that the user has named.
         job: as a `JobSpec` in JSON.
-        place: the job's folder.
-        data: its volumes.
 
     Raises:
         Refused: there is no such image, or a folder cannot be shown in a container.
@@ -70,11 +68,7 @@ def command(container: Mapping[str, Any] | None) -> list[str]:
 
 
 def _image(program: str, image: str) -> str:
-    """An image as the program takes it: the whole path of a file, or where it comes from.
-
-    Raises:
-        Refused: there is no such file.
-    """
+    """An image as the program takes it: the whole path of a file, or where it comes from."""
     if "://" in image or (program == "pyxis" and not image.startswith(_PATHS)):
         return image
     path = _whole(image)

@@ -44,8 +44,6 @@ def follow(
     The end of stdin stops it too: its client is gone.
 
     Args:
-        home: paceline's root.
-        folder: of the job.
         rank_streams: which streams of which local ranks, for rank 0 ("first") and for the "others".
         close: waits until nothing of the job is left here.
     """

@@ -135,11 +135,7 @@ def submitted(folder: JobFolder, request: Request) -> str:
 
 
 def _taken(folder: JobFolder) -> str | None:
-    """The number under which Slurm has a job although its sbatch failed; None if it has none.
-
-    Raises:
-        Away: that is not known.
-    """
+    """The number under which Slurm has a job although its sbatch failed; None if it has none."""
     queue = Queue(folder.root, 0.0, SECONDS)
     found = queue.of(folder.identity(folder.read()))
     if not found and queue.problem is not None:

@@ -43,7 +43,6 @@ def argv(folder: Path, allocation: Mapping[str, Any], srun: Sequence[str], task:
     """The command that starts the agents.
 
     Args:
-        folder: the job's.
         allocation: `id`, and on how many `nodes` of it.
         srun: flags that every job has.
         task: the command of an agent, without its folder.

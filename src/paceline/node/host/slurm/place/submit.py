@@ -248,11 +248,7 @@ def _index(request: Request) -> dict[str, str]:
 
 
 def _check(jobs: Jobs, request: Request) -> None:
-    """Check a job, as far as that is possible without its code.
-
-    Raises:
-        Refused: it cannot run there.
-    """
+    """Check a job, as far as that is possible without its code."""
     job = request["job"]
     old = _old(jobs, job)
     if old is not None and job["options"].get("array") not in (None, old.read()["spec"]["options"].get("array")):
@@ -269,11 +265,7 @@ def _check(jobs: Jobs, request: Request) -> None:
 
 
 def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
-    """The job that this one goes on from.
-
-    Raises:
-        Refused: it is gone, or its code is.
-    """
+    """The job that this one goes on from."""
     if job["resume_from"] is None:
         return None
     old = jobs.find(job["resume_from"])

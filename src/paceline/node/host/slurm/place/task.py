@@ -67,11 +67,7 @@ class _Other(Refused):
 
 
 def _claim(folder: JobFolder, start: Start) -> None:
-    """Make this the start that may work: Slurm starts a job elsewhere when it has lost a node, which may go on.
-
-    Raises:
-        _Other: another one may.
-    """
+    """Make this the start that may work: Slurm starts a job elsewhere when it has lost a node, which may go on."""
     until, pause = time.monotonic() + _NOTING, _LEAST_LOOK
     while not folder.has(start, own_number()):
         if time.monotonic() > until:
@@ -149,11 +145,7 @@ def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
 
 
 def _check_free(port: int, name: str) -> None:
-    """Check that the port at which the nodes meet is free on the first one.
-
-    Raises:
-        Refused: it is not.
-    """
+    """Check that the port at which the nodes meet is free on the first one."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
