@@ -163,7 +163,19 @@ LINES = {
         "--env ACCELERATE_DYNAMO_BACKEND=NO train.py --lr 1"
     ),
     "accelerate launch --gpu_ids 0,1 -m pkg.train": "run --devices 0,1 -m -n gpu pkg.train",
-    "accelerate launch --use_fsdp --fsdp_version 2 train.py": "! --use-fsdp: give its settings to Accelerator()",
+    "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_use_orig_params false --fsdp_transformer_layer_cls_to_wrap=L "
+    "train.py": (
+        "run --env ACCELERATE_USE_FSDP=true --env FSDP_VERSION=2 --env FSDP_USE_ORIG_PARAMS=false "
+        "--env FSDP_TRANSFORMER_CLS_TO_WRAP=L --env FSDP_MIN_NUM_PARAMS=100000000 "
+        "--env FSDP_CPU_RAM_EFFICIENT_LOADING=true --env FSDP_SYNC_MODULE_STATES=true train.py"
+    ),
+    "accelerate launch --use_deepspeed --zero_stage 3 --zero3_init_flag true --offload_optimizer_device cpu "
+    "--deepspeed_config_file d.json train.py": (
+        "run --env ACCELERATE_USE_DEEPSPEED=true --env ACCELERATE_DEEPSPEED_ZERO_STAGE=3 "
+        "--env ACCELERATE_DEEPSPEED_ZERO3_INIT=true --env ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE=cpu "
+        "--env ACCELERATE_DEEPSPEED_CONFIG_FILE=d.json train.py"
+    ),
+    "accelerate launch --fp8_backend te train.py": "! --fp8-backend: give its settings to Accelerator()",
     "python -m accelerate.commands.launch train.py": "run train.py",
     # Arena
     "arena --loglevel info submit pytorch --name=pytorch-git --gpus=1 --workers=3 --working-dir=/root --image=IMG "

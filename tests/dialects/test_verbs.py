@@ -164,6 +164,25 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
             "run torchrun --nproc_per_node 2 script.py",
             "torchrun is no script; write: paceline run -n 2 script.py",
         ),
+        ("submit mpirun -np 4 python script.py", "mpirun is no script; write: paceline submit -np 4 python script.py"),
+        ("run accelerate launch script.py", "accelerate is no script; write: paceline run script.py"),
+        ("run deepspeed script.py", "deepspeed is no script; write paceline run -n gpu SCRIPT"),
+        (
+            "submit python -u -m torch.distributed.launch --use_env script.py",
+            "python -u -m torch.distributed.launch is no script; write: paceline submit --use-env script.py",
+        ),
+        ("run -m torch.distributed.run script.py", "python -m torch.distributed.run is no script; write: paceline run"),
+        (
+            "run --nodes 2 --time 1:00:00 -p gpu --qos low script.py",
+            "that is a line of srun; write: paceline run --on slurm --nnodes 2 --time-limit 1h --queue gpu --slurm "
+            "qos=low script.py; without Slurm: paceline run -H HOST1,HOST2 --time-limit 1h script.py",
+        ),
+        ("run --ntasks 2 --on lab script.py", "that is a line of srun; write: paceline run -np 2 --on lab script.py"),
+        ("run -t 1:00:00 script.py", "--tee '1:00:00' is not all, none, 0 … 3 or RANK:STREAMS,…; write for example"),
+        (
+            "run --use_deepspeed --zero_stage 2 script.py",
+            "that is a line of accelerate launch; write: paceline run --env ACCELERATE_USE_DEEPSPEED=true --env",
+        ),
         ("get x --gpu", "that is a line of arena get; write: paceline get x && paceline top job x"),
         ("top job --refresh", "that is a line of arena top job; write: paceline top job -w"),
         ("run --server_num 2 script.py", "that is a line of paddle-launch: --server-num: paceline trains without"),

@@ -9,6 +9,14 @@ from .cluster import has_devices
 from .engine import Ignored, Line, Refused, Tool
 
 _PLUGIN = Refused("give its settings to Accelerator() in the script, as a plugin")
+_HOSTS = Refused("-H or --hostfile names the hosts, and --devices the GPUs")
+# What accelerate launch --use_fsdp sets where no flag says otherwise, and the plugin would not.
+_FSDP = {
+    "FSDP_MIN_NUM_PARAMS": "100000000",
+    "FSDP_USE_ORIG_PARAMS": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "FSDP_SYNC_MODULE_STATES": "true",
+}
 _NO_TPU = Refused("paceline knows GPUs and CPUs")
 
 
@@ -22,7 +30,10 @@ def _backend(line: Line, value: str) -> None:
 
 
 def _finish(line: Line) -> None:
-    """Without a number of processes there is one for each GPU."""
+    """Without a number of processes there is one for each GPU; FSDP has settings of its own."""
+    given = {pair.partition("=")[0] for _, pair in (words for words in line.flags if words[0] == "--env")}
+    if "ACCELERATE_USE_FSDP" in given:
+        line.flags += [("--env", f"{name}={value}") for name, value in _FSDP.items() if name not in given]
     if line.get("-np") is None and (line.get("--devices") is not None or has_devices(line)):
         line.add("-n", "gpu")
 
@@ -67,13 +78,22 @@ _LAUNCH = Tool(
         "--vm VALUE": _NO_TPU,
         "--downcast-bf16": _NO_TPU,
         "--env NAME=VALUE": "--env",
-        "--use-*": _PLUGIN,
-        "--fsdp-* VALUE": _PLUGIN,
-        "--deepspeed-* VALUE": _PLUGIN,
-        "--zero-stage N": _PLUGIN,
-        "--zero3-* VALUE": _PLUGIN,
-        "--offload-* VALUE": _PLUGIN,
-        "--gradient-clipping VALUE": _PLUGIN,
+        "--use-fsdp": "--env ACCELERATE_USE_FSDP=true",
+        "--fsdp-transformer-layer-cls-to-wrap NAMES": "--env FSDP_TRANSFORMER_CLS_TO_WRAP={}",
+        "--fsdp-* VALUE": "--env FSDP_{*}={}",
+        "--use-deepspeed": "--env ACCELERATE_USE_DEEPSPEED=true",
+        "--zero-stage N": "--env ACCELERATE_DEEPSPEED_ZERO_STAGE={}",
+        "--zero3-init-flag BOOL": "--env ACCELERATE_DEEPSPEED_ZERO3_INIT={}",
+        "--zero3-* BOOL": "--env ACCELERATE_DEEPSPEED_ZERO3_{*}={}",
+        "--offload-* VALUE": "--env ACCELERATE_DEEPSPEED_OFFLOAD_{*}={}",
+        "--gradient-clipping VALUE": "--env ACCELERATE_GRADIENT_CLIPPING={}",
+        "--deepspeed-hostfile FILE": "--hostfile",
+        "--deepspeed-exclusion-filter --deepspeed-inclusion-filter HOSTS": _HOSTS,
+        "--deepspeed-multinode-launcher NAME": Ignored("paceline starts the ranks itself"),
+        "--deepspeed-* VALUE": "--env ACCELERATE_DEEPSPEED_{*}={}",
+        "--use-megatron-lm": _PLUGIN,
+        "--use-parallelism-config": _PLUGIN,
+        "--use-xpu --use-mps-device": _NO_TPU,
         "--megatron-lm-* VALUE": _PLUGIN,
         "--parallelism-config-* VALUE": _PLUGIN,
         "--fp8-* VALUE": _PLUGIN,

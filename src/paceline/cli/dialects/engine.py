@@ -41,9 +41,9 @@ class Tool:
         name: what is typed behind `paceline`.
         flags: its flags. A key has all names of a flag, then what it takes: nothing, `N`, `KEY VALUE`, `[N]` if it may
             be left out (then only `--flag=N` gives it), or `FILE+` for one or more. A name with * at the end stands for
-            all that begin so, which are refused. A value says what the flag becomes: flags of paceline, in which {} is
-            what was given (at the end if there is no {}); "" for what is the same without; why it has no effect or is
-            refused; or a function, which changes the line.
+            all that begin so. A value says what the flag becomes: flags of paceline, in which {} is what was given (at
+            the end if there is no {}), and {*} what * stands for, as a variable has it; "" for what is the same
+            without; why it has no effect or is refused; or a function, which changes the line.
         verb: the verb of paceline that its lines become.
         finish: what is done with a line when all flags are read.
         tools: its subcommands, which take its own flags, too; or why there is none here.
@@ -213,12 +213,20 @@ def _table(flags: Mapping[str, Meaning]) -> dict[str, tuple[str, tuple[str, ...]
     return found
 
 
+def _row(
+    table: Mapping[str, tuple[str, tuple[str, ...], Meaning]], name: str
+) -> tuple[str, tuple[str, ...], Meaning] | None:
+    """What a table has of a flag: a row of its own, or that of its family."""
+    families = (row for key, row in table.items() if key.endswith("*") and name.startswith(key[:-1]))
+    return table.get(name) or next(families, None)
+
+
 def knows(tool: Tool, name: str) -> bool:
     """Whether a tool has a flag of this name."""
-    return name in _table(tool.flags)
+    return _row(_table(tool.flags), name) is not None
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
     """A name with - for _, which most tools take alike."""
     return name.replace("_", "-") if name.startswith("--") else name
 
@@ -236,7 +244,7 @@ def _take(
         UserError: there is no such flag, it lacks its value, or it is refused.
     """
     name, equals, text = word.partition("=")
-    name = _normal(name)
+    name = normal(name)
     attached = text if equals else None
     if name not in table and not word.startswith("--") and word[:2] in table:  # -n4, -vf
         takes = table[word[:2]][1]
@@ -246,10 +254,10 @@ def _take(
     if name not in table and tool.shortens and name.startswith("--"):
         longer = {table[it][0]: it for it in table if it.startswith(name)}
         name = next(iter(longer.values())) if len(longer) == 1 else name
-    if name not in table:
+    if (row := _row(table, name)) is None:
         _take_unknown(tool, table, line, name, attached=attached, rest=rest)
         return
-    first, takes, meaning = table[name]
+    first, takes, meaning = row
     values = _values(tool, name, takes, attached, rest)
     if not takes and attached is not None and attached.lower() in ("false", "0"):
         return
@@ -262,7 +270,8 @@ def _take(
     elif isinstance(meaning, Ignored):
         line.notes.append(f"{name} has no effect: {meaning}")
     elif meaning:
-        for words in _flags_of(meaning, values):
+        of_family = name[len(first) - 1 :].replace("-", "_").upper()
+        for words in _flags_of(meaning.replace("{*}", of_family), values):
             line.add(*words)
 
 
@@ -275,10 +284,10 @@ def _take_unknown(
     attached: str | None,
     rest: list[str],
 ) -> None:
-    """Read a flag that is not in the table by its own name: one of paceline's, or of a family that is refused.
+    """Read a flag that is not in the table: one of paceline's.
 
     Raises:
-        UserError: it is neither, lacks its value, or is refused.
+        UserError: it is none, or lacks its value.
     """
     if name == "--explain":
         line.is_asked = True
@@ -286,9 +295,6 @@ def _take_unknown(
     if name in ("--help", "--help-all", "-h"):
         line.helped, line.wants_all = tool, name == "--help-all"
         return
-    for family, (_, _, reason) in table.items():
-        if family.endswith("*") and name.startswith(family[:-1]):
-            raise UserError(f"{name}: {reason}")
     if (own := own_flag(line.verb, name)) is None:
         raise UserError(f"{tool.name} has no flag {name}; {nearest(name, table)}")
     line.add(name, *_values(tool, name, ("VALUE",) * (0 if own.is_flag else own.nargs), attached, rest))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError, nearest
 
-from .engine import PYTHON, Line, Tool, knows, parse
+from .engine import PYTHON, Line, Tool, knows, normal, parse
 from .shell import ASSIGNED, Command, commands, is_expanded, is_variable, plain
 
 if TYPE_CHECKING:
@@ -241,17 +241,18 @@ def old_verb(verb: str, own: Sequence[str]) -> str:
     return f"paceline has no verb {verb!r}; {nearest(verb, own)}"
 
 
-def old_program(script: str, args: Sequence[str]) -> str | None:
-    """What is said of a SCRIPT that is the name of a launcher, or a kind of job of Arena's."""
-    words = ["arena", "submit", script, *args] if script in _KINDS else [script, *args]
+def old_program(verb: str, words: Sequence[str]) -> str | None:
+    """What is said of a verb of paceline with a launcher, or a kind of job of Arena's, in the place of SCRIPT."""
+    name = " ".join(words[: words.index("-m") + 2 if "-m" in words[1:3] else 1])
     try:
-        found = recognised(words)
+        found = recognised(["arena", "submit", *words] if name in _KINDS else words)
         if found is None:
-            return None
+            return f"{name} is no script; write {_VERBS[name]}" if name in _VERBS else None
         line = parse(*found)
     except UserError as error:
-        return f"{script} is no script: {error}"
-    return f"{script} is no script; write: {line.text()}"
+        return f"{name} is no script: {error}"
+    line.verb = verb if line.verb == "run" else line.verb
+    return f"{name} is no script; write: {line.text()}"
 
 
 def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
@@ -262,7 +263,7 @@ def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
         name: of the flag.
         words: those behind the verb.
     """
-    given = [word.partition("=")[0] for word in words]
+    given = [normal(word.partition("=")[0]) for word in words]
     letters = name[1:] if len(name) == 2 else "-"
     typed = (
         name if name in given else next((it for it in given if re.match(rf"-\w*{letters}", it)), name)
@@ -280,7 +281,7 @@ def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
             continue
         line.verb = verb
         if line.text() != Line(verb, program=list(words)).text():
-            found.setdefault(line.text(), (tool.name, line.notes))
+            found.setdefault(_here_too(line, given), (tool.name, line.notes))
     meant = {known: (text, notes) for text, (known, notes) in reversed(found.items())}
     if len(meant) == 1:
         (known, (text, notes)), *_ = meant.items()
@@ -289,6 +290,16 @@ def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
         lines = "; or of ".join(f"{known}, then write: {text}" for known, (text, _) in reversed(meant.items()))
         return f"that may be a line of {lines}"
     return refused or _FLAGS.get(name)
+
+
+def _here_too(line: Line, given: Sequence[str]) -> str:
+    """A line; if it goes to Slurm only because its flags are srun's, also what it is on machines without."""
+    if line.get("--on") != "slurm" or "--on" in given:
+        return line.text()
+    there = Line(line.verb, [it for it in line.flags if it[0] not in ("--on", "--queue", "--slurm")], line.program)
+    if there.take("--nnodes") not in (None, "1"):
+        there.flags.insert(0, ("-H", "HOST1,HOST2"))
+    return f"{line.text()}; without Slurm: {there.text()}"
 
 
 def _with_flags_like(verb: str) -> list[Tool]:

@@ -64,7 +64,7 @@ class Port(click.IntRange):
             click.BadParameter: it is none.
         """
         if isinstance(value, str) and not value.isdecimal():
-            self.fail(f"{value!r} is no port; a partition of Slurm is named by --queue {value}", param, ctx)
+            self.fail(f"{value!r} is no port; a partition of Slurm is named by --on slurm --queue {value}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -188,6 +188,7 @@ def parse_streams(flag: str, text: str, ranks: int) -> dict[int, int]:
         if not colon or not rank.isdecimal() or streams not in _STREAMS:
             raise UserError(
                 f"{flag} {text!r} is not all, none, 0 … 3 or RANK:STREAMS,…; write for example {flag} 0:3,1:2"
+                + ("; --time-limit 2h is a limit of time" if text.count(":") > 1 else "")
             )
         if int(rank) >= ranks:
             raise UserError(f"{flag} names local rank {rank}, but there are {ranks} on this node, numbered from 0")

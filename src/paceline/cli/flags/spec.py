@@ -78,7 +78,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     Raises:
         UserError: they contradict each other or cannot be read.
     """
-    given = program_of(given)
+    given = program_of(given, str(verb.name))
     path = given["script"]
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
         return job_spec(given), given
