@@ -226,7 +226,9 @@ class Contract:
         assert place("wait", "long", "--timeout", "1s").returncode == 124
         assert place.works("attach", "long", "--", "sh", "-c", "echo $RANK") == "0\n"
         if "watched" in place.can:
-            assert "threading.py" in place.works("why", "long", "--live")
+            told = place.works("why", "long", "--live")
+            assert "in 2 s: 0 of 1 ranks busy, 0 entered a collective" in told
+            assert "threading.py" in told
         else:
             assert "its ranks cannot be asked" in place.refuses("why", "long", "--live")
         if "profiled" in place.can:

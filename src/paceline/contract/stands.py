@@ -79,6 +79,8 @@ class Answer(TypedDict, total=False):
         loader: that the main thread waits for now.
         computing: threads that torch computes with.
         gpu: whether torch uses one.
+        runs: the expression that the innermost frame of the main thread is at, from Python 3.11 on: its first and last
+            line, its first byte in the former, and its end in the latter.
     """
 
     numbers: dict[str, int]
@@ -90,6 +92,7 @@ class Answer(TypedDict, total=False):
     loader: Loader
     computing: int
     gpu: bool
+    runs: Sequence[int]
 
 
 class Stand(TypedDict):

@@ -29,7 +29,7 @@ def main() -> None:
 
             leave_behind(sys.argv[2])
 
-        guard.begin(os.path.basename(sys.argv[2]), at_end)  # now, while this process is small and has no threads
+        guard.begin(sys.argv[2], at_end)  # now, while this process is small and has no threads
         from paceline.node.agent.agent import main as agent
 
         sys.exit(agent(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

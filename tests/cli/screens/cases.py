@@ -204,6 +204,7 @@ HUNG: list[dict[str, Any]] = [*EVENTS[:5], {"time": NOW - 60, "event": "hang", "
     "line": "rank 1 on vm (pid 4001) has not entered all_reduce 1720 (Float [25557032]), in which rank 0 waits; "
             "it is at train.py:31 in load: it waits for a worker of a DataLoader; 2 of 4 have ended",
 }}]  # fmt: skip
+HANGS = job("resnet-x3k2a", devices=["0", "1"], waiting=f"it hangs: {HUNG[-1]['hang']['line']}")
 ENDED: list[dict[str, Any]] = [
     *EVENTS[:5], {"time": NOW - 43200, "event": "finished", "state": "FAILED", "exit_code": 1, "failure": FAILURE,
                   "others": [{"rank": 0, "node": 0, "message": "RuntimeError: Connection closed by peer"}]},
@@ -234,7 +235,8 @@ SCREENS: dict[str, tuple[Sequence[Recorded], tuple[str, ...]]] = {
     "check-here": ([Recorded("local", checked=inspected.MACHINE)], ("check",)),
     "check-hosts": ([Recorded("lab", checked=inspected.HOSTS)], ("check",)),
     "check-cluster": ([Recorded("k8s", checked=inspected.CLUSTER)], ("check",)),
-    "why-hang": ([Recorded("local", [RUNS], events=HUNG)], ("why", "resnet-x3k2a")),
+    "why-hang": ([Recorded("local", [HANGS], events=HUNG)], ("why", "resnet-x3k2a")),
+    "why-hung": ([Recorded("local", [RUNS], events=HUNG)], ("why", "resnet-x3k2a")),
     "why-failed": ([Recorded("local", [FAILS], events=ENDED)], ("why", "gan-m2p9c")),
     "why-waits": ([Recorded("local", [WAITS])], ("why", "bert-q7w1b")),
     "top-job-0": ([NOTHING], ("top", "job")),

@@ -19,6 +19,8 @@ from tests import recorded
 from tests.conftest import GENEROUS, eventually
 from tests.typed import refusal
 
+from paceline.job.quantities import show_time
+
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
@@ -155,11 +157,16 @@ def test_follow_ends_when_the_agent_is_killed(paceline: Paceline) -> None:
     process = follow(paceline)
     assert process.stdout is not None
     assert process.stdout.readline() == "begin 0\n"
+    before = time.time()
     os.kill(status(paceline)["agent"]["pid"], signal.SIGKILL)
     out, err = finish(process)
     assert (process.returncode, out) == (1, "")
     assert err.startswith("paceline: job job failed")
     assert "was killed" in err
+    record = json.loads(paceline("get", "job", "-o", "json").stdout)
+    assert record["finished"] >= (show_time(before - 0.1) or ""), (
+        "nothing was written by then"
+    )  # clocks of files are coarser
     assert paceline("logs", "job").stdout == "begin 0\n"
 
 

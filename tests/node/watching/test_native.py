@@ -69,6 +69,6 @@ def test_what_cannot_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pr
     assert dump(tmp_path, monkeypatch, program) == ([], said)
     why = place(stand(1, None, unseen=said))["why"]
     assert why == (
-        "it does not answer: C code may hold the interpreter's lock, or the program is not Python's"
+        "it does not answer; C code may hold the interpreter's lock, or the program is not Python's"
         + (f"; {said}" if said else "")
     )

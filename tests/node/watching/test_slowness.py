@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,6 +10,9 @@ from paceline.node.watching.asking import Asked
 from paceline.node.watching.outside import Process
 from paceline.node.watching.slowness import causes, in_words
 from paceline.node.watching.spent import Samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCRIPT, TORCH = "/home/ada/train.py", "/opt/venv/lib/python3.12/site-packages/torch"
 STACKS: dict[str, list[tuple[str, int, str]]] = {
@@ -64,6 +67,33 @@ def test_what_the_library_has_measured_counts_for_more_than_samples() -> None:
     (line,) = causes(spent)
     assert line.startswith("86 % of each step waits for data at train.py:5, without computing: ")
     assert "num_workers=7 would save about 0.43 s of 0.5 s (paceline tune tries it)" in line
+
+
+@pytest.mark.parametrize(
+    ("line", "runs", "part"),
+    [
+        ("print(x); time.sleep(1)", "time.sleep(1)", "script"),
+        ("print(x); time.sleep(1)", "print(x)", "logging"),
+        ("print(loss.item())", "loss.item()", "item"),
+        ("print(loss.item())", "print(loss.item())", "logging"),
+        ("ü = x.to('é').cuda(); fit(x)", "x.to('é')", "copy"),
+        ("if loss > best:", "loss > best", "script"),
+        ("print(x); time.sleep(1)", None, "script"),  # a Python that does not say it
+        ("print(x)", None, "logging"),
+    ],
+)
+def test_the_call_that_runs_decides_and_not_its_line(tmp_path: Path, line: str, runs: str | None, part: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"\n    {line}\n")
+    known = {}
+    if runs is not None:
+        start = f"    {line}".encode().index(runs.encode())
+        known = {"runs": [2, 2, start, start + len(runs.encode())]}
+    samples = Samples()
+    frames = [(str(script), 2, "<module>")]
+    answer = {"threads": [{"name": "MainThread", "frames": frames}], "sizes": {}, **known}
+    samples.add(Asked("", 0, 0, 0, 1), answer, Process("S"), 1.0)  # type: ignore[arg-type]
+    assert samples.spent()["parts"] == {part: 1.0}
 
 
 def test_the_times_of_attempts_are_added() -> None:

@@ -42,7 +42,7 @@ def _why(name: str, live: bool, output: str) -> int:
         found = {"state": job.state, "error": job.error, "events": happened, "stands": stands}
         click.echo(json.dumps(found, indent=2))
         return 0
-    lines = [*_of_end(job, happened), *_of_hangs(happened, places=not live), *_of_spent(job, happened)]
+    lines = [*_of_end(job, happened), *_of_hangs(job, happened, places=not live), *_of_spent(job, happened)]
     lines += _of_ranks(job, stands)
     if len(lines) == 1 and not job.is_over and stands is None:
         lines.append("nothing is known that keeps it; see where its ranks are with --live")
@@ -58,11 +58,12 @@ def _ask(job: Job) -> list[Stand]:
 def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     """How the job is, and what failed."""
     code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
-    since = None if job.started is None else (job.finished or time.time()) - job.started
-    yield f"job {job.name}: {job.state}{code}{'' if since is None else f' after {show_duration(since)}'}"
-    if job.waiting:
+    passed = None if job.started is None else (job.finished or time.time()) - job.started
+    since = "" if passed is None else f" {'after' if job.is_over else 'for'} {show_duration(passed)}"
+    yield f"job {job.name}: {job.state}{code}{since}"
+    if job.waiting and not job.waiting.startswith("it hangs"):  # `_of_hangs` says it
         reason = job.waiting.removeprefix("it ")
-        yield f"it {reason}" if reason.startswith(("waits ", "hangs")) else f"it waits: {reason}"
+        yield f"it {reason}" if reason.startswith("waits ") else f"it waits: {reason}"
     restarts = [event for event in happened if event["event"] == "restarting"]
     for event in restarts[-3:]:
         why = failed(event["failure"]) if event.get("failure") else event.get("why") or "it was asked to"
@@ -85,7 +86,7 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield from (f"  {line}" for line in text[-_MOST_TRACEBACK:])
 
 
-def _of_hangs(happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[str]:
+def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[str]:
     """The last hang of the last attempt, or else where ranks were when they were stopped."""
     begun = max((number for number, event in enumerate(happened) if event["event"] == "started"), default=0)
     found = [event for event in happened[begun:] if event["event"] == "hang"]
@@ -97,7 +98,11 @@ def _of_hangs(happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[s
     if found:
         yield ""
         hang: Hang = found[-1]["hang"]
-        yield f"{show_time(found[-1]['time'])} {found[-1]['why']}"
+        begun_at = found[-1]["time"] - hang["seconds"]
+        if job.waiting and job.waiting.endswith(hang["line"]):
+            yield f"it hangs for {show_duration(time.time() - begun_at)} now: {hang['line']}"
+        else:
+            yield f"{show_time(begun_at)} it hung: {hang['line']}"
         yield from _of_places(hang["places"] if places else ())
 
 
@@ -120,12 +125,12 @@ def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
         return
     yield ""
     if (hang := hang_of(stands)) is not None:
-        yield f"now, for {hang['seconds']:.0f} s, {hang['line']}"
+        yield f"in {SECONDS:g} s nothing has moved: {hang['line']}"
         yield from _of_places(hang["places"])
         return
     busy = sum(stand["idle"] < SECONDS for stand in stands)
     moving = sum(stand["still"] < SECONDS for stand in stands)
-    yield f"in {SECONDS:g} s {busy} of {len(stands)} ranks worked, and {moving} entered a collective"
+    yield f"in {SECONDS:g} s: {busy} of {len(stands)} ranks busy, {moving} entered a collective"
     if len(stands) < job.ranks:
         yield f"{job.ranks - len(stands)} ranks have ended, or their machines do not answer"
     yield from _of_places(grouped(stands))
@@ -134,7 +139,7 @@ def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
 def _of_places(places: Sequence[Place]) -> Iterator[str]:
     for place in places:
         yield ""
-        yield f"{who(place)}: {place['where'] or 'no line is known'}{place['why'] and ': ' + place['why']}"
+        yield f"{who(place)}: {': '.join(filter(None, (place['where'], place['why']))) or 'no line is known'}"
         yield from (f"    {_frame(frame)}" for frame in place["stack"][:_MOST_FRAMES])
         if len(place["stack"]) > _MOST_FRAMES:
             yield f"    … and {len(place['stack']) - _MOST_FRAMES} more"

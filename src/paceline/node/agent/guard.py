@@ -2,12 +2,13 @@
 
 Each of the two ends everything when the other one is gone. When both are gone, this process becomes the parent of what
 is left, also of processes that ranks have started in other sessions (a subreaper). It does little else, so it is
-unlikely to fail: it forwards signals, holds the job's lock as long as any process of the job is left, and ends with the
-agent's status. The agent ends if it ends.
+unlikely to fail: it forwards signals, holds the job's lock as long as any process of the job is left, marks when an
+agent was killed, and ends with the agent's status. The agent ends if it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -22,23 +23,27 @@ if TYPE_CHECKING:
 _WOKEN_BY = {*HANDLED, signal.SIGCHLD}
 
 
-def begin(job: str, at_end: Callable[[int], None] = lambda status: None) -> None:
+def begin(run: str, at_end: Callable[[int], None]) -> None:
     """Fork: the child continues as the agent of a job; this process becomes its guard, and does not return.
 
     Args:
+        run: the job's run directory.
         at_end: is called with the agent's wait status when nothing of the job is left.
     """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
     guard = os.getpid()
     agent = os.fork()
-    processes.set_title(f"paceline: {'guard' if agent else 'agent'} of job {job}")
+    processes.set_title(f"paceline: {'guard' if agent else 'agent'} of job {os.path.basename(run)}")
     if agent == 0:
         processes.die_with(guard)
         os.setsid()  # signals to a process group reach only one of the two
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     status = _wait_for(agent)
+    if os.WIFSIGNALED(status):  # it could not record its end: when that was is that of the last change of its files
+        with contextlib.suppress(OSError):
+            os.utime(os.path.join(run, "agent.log"))
     _end_others()
     at_end(status)
     _end_as(status)

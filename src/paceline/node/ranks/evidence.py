@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,15 @@ _TIMES = "paceline.train.metrics.step_times"
 
 
 def evidence(found: Answer, frame: FrameType | None) -> None:
-    """Add to an answer what is known of the library's times, of torch, and of what the frames of a thread are in.
+    """Add to an answer what is known of the library's times, of torch, and of what the frames of a thread are at.
 
     Raises:
         Exception: of any kind, if a version of torch differs; what was found before is in the answer.
     """
+    if frame is not None and sys.version_info >= (3, 11):
+        span = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+        if None not in span:
+            found["runs"] = span
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return

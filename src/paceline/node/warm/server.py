@@ -318,7 +318,7 @@ def _become_agent(order: Order) -> None:
     server = os.getppid()
     kept = {0, 1, 2, order.lock, order.client.fileno(), *([] if order.lifeline is None else [order.lifeline])}
     processes.close_descriptors(kept)
-    guard.begin(os.path.basename(order.run), report)
+    guard.begin(order.run, report)
     order.client.close()
     planted = seed.plant()
     if planted is None:

@@ -127,7 +127,7 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
     elif kind == "together":
         line = f"all ranks are in {what}, and none goes on; {_at(first)}"
     else:
-        line = f"no rank works; {who(first)}: {_at(first)}"
+        line = f"no rank works; {_at(first, who(first))}"
     return {
         "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
         "line": line, "places": places,
@@ -141,8 +141,12 @@ def who(it: Place) -> str:
     return f"{_listed(it['ranks'])}{host}{pid}"
 
 
-def _at(it: Place) -> str:
-    pronoun = "it is" if len(it["ranks"]) == 1 else "they are"
+def _at(it: Place, them: str = "") -> str:
+    """Where ranks are, whose name `them` is where the words before have not said it."""
+    one = len(it["ranks"]) == 1
+    if not it["where"] and it["why"]:
+        return f"{them}{them and ': '}{it['why']}"
+    pronoun = f"{them} {'is' if one else 'are'}" if them else "it is" if one else "they are"
     return f"{pronoun} at {it['where'] or 'a line that is not known'}{it['why'] and ': ' + it['why']}"
 
 

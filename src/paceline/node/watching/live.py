@@ -50,6 +50,7 @@ def stands(run: RunDirectory) -> list[Stand]:
 
     for number, rank in ranks.items():
         activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid))
+        activities[number].family = look_at_children(rank.pid)  # what they do meanwhile counts
         Question(loop, rank, SHORT, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
     loop.run_until(lambda: False, SECONDS)
     now = time.monotonic()

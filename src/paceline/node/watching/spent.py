@@ -6,6 +6,8 @@ thread, so a moment in which C code holds the interpreter's lock counts for the 
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
 import re
 from collections import Counter
@@ -43,8 +45,10 @@ _OF_FRAMES = tuple(
     )
 )
 _EVALUATES = re.compile(r"^_*(eval|valid|test)|_(eval|valid|test)")  # functions of the script
-_OF_LINES = ((re.compile(r"\.(item|cpu|tolist|numpy)\("), "item"), (re.compile(r"\.(cuda|to)\("), "copy"),
-             (re.compile(r"\bprint\("), "logging"))  # fmt: skip
+_OF_CALLS = {
+    "item": "item", "cpu": "item", "tolist": "item", "numpy": "item", "cuda": "copy", "to": "copy", "print": "logging",
+}  # fmt: skip
+_CALL = re.compile(r"\b(\w+)\(")
 
 
 class Samples:
@@ -152,7 +156,7 @@ class _OfRank:
         own = next((frame for frame in frames if is_of_user(frame[0])), None)
         if own is None:  # it has not come to the script, or has left it
             return
-        part = _part(frames)
+        part = _part(frames, tuple(answer["runs"]) if "runs" in answer else None)
         if part == "backward" and process.state == "S" and not answer.get("gpu") and _has_others(answer):
             part = "exchange"  # on a CPU the main thread computes the gradients itself, or waits for the others'
         self.count += 1
@@ -204,7 +208,7 @@ def _has_others(answer: Answer) -> bool:
     return any(size > 1 for size in answer["sizes"].values())
 
 
-def _part(frames: Sequence[tuple[str, int, str]]) -> str:
+def _part(frames: Sequence[tuple[str, int, str]], runs: tuple[int, ...] | None) -> str:
     found = next((
         part for file, _, function in frames for path, name, part in _OF_FRAMES
         if path.search(file) and name.search(function)
@@ -212,12 +216,23 @@ def _part(frames: Sequence[tuple[str, int, str]]) -> str:
     own = [frame for frame in frames if is_of_user(frame[0])]
     if found != "exchange" and any(_EVALUATES.search(function) for _, _, function in own):
         return "evaluation"
-    return found or (_of_line(own[0][0], own[0][1]) if own else "script")
+    return found or (_of_line(own[0][0], own[0][1], runs if own[0] == frames[0] else None) if own else "script")
 
 
-def _of_line(file: str, line: int) -> str:
-    """What a line of the script does itself."""
+@functools.lru_cache(maxsize=1024)
+def _of_line(file: str, line: int, runs: tuple[int, ...] | None) -> str:
+    """What a line of the script does itself: the call of it that runs, or if that is not known, all of its calls."""
     import linecache
 
-    text = linecache.getline(file, line)
-    return next((part for words, part in _OF_LINES if words.search(text)), "script")
+    if runs is None:
+        parts = {_OF_CALLS.get(name, "script") for name in _CALL.findall(linecache.getline(file, line))}
+        return parts.pop() if len(parts) == 1 else "script"
+    first, last, start, end = runs
+    lines = [linecache.getline(file, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    text = b"".join(lines)[start:].decode(errors="replace")
+    try:
+        called = getattr(ast.parse(f"({text})", mode="eval").body, "func", None)
+    except (SyntaxError, ValueError):  # the file was changed meanwhile
+        return "script"
+    return _OF_CALLS.get(str(getattr(called, "attr", getattr(called, "id", ""))), "script")

@@ -135,7 +135,7 @@ def _of_silent(stand: Stand) -> str:
     if native:
         return f"C code holds the interpreter's lock, in {native[0][1]} of {os.path.basename(native[0][0])}"
     more = f"; {stand['unseen']}" if stand.get("unseen") else ""
-    return f"it does not answer: C code may hold the interpreter's lock, or the program is not Python's{more}"
+    return f"it does not answer; C code may hold the interpreter's lock, or the program is not Python's{more}"
 
 
 def is_of_user(file: str) -> bool:
