@@ -148,7 +148,31 @@ LINES = {
         "#!/bin/sh\n#SBATCH -N 2\nexport A=1\npaceline run --nnodes 2 python train.py &> log"
     ),
     "env A=1 sudo -u me uv run torchrun train.py": "env A=1 sudo -u me uv run paceline run train.py",
-    "$(which python) -m torch.distributed.run $FLAGS train.py": "run $FLAGS train.py",
+    "$(which python) -m torch.distributed.run $FLAGS train.py": "torchrun $FLAGS train.py",
+    "A=(\n  --lr 1 # it's\n)\nA+=('b c'); torchrun ${A[@]} t.py; srun -N 2 torchrun \"${A[@]}\" t.py": (
+        "A=(\n  --lr 1 # it's\n)\nA+=('b c'); paceline torchrun ${A[@]} t.py; "
+        'paceline srun -N 2 torchrun "${A[@]}" t.py'
+    ),
+    "python -u -m torch.distributed.launch --nproc_per_node 2 $FLAGS t.py": (
+        "torch-launch --nproc_per_node 2 $FLAGS t.py"
+    ),
+    'srun -l bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"': (
+        """srun -l bash -c "$LAUNCHER"' --node_rank $SLURM_PROCID '"$CMD\""""
+    ),
+    'srun bash -c "torchrun --node_rank \\$SLURM_PROCID --nproc_per_node $N t.py $X"': "run --on slurm -n $N t.py $X",
+    'A="x y" nohup bash -lc "torchrun t.py $X" > log &': "A='x y' paceline run t.py $X > log &",
+    "sh -c 'cd x && torchrun t.py || exit' > log": "(cd x && paceline run t.py || exit)> log",
+    "docker run img bash -c 'a; torchrun t.py'": "! docker … bash -c: explain what stands in its quotes",
+    "bash -c 'echo it'": "! bash -c: no launcher that paceline knows stands in its quotes",
+    "$LAUNCHER t.py": "! $LAUNCHER may hold a launcher; then write paceline before it: paceline $LAUNCHER t.py",
+    "sbatch -N 2 -o log --wrap='srun torchrun --nproc_per_node 4 t.py'": "submit --on slurm --nnodes 2 -n 4 t.py",
+    "sbatch -N 2 job.sh --lr 1": '! sbatch: the lines in the file matter; write paceline explain "$(cat job.sh)"',
+    "sbatch job.sh; torchrun t.py": "sbatch job.sh; paceline run t.py",
+    "salloc -N 2 mpirun -np 8 python t.py": "run --on slurm --nnodes 2 -np 8 python t.py",
+    "ssh -p 22 -tl me node1 'cd /x && torchrun --nnodes 2 --node_rank 1 --nproc_per_node 4 t.py --name \"a b\"'": (
+        "run -H me@node1 -p 22 --working-dir /x -n 4 t.py --name 'a b'"
+    ),
+    "ssh node1 torchrun --nproc_per_node 2 t.py; ssh node1 ls": "paceline run -H node1 -n 2 t.py; ssh node1 ls",
     "python train.py --lr 1": "run python train.py --lr 1",
     "srun -c $N python train.py": "! --cpus $N: write the number for a node",
     "bash job.sh": '! bash: the lines in the file matter; write paceline explain "$(cat job.sh)"',
@@ -212,7 +236,8 @@ LINES = {
     "arena list": "list",
     "arena list --type tfjob": "! --type: paceline list shows all kinds",
     "arena list -n team -A": "list --on kubernetes --namespace team -A",
-    "arena get x --type pytorchjob -e -o yaml": "get -o yaml x && paceline events x",
+    "arena get x --type pytorchjob -e": "get x && paceline events x",
+    "arena get x -e -g -o yaml": "get -o yaml x",
     "arena logs x -f -i x-worker-0 -t 5 --since 1h": "logs -f -i x-worker-0 -t 5 --since 1h x",
     "arena top node": "top node --on kubernetes",
     "arena top job x -n team": "top job --on kubernetes --namespace team x",
@@ -279,4 +304,4 @@ def check(line: str, expected: str) -> None:
         assert str(refused.value).startswith(expected[2:])
         assert "\n" not in str(refused.value)
     else:
-        assert explained(line)[0] == (expected if "paceline run" in expected else f"paceline {expected}")
+        assert explained(line)[0] in (expected, f"paceline {expected}")

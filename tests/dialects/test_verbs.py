@@ -201,7 +201,7 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
         ("run --world_size 2 script.py", "--world-size: write -np N"),
         ("run -p gpu script.py", "Invalid value for '-p' / '--ssh-port': 'gpu' is no port; a partition of Slurm"),
         ("run --bogus script.py", "No such option '--bogus'; see "),
-        ("run --gpu 2 script.py", "No such option '--gpu'. Did you mean '--gpus'?"),
+        ("run --gpu 2 script.py", "No such option '--gpu'. Did you mean '--gpus'? See "),
         ("torchrun --explain --max_restarts many script.py", "Invalid value for '--max-restarts': 'many' is not a"),
         ("torchrun --explain", "Missing argument 'SCRIPT'"),
         ("status x", "paceline has no verb 'status'; write paceline get JOB"),

@@ -202,4 +202,6 @@ def _one_line(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split()).rstrip(".")
     for theirs, ours in (("integer", "a whole number"), ("float", "a number")):
         text = text.replace(f"a valid {theirs} range", ours).replace(f"a valid {theirs}", ours)
-    return f"{text}; see {context.command_path} --help" if context is not None else text
+    if context is None:
+        return text
+    return f"{text}{' See' if text.endswith('?') else '; see'} {context.command_path} --help"

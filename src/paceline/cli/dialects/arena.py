@@ -204,8 +204,11 @@ def _cluster(line: Line) -> None:
 def _got(line: Line) -> None:
     """`get`; with -e the events follow, with -g what the job uses."""
     _where(line)
+    output = line.get("-o")
     for flag, verb in (("-e", "events"), ("-g", "top job")):
-        if flag in line.given:
+        if flag in line.given and output in ("json", "yaml"):
+            line.notes.append(f"{flag} has no effect with -o {output}; see paceline {verb} {' '.join(line.program)}")
+        elif flag in line.given:
             last = line
             while last.also is not None:
                 last = last.also

@@ -6,19 +6,25 @@ same characters in quotes, so that a line that is printed again means the same.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import string
-from itertools import groupby
-from typing import NamedTuple
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _BARE, _QUOTED = 0xF0000, 0x100000  # planes for private use: characters that the shell expands, outside and in quotes
 _NAME = re.compile(r"\$(?:\w+|[@*#?!$-])")
+_WORDS = re.compile(r"\$@|\$\{(@|\w+\[@\])\}")  # in quotes, too, each word of it is one
 _ACTIVE = re.compile("[\U000f0000-\U0010ffff]")
 _LETTERS = f"{string.ascii_letters}{string.digits}_"
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1(?!<)")
+_ARRAY = re.compile(r"(?:^|\s)[A-Za-z_]\w*\+?=$")
 _END = re.compile(r"&&|\|\||\|&|[|;\n()]|&(?!>)")
-ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+ASSIGNED = re.compile(r"([A-Za-z_]\w*\+?)=(.*)", re.DOTALL)
 
 
 class Command(NamedTuple):
@@ -50,7 +56,7 @@ def commands(text: str) -> list[Command]:
             taken = taken[1:] if quote and taken in ("\\$", "\\`") else taken
         elif here == '"':
             quote = "" if quote else '"'
-        elif (size := _expanded(text, place)) or (not quote and here in "*?[]{}~"):
+        elif (size := _expanded(text, place, "" if quote else words)) or (not quote and here in "*?[]{}~"):
             size = size or 1
             taken = _mark(text[place : place + size], _QUOTED if quote else _BARE)
         elif quote:
@@ -90,20 +96,27 @@ def _document(text: str, place: int) -> int:
     return (len(text) if end is None else end.end()) - place
 
 
-def _expanded(text: str, place: int) -> int:
-    """How many characters from a place on the shell replaces by a value."""
+def _expanded(text: str, place: int, before: str) -> int:
+    """How many characters from a place on the shell replaces by a value, or takes for the values of an array."""
+    if text[place] == "(" and _ARRAY.search(before):
+        return _closed(text, place)
     if text[place] == "`":
         return text.find("`", place + 1) + 1 - place if "`" in text[place + 1 :] else 0
     if text[place] != "$":
         return 0
-    closing = {"(": ")", "{": "}"}.get(text[place + 1 : place + 2])
-    if closing is None:
-        name = _NAME.match(text, place)
-        return 0 if name is None else name.end() - place
-    depth = 0
+    if text[place + 1 : place + 2] in ("(", "{"):
+        length = _closed(text, place + 1)
+        return length and length + 1
+    name = _NAME.match(text, place)
+    return 0 if name is None else name.end() - place
+
+
+def _closed(text: str, place: int) -> int:
+    """How many characters from a bracket on it takes to close it; 0 if it is not closed."""
+    opening, closing, depth = text[place], {"(": ")", "{": "}"}[text[place]], 0
     for number, here in enumerate(text[place:]):
-        depth += (here == text[place + 1]) - (here == closing)
-        if number and not depth:
+        depth += (here == opening) - (here == closing)
+        if not depth:
             return number + 1
     return 0
 
@@ -119,7 +132,25 @@ def is_expanded(word: str) -> bool:
 
 def is_variable(word: str) -> bool:
     """Whether all of a word is replaced, and by as many words as the value has."""
-    return bool(word) and all(_BARE <= ord(it) < _QUOTED for it in word)
+    is_bare = bool(word) and all(_kind(it) == _BARE for it in word)
+    return is_bare or (is_expanded(word) and _WORDS.fullmatch(plain(word)) is not None)
+
+
+def bare(text: str) -> str:
+    """A text as if what the shell expands in it were not in quotes: what `sh -c "TEXT"` makes of it."""
+    return _ACTIVE.sub(lambda it: chr((ord(it[0]) - _BARE) % 0x10000 + _BARE), text)
+
+
+def has_bare(word: str) -> bool:
+    """Whether the shell replaces a part of a word that is not in quotes."""
+    return any(_kind(it) == _BARE for it in word)
+
+
+def given_to_shell(words: Sequence[str]) -> str | None:
+    """TEXT of `sh -c TEXT`; None for other commands."""
+    if not words or os.path.basename(words[0]) not in ("sh", "bash"):
+        return None
+    return next((text for flag, text in pairwise(words) if re.fullmatch(r"-\w*c", flag)), None)
 
 
 def plain(text: str) -> str:

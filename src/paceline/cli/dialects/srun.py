@@ -6,10 +6,11 @@ Source: `man srun` of Slurm 25.11.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from paceline.job.errors import UserError
 
-from .engine import Ignored, Line, Refused, Tool, say_program
+from .engine import Ignored, Line, Refused, Tool, say_program, split_command
 from .tools import unwrap
 
 _BINDING = Ignored("ranks share the cores that Slurm gives the job; --numa-binding binds them to those near their GPU")
@@ -105,6 +106,15 @@ def _later(line: Line, value: str) -> None:
     """What `_finish` counts."""
 
 
+def _command(line: Line, value: str) -> None:
+    line.program = [value]
+
+
+def _batch(line: Line) -> None:
+    split_command(line)
+    _finish(line)
+
+
 def _option(name: str) -> str:
     return f"--slurm {name}={{}}"
 
@@ -173,4 +183,24 @@ SRUN = Tool(
         "-X --disable-status": "",
     },
     finish=_finish,
+)
+_EACH = Ignored("each rank has a log file; see paceline logs JOB")
+# As lines of a script, for sbatch and salloc start a launcher, which starts the ranks.
+SALLOC = replace(SRUN, name="salloc")
+SBATCH = Tool(
+    "sbatch",
+    {
+        **SRUN.flags,
+        "--wrap COMMAND": _command,
+        "-o --output FILE": _EACH,
+        "-e --error FILE": _EACH,
+        "-a --array LIST": "--slurm array={}",
+        "--open-mode MODE": _EACH,
+        "--parsable": "",
+        "--requeue": "",
+        "--no-requeue": "",
+        "-H --hold": _option("hold"),
+    },
+    "submit",
+    _batch,
 )

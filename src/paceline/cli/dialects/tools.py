@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError, nearest
 
 from .engine import PYTHON, Line, Tool, knows, normal, parse
-from .shell import ASSIGNED, Command, commands, is_expanded, is_variable, plain
+from .shell import ASSIGNED, Command, bare, commands, given_to_shell, has_bare, is_expanded, is_variable, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,14 @@ TOOLS = {
     "arena": "arena:ARENA",
     "paddlecloud": "paddlecloud:PADDLECLOUD",
 }
-_PROGRAMS = {**{tool: tool for tool in TOOLS}, "fleetrun": "paddle-launch", "mpiexec": "mpirun", "orterun": "mpirun"}
+# Those whose lines are not read behind `paceline`, only explained.
+_EXPLAINED = {"sbatch": "srun:SBATCH", "salloc": "srun:SALLOC", "ssh": "ssh:SSH"}
+_PROGRAMS = {
+    **{tool: tool for tool in (*TOOLS, *_EXPLAINED)},
+    "fleetrun": "paddle-launch",
+    "mpiexec": "mpirun",
+    "orterun": "mpirun",
+}
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch-launch",
@@ -63,6 +70,7 @@ _VERBS = {
     "down": "paceline stop JOB",
     "scancel": "paceline stop JOB",
     "sbatch": "paceline submit --on slurm SCRIPT",
+    "salloc": "paceline run --on slurm SCRIPT",
     "squeue": "paceline list",
     "rm": "paceline delete JOB",
     "requeue": "paceline resubmit JOB",
@@ -91,13 +99,13 @@ _MEETING = ("--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", 
 _WRAPPERS = {
     "env", "sudo", "timeout", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "strace", "xvfb-run", "nsys",
     "uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "conda", "mamba", "micromamba", "docker", "podman", "singularity",
-    "apptainer", "enroot", "kubectl", "ssh", "screen", "tmux",
+    "apptainer", "enroot", "kubectl", "screen", "tmux", "nohup",
 }  # fmt: skip
 
 
 def load(name: str) -> Tool:
     """The tool behind a verb."""
-    module, _, attribute = TOOLS[name].partition(":")
+    module, _, attribute = {**TOOLS, **_EXPLAINED}[name].partition(":")
     found: Tool = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
     return found
 
@@ -105,6 +113,8 @@ def load(name: str) -> Tool:
 def recognised(words: Sequence[str]) -> tuple[Tool, list[str]] | None:
     """The tool that a command line calls, and the words behind its name; None for other programs."""
     rest = list(words)
+    if rest[:1] == ["paceline"] and rest[1:2] and rest[1] in TOOLS:
+        rest = rest[1:]
     if not rest:
         return None
     if PYTHON.fullmatch(os.path.basename(rest[0])) or is_expanded(rest[0]):  # $PYTHON, $(which python)
@@ -114,7 +124,17 @@ def recognised(words: Sequence[str]) -> tuple[Tool, list[str]] | None:
             return load(known), [*verb, *rest[3:]]
         return None
     name = _PROGRAMS.get(os.path.basename(rest[0]))
-    return None if name is None else (load(name), rest[1:])
+    if name == "sbatch" and not any(word.startswith("--wrap") for word in rest):
+        return None
+    if name is None or (name in ("salloc", "ssh") and not _starts_one(" ".join(rest[1:]))):
+        return None
+    return load(name), rest[1:]
+
+
+def _starts_one(text: str) -> bool:
+    """Whether a launcher is somewhere in the commands of a text."""
+    inside = [command.words.split() for command in commands(plain(text))]
+    return any(recognised(words[start:]) for words in inside for start in range(len(words)))
 
 
 def unwrap(line: Line) -> None:
@@ -123,22 +143,24 @@ def unwrap(line: Line) -> None:
     Raises:
         UserError: see `parse`.
     """
-    program = line.program
-    if len(program) > 2 and os.path.basename(program[0]) in ("sh", "bash") and program[-2] in ("-c", "-lc"):
-        inside = commands(program[-1])
+    program, text = line.program, given_to_shell(line.program)
+    if text is not None:
+        inside = commands(text)
         program = shlex.split(inside[0].words) if len(inside) == 1 and not inside[0].redirected else program
     found = recognised(program)
-    if found is None:
-        return
-    tool, words = found
-    inner = parse(tool, words)
-    inner.take(*_MEETING)
-    if program is not line.program and any(map(is_expanded, inner.words())):
+    inner = None if found is None else parse(*found)
+    if inner is not None:
+        inner.take(*_MEETING)
+    if text is not None and (any(map(has_bare, inner.words())) if inner is not None else _starts_one(text)):
         shell = line.program[0]
-        line.notes.append(f"{tool.name} within {shell} -c starts on every rank: write its line without {shell} -c")
+        line.notes.append(f"the launcher within {shell} -c starts on every rank: write its line without {shell} -c")
         return
-    ranks = [words for words in inner.flags if words[0] in ("-n", "-np")]
-    if ranks:
+    if inner is None:
+        return
+    if text is not None:
+        inner.flags = [tuple(map(bare, words)) for words in inner.flags]
+        inner.program = list(map(bare, inner.program))
+    if any(words[0] in ("-n", "-np") for words in inner.flags):
         line.take("-n", "-np")
     if line.get("--gpus") is not None:
         inner.take("--devices")
@@ -157,6 +179,7 @@ def explained(text: str) -> tuple[str, list[str]]:
     found = commands(text)
     is_batch = any(command.words.startswith("#SBATCH") for command in found)
     try:
+        found = [it for command in found for it in _inlined(command)]
         lines = [_launched(command) for command in found]
         if not any(lines):
             lines = [_launched(command, is_alone=True) for command in found]
@@ -177,10 +200,14 @@ def explained(text: str) -> tuple[str, list[str]]:
     return said.strip(), notes
 
 
-def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
-    """The line that one command becomes; None if it starts no launcher, or without one if it is alone no script."""
+def _parts(command: Command) -> tuple[list[str], list[str]]:
+    """The words of a command: variables, words of the shell, and commands that start others; and those behind them.
+
+    Raises:
+        UserError: a quotation is not closed.
+    """
     if command.words.startswith("#"):
-        return None
+        return [], []
     try:
         words = shlex.split(command.words)
     except ValueError as error:
@@ -190,28 +217,58 @@ def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
     words = words[1:] if words[:1] == ["$"] else words
     others = (place for place, it in enumerate(words) if not (ASSIGNED.fullmatch(it) or plain(it) in _RESERVED))
     start = next(others, len(words))
-    before, words = words[:start], words[start:]
-    has_nohup = words[:1] == ["nohup"]
-    words = words[has_nohup:]
-    if words and os.path.basename(words[0]) in _WRAPPERS:
-        start = next((number for number in range(len(words)) if recognised(words[number:]) is not None), 0)
-        before, words = [*before, *words[:start]], words[start:]
-    if words[:1] == ["paceline"] and words[1:2] and words[1] in TOOLS:
-        words = words[1:]
+    if words[start:] and os.path.basename(words[start]) in _WRAPPERS:
+        behind = range(start, len(words))
+        start = next(
+            (it for it in behind if recognised(words[it:]) is not None or given_to_shell(words[it:]) is not None), start
+        )
+    return words[:start], words[start:]
+
+
+def _inlined(command: Command) -> list[Command]:
+    """The commands that one gives to a shell, as in `bash -c "LINE"`; or itself, if no launcher is among them.
+
+    Raises:
+        UserError: a quotation is not closed.
+    """
+    before, words = _parts(command)
+    text = given_to_shell(words)
+    inside = [] if text is None else [it for one in commands(plain(text)) for it in _inlined(one)]
+    if not any(recognised(_parts(it)[1]) for it in inside):
+        return [command]
+    if len(inside) == 1:
+        redirected = " ".join(filter(None, (inside[0].redirected, command.redirected)))
+        return [Command(" ".join((*map(shlex.quote, before), inside[0].words)), redirected, command.end)]
+    if before:
+        raise UserError(f"{before[0]} … {words[0]} -c: explain what stands in its quotes; paceline explain LINE")
+    return [Command("", "", "("), *inside, Command("", "", ")"), Command("", command.redirected, command.end)]
+
+
+def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
+    """The line that one command becomes; None if it starts no launcher, or without one if it is alone no script."""
+    before, words = _parts(command)
     found = recognised(words)
     if found is None:
         is_script = is_alone and len(words) > 1 and PYTHON.fullmatch(os.path.basename(words[0])) is not None
         return Line(program=words, before=before) if is_script else None
-    line = parse(*found)
-    line.before = [*before, *line.before]
-    if has_nohup:
-        line.notes.append("nohup is not needed: a job of paceline submit, or run --detach, outlives the terminal")
-    if line.program and is_variable(line.program[0]):
-        line.notes.append(
-            f"{line.program[0]} is taken for the script; if it holds flags of {found[0].name}, write "
-            f"paceline {_PROGRAMS.get(found[0].name, found[0].name)} in the place of {found[0].name}"
+    tool, typed = found
+    line = parse(tool, typed)
+    if _may_hold_flags(line.program) and tool.name in TOOLS:
+        line = Line(
+            tool.name, program=typed, notes=[f"it stays a line of {tool.name}, whose flags a variable may hold"]
         )
+    line.before = [*before, *line.before]
+    if "nohup" in before:
+        line.before.remove("nohup")
+        line.notes.append("nohup is not needed: a job of paceline submit, or run --detach, outlives the terminal")
     return line
+
+
+def _may_hold_flags(program: Sequence[str]) -> bool:
+    """Whether what is taken for a program is a variable, which may hold a launcher or its flags."""
+    text = given_to_shell(program)
+    words = program if text is None else bare(text).split()
+    return bool(words) and is_variable(words[0])
 
 
 def _unknown(found: Sequence[Command]) -> str:
@@ -221,9 +278,15 @@ def _unknown(found: Sequence[Command]) -> str:
         return "there is no line to explain; write it in quotes, for example 'torchrun --nproc-per-node 2 train.py'"
     words = plain(found[-1].words).split()
     name = os.path.basename(words[0])
-    if name in ("sh", "bash", "sbatch") and len(words) > 1:
+    files = [word for word in words[1:] if not word.startswith("-")]
+    if name in ("sh", "bash", "sbatch") and files and "-c" not in words:
         lines = "; lines #SBATCH hold flags of srun" if name == "sbatch" else ""
-        return f'{name}: the lines in the file matter; write paceline explain "$(cat {words[-1]})"{lines}'
+        file = next((it for it in files if it.endswith((".sh", ".sbatch", ".slurm"))), files[-1])
+        return f'{name}: the lines in the file matter; write paceline explain "$(cat {file})"{lines}'
+    if name in ("sh", "bash") and "-c" in words:
+        return f"{name} -c: no launcher that paceline knows stands in its quotes"
+    if name.startswith("$"):
+        return f"{name} may hold a launcher; then write paceline before it: paceline {' '.join(words)}"
     if name in _VERBS:
         return f"{name} is no launcher; write {_VERBS[name]}"
     return f"{name} is no launcher that paceline knows; they are {', '.join(TOOLS)}, and python -m of their modules"
