@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def refuse_running(job: Job, here: Backend) -> None:
-    """Refuse to submit a job again that has not ended.
-
-    Raises:
-        UserError: it has not.
-    """
+    """Refuse to submit a job again that has not ended."""
     if not job.is_over and job.state != "LOST":
         raise UserError(
             f"job {job.name} is {job.state}; wait for it, or stop it first: paceline stop{here.where} {job.name}"
@@ -43,11 +39,7 @@ def kept_there(spec: JobSpec, here: Backend, there: Backend, warn: Callable[[str
 
 
 def refuse_nodes_here(spec: JobSpec, there: Backend) -> None:
-    """Refuse several nodes on this machine, on which nodes are started by hand.
-
-    Raises:
-        UserError: the job has several.
-    """
+    """Refuse several nodes on this machine, on which nodes are started by hand."""
     if there.name == HERE and spec.node_range[1] > 1:
         raise UserError(f"--nnodes {spec.nodes}, but this machine is one; add --nnodes 1, and -n for its ranks")
 

@@ -1,4 +1,4 @@
-"""The folder of this machine's jobs."""
+"""The folder of this machine's jobs. All that asks for it raises `UserError` as `jobs_folder` does."""
 
 from __future__ import annotations
 
@@ -35,29 +35,17 @@ def jobs_folder() -> Path:
 
 
 def target_folder(target: str) -> Path:
-    """Where is noted which jobs were submitted from here to a target, a file each.
-
-    Raises:
-        UserError: see `jobs_folder`.
-    """
+    """Where is noted which jobs were submitted from here to a target, a file each."""
     return jobs_folder().parent / "targets" / target
 
 
 def targets_with(name: str) -> list[str]:
-    """The targets that a job of this name was submitted to from here.
-
-    Raises:
-        UserError: see `jobs_folder`.
-    """
+    """The targets that a job of this name was submitted to from here."""
     return sorted(path.parent.name for path in target_folder("x").parent.glob(f"*/{glob.escape(name)}"))
 
 
 def targets_in_use() -> list[str]:
-    """The targets that jobs were submitted to from here, and are not deleted.
-
-    Raises:
-        UserError: see `jobs_folder`.
-    """
+    """The targets that jobs were submitted to from here, and are not deleted."""
     return sorted({path.parent.name for path in target_folder("x").parent.glob("*/[!.]*")})
 
 
@@ -80,9 +68,6 @@ def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, 
     Args:
         target: the name under which such jobs are noted.
         since: leave out those that are known to have ended before this time, in seconds since the epoch.
-
-    Raises:
-        UserError: see `jobs_folder`.
     """
     found = []
     for note in sorted(target_folder(target).glob("[!.]*")):

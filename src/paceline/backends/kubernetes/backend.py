@@ -74,11 +74,7 @@ class Kubernetes(Backend):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, and find out what `start` or `run` would do with it.
-
-        Raises:
-            UserError: it cannot run there, or its name is taken.
-        """
+        """Check a job, and find out what `start` or `run` would do with it."""
         from .start.submit import prepare
 
         self.refuse_unsupported(spec)
@@ -86,11 +82,7 @@ class Kubernetes(Backend):
         return prepare(self._cluster, options, spec, detached=detached, target=self.name)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on without the client.
-
-        Raises:
-            UserError: it cannot run there after all; nothing of it is left.
-        """
+        """Start a job that goes on without the client."""
         from paceline.backends.noted import note
 
         from .look.describe import described
@@ -104,11 +96,7 @@ class Kubernetes(Backend):
         return job
 
     def run(self, prepared: Prepared, progress: ProgressReporter, wanted: RankStreams) -> KubeRun:
-        """Start a job in the foreground.
-
-        Raises:
-            UserError: see `start`.
-        """
+        """Start a job in the foreground."""
         from .manifests.kinds.base import kind_of
         from .start import holding, submit
         from .start.foreground import KubeRun
@@ -149,11 +137,7 @@ class Kubernetes(Backend):
         self._cluster.mirror()
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """Describe these jobs, or all; unknown names are left out.
-
-        Raises:
-            UserError: the cluster does not answer, or refuses to list them.
-        """
+        """Describe these jobs, or all; unknown names are left out."""
         from .look.describe import described
         from .look.jobs import explain, find, lost_logs
 
@@ -246,21 +230,13 @@ class Kubernetes(Backend):
         return volumes(self._cluster)
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
-        """Give a job of MIN:MAX pods more of them: a number, or None for MAX; returns what the cluster makes now.
-
-        Raises:
-            UserError: it has a fixed number, or pods are named.
-        """
+        """Give a job of MIN:MAX pods more of them: a number, or None for MAX; returns what the cluster makes now."""
         from .change.scaling import scale_out
 
         return scale_out(self._cluster, self._find(name), more)
 
     def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:
-        """Take pods from a job of MIN:MAX pods, which goes on without them; returns those that leave.
-
-        Raises:
-            UserError: too few would be left, it has a fixed number, or pods are named.
-        """
+        """Take pods from a job of MIN:MAX pods, which goes on without them; returns those that leave."""
         from .change.scaling import scale_in
 
         return scale_in(self._cluster, self._find(name), fewer)

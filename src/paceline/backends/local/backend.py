@@ -56,22 +56,14 @@ class Local(Backend):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, and find out what `start` or `run` would do with it.
-
-        Raises:
-            UserError: it cannot run here, or its name is taken.
-        """
+        """Check a job, and find out what `start` or `run` would do with it."""
         from .prepare import prepared
 
         self.refuse_unsupported(spec)
         return prepared(spec, detached=detached)
 
     def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
-        """Check a job that goes on from one of another target.
-
-        Raises:
-            UserError: it cannot run here, or its name is taken.
-        """
+        """Check a job that goes on from one of another target."""
         from .prepare import prepared
 
         self.refuse_unsupported(spec)
@@ -84,11 +76,7 @@ class Local(Backend):
         return export_of_run(self._run(name), fresh=fresh)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on without the client.
-
-        Raises:
-            UserError: it cannot run here, or its name is taken.
-        """
+        """Start a job that goes on without the client."""
         from .start import start
 
         report = start(prepared, progress).report
@@ -96,11 +84,7 @@ class Local(Backend):
         return Job.from_record(record)
 
     def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> LocalRun:
-        """Start a job in the foreground: it ends with this process.
-
-        Raises:
-            UserError: it cannot run here, or its name is taken.
-        """
+        """Start a job in the foreground: it ends with this process."""
         from .foreground import LocalRun
 
         return LocalRun(prepared, progress, rank_streams)
@@ -289,11 +273,7 @@ class Local(Backend):
         return {}
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove jobs that have ended, with all their files; a job that does not exist is no error.
-
-        Raises:
-            UserError: one has not ended, or cannot be removed.
-        """
+        """Remove jobs that have ended, with all their files; a job that does not exist is no error."""
         for job in self.describe(names).jobs:
             if job.state == "LOST":
                 raise UserError(f"job {job.name} belongs to another machine: {job.error}; delete it there")

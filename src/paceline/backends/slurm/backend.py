@@ -91,11 +91,7 @@ class Slurm(Backend):
         return replaced(job, changes)
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, also by Slurm, and find out what `start` or `run` would do with it.
-
-        Raises:
-            UserError: it cannot run there, its name is taken, or Slurm does not answer.
-        """
+        """Check a job, also by Slurm, and find out what `start` or `run` would do with it."""
         from .precedence import asked
         from .start import prepare, refuse_new
 
@@ -109,11 +105,7 @@ class Slurm(Backend):
         return prepare(self._login, options, spec, detached=detached, target=self.name, allocation=allocation)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Submit a job.
-
-        Raises:
-            UserError: Slurm does not take it; nothing of it is left.
-        """
+        """Submit a job."""
         from .start import SlurmPrepared, start
 
         assert isinstance(prepared, SlurmPrepared)
@@ -128,11 +120,7 @@ class Slurm(Backend):
         return first
 
     def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> SlurmRun:
-        """Submit a job that ends with this process.
-
-        Raises:
-            UserError: see `start`.
-        """
+        """Submit a job that ends with this process."""
         from .foreground import SlurmRun
         from .start import SlurmPrepared, start
 
@@ -152,11 +140,7 @@ class Slurm(Backend):
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """These jobs, or all, the newest first; those that are unknown are left out.
-
-        Raises:
-            UserError: the login node does not answer.
-        """
+        """These jobs, or all, the newest first; those that are unknown are left out."""
         request = {"do": "slurm_describe", "names": None if names is None else list(names), "since": since}
         request["keeps"] = self._keeps_expired
         if names is None:  # a list of all targets waits no longer for one of them than `look`
@@ -219,11 +203,7 @@ class Slurm(Backend):
         )  # fmt: skip
 
     def check(self, progress: ProgressReporter) -> Report:
-        """Try what a job needs on the cluster by a short job, of which nothing is left.
-
-        Raises:
-            UserError: the login node does not answer.
-        """
+        """Try what a job needs on the cluster by a short job, of which nothing is left."""
         from .check import check
 
         return check(self._login, self._given, self.name, progress)
@@ -280,11 +260,7 @@ class Slurm(Backend):
         return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
 
     def stands(self, name: str) -> list[Stand]:
-        """Where the ranks of a job are that runs: a step on each node asks them; takes some seconds.
-
-        Raises:
-            UserError: no rank of it runs, or no node answers.
-        """
+        """Where the ranks of a job are that runs: a step on each node asks them; takes some seconds."""
         (job,) = self.describe([name]).jobs
         of_nodes = {it.node: it.rank for it in reversed(job.instances) if it.state == "RUNNING"}
         steps = [self.shell(name, rank, [NODE_SIDE, "stands"]) for rank in of_nodes.values()]
@@ -314,11 +290,7 @@ class Slurm(Backend):
         return {}
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove jobs that have ended, with all their files.
-
-        Raises:
-            UserError: one has not ended.
-        """
+        """Remove jobs that have ended, with all their files."""
         if names:
             self._login.ask({"do": "slurm_delete", "names": list(names)})
         for name in names:

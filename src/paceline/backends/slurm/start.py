@@ -192,11 +192,7 @@ def _refuse_with_array(spec: JobSpec, options: Options, *, detached: bool) -> No
 
 
 def refuse_new(spec: JobSpec, allocation: Allocation) -> None:
-    """Refuse options for a new job of Slurm.
-
-    Raises:
-        UserError: the job has one.
-    """
+    """Refuse options for a new job of Slurm."""
     for option in ("slurm", "chain", "array"):
         if option in spec.options:
             raise UserError(

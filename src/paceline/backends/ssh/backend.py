@@ -75,19 +75,11 @@ class Ssh(Backend):
     # -- submit --------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, and find out what `start` or `run` would do with it.
-
-        Raises:
-            UserError: it cannot run there.
-        """
+        """Check a job, and find out what `start` or `run` would do with it."""
         return self._prepared(spec, None, detached=detached)
 
     def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
-        """Check a job that goes on from one of another target.
-
-        Raises:
-            UserError: it cannot run there.
-        """
+        """Check a job that goes on from one of another target."""
         return self._prepared(spec, export, detached=True)
 
     def export(self, name: str, *, fresh: bool) -> JobExport:
@@ -109,22 +101,14 @@ class Ssh(Backend):
         return _Prepared(parts.spec, node_ranks=ranks if isinstance(ranks, int) else MOST_RANKS, parts=parts)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on without the client.
-
-        Raises:
-            UserError: it cannot run there, or its name is taken.
-        """
+        """Start a job that goes on without the client."""
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
         with prepared.parts.start(progress) as parts:
             parts.keep()
         return self._jobs.add([(host, parts.reports[host]) for host in parts.hosts])
 
     def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> RemoteRun:
-        """Start a job in the foreground: it ends with this process.
-
-        Raises:
-            UserError: see `start`.
-        """
+        """Start a job in the foreground: it ends with this process."""
         from .foreground import RemoteRun
 
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
@@ -134,11 +118,7 @@ class Ssh(Backend):
         return RemoteRun(parts, prepared.spec, self.where, rank_streams, wanted=hosts, cooldown=cooldown)
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
-        """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX.
-
-        Raises:
-            UserError: one cannot be added; then none is, and the job goes on as it is.
-        """
+        """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX."""
         from .scaling import invitation, join
 
         living = self._jobs.living_hosts_of(name)
@@ -159,11 +139,7 @@ class Ssh(Backend):
         return [host.name for host in chosen]
 
     def scalein(self, name: str, fewer: Sequence[str] | int) -> list[str]:
-        """Remove these hosts, or the last ones, from a job, which goes on without them.
-
-        Raises:
-            UserError: one takes no part in it, or too few would be left.
-        """
+        """Remove these hosts, or the last ones, from a job, which goes on without them."""
         living = self._jobs.living_hosts_of(name)
         chosen = living[max(0, len(living) - fewer) :] if isinstance(fewer, int) else self._hosts.named(fewer)
         if others := [host.name for host in chosen if host not in living]:
@@ -335,11 +311,7 @@ class Ssh(Backend):
         return self._jobs.is_partly_there(name)
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove jobs that have ended, with all their files; returns what is left on hosts that do not answer.
-
-        Raises:
-            UserError: one has not ended everywhere; then nothing is removed.
-        """
+        """Remove jobs that have ended everywhere, or none; returns what is left on hosts that do not answer."""
         for name in names:
             if unended := ", ".join(host.name for host in self._jobs.unended_hosts_of(name)):
                 at_once = f"paceline delete{self.where} --force {name}"

@@ -45,7 +45,7 @@ class _Seen(NamedTuple):
 
 
 class RemoteJobs:
-    """The jobs of a target.
+    """The jobs of a target. Methods for one job raise `UserError` if there is none of this name.
 
     Attributes:
         keeps_expired: whether `describe` leaves jobs whose time to live is over.
@@ -122,30 +122,18 @@ class RemoteJobs:
         return sorted(set(hosts).intersection(found))
 
     def hosts_of(self, name: str) -> list[Host]:
-        """The hosts that have a job, node 0 first.
-
-        Raises:
-            UserError: there is no such job.
-        """
+        """The hosts that have a job, node 0 first."""
         if name not in self._seen and not self.describe([name]).jobs:
             raise UserError(f"no job {name} on {self._hosts.name}")
         return self._seen[name].hosts
 
     def reasons_of(self, name: str) -> list[str]:
-        """Why other hosts that have a part of a job did not answer.
-
-        Raises:
-            UserError: there is no such job.
-        """
+        """Why other hosts that have a part of a job did not answer."""
         self.hosts_of(name)
         return list(self._seen[name].unreachable.values())
 
     def last_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that are in a job's last attempt.
-
-        Raises:
-            UserError: there is no such job.
-        """
+        """The hosts that are in a job's last attempt."""
         self.hosts_of(name)
         return self._seen[name].last
 
@@ -161,20 +149,12 @@ class RemoteJobs:
         return self._seen[name].living
 
     def unended_hosts_of(self, name: str) -> list[Host]:
-        """The hosts where a job had not ended when it was seen last.
-
-        Raises:
-            UserError: there is no such job.
-        """
+        """The hosts where a job had not ended when it was seen last."""
         self.hosts_of(name)
         return self._seen[name].living
 
     def is_partly_there(self, name: str) -> bool:
-        """Whether some host has a part of a job that has not ended, or did not answer while others did.
-
-        Raises:
-            UserError: there is no such job.
-        """
+        """Whether some host has a part of a job that has not ended, or did not answer while others did."""
         self.hosts_of(name)
         seen = self._seen[name]
         return bool(seen.living or seen.unreachable)
@@ -185,19 +165,11 @@ class RemoteJobs:
             self._seen[name].living.remove(host)
 
     def all_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that have a job, and those that may have a part of it and did not answer.
-
-        Raises:
-            UserError: there is no such job.
-        """
+        """The hosts that have a job, and those that may have a part of it and did not answer."""
         return list(dict.fromkeys([*self.hosts_of(name), *self._seen[name].unreachable]))
 
     def host_of(self, name: str, rank: int) -> Host:
-        """The host of a rank, now or in the past; that of node 0 if it is unknown.
-
-        Raises:
-            UserError: there is no such job.
-        """
+        """The host of a rank, now or in the past; that of node 0 if it is unknown."""
         first = self.hosts_of(name)[0]
         return self._seen[name].ranks.get(rank, first)
 

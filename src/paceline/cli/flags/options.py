@@ -44,11 +44,7 @@ class Count(click.IntRange):
     """A number of devices; their names belong to another flag."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number.
-
-        Raises:
-            click.BadParameter: it is none.
-        """
+        """The number."""
         if isinstance(value, str) and "," in value:
             self.fail(f"{value!r} names devices; write --devices {value}", param, ctx)
         return super().convert(value, param, ctx)
@@ -58,11 +54,7 @@ class Port(click.IntRange):
     """A port of sshd; srun's flag of the same letter names a partition."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number.
-
-        Raises:
-            click.BadParameter: it is none.
-        """
+        """The number."""
         if isinstance(value, str) and not value.isdecimal():
             self.fail(f"{value!r} is no port; a partition of Slurm is named by --on slurm --queue {value}", param, ctx)
         return super().convert(value, param, ctx)

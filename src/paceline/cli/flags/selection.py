@@ -102,9 +102,6 @@ def runs(job: Job, hint: str) -> None:
     Args:
         job: as its machines have described it.
         hint: what to do instead.
-
-    Raises:
-        UserError: see above.
     """
     if job.is_over or job.state not in ("RUNNING", "LOST"):
         raise UserError(f"job {job.name} is {job.state}, so no rank runs; {hint}")

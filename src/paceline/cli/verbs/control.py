@@ -103,11 +103,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
 
 
 def refuse_lost(jobs: Sequence[Job]) -> None:
-    """Refuse jobs whose state cannot be known from here.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Refuse jobs whose state cannot be known from here."""
     for job in jobs:
         if job.state == "LOST":
             raise UserError(

@@ -88,11 +88,7 @@ def _run(command: click.Command, tool: Tool, words: list[str]) -> int:
 
 
 def _check(line: Line) -> None:
-    """Refuse flags that contradict each other or cannot be read before anything is said.
-
-    Raises:
-        UserError: there are such.
-    """
+    """Refuse flags that contradict each other or cannot be read before anything is said."""
     context = click.get_current_context()
     cli = context.find_root().command
     command = cli.get_command(context, line.verb) if isinstance(cli, click.Group) else None

@@ -36,11 +36,7 @@ def _submit(**given: Any) -> int:
 
 
 def refuse_script(given: dict[str, Any]) -> None:
-    """Refuse --host-discovery-script, which only a job in the foreground can use.
-
-    Raises:
-        UserError: it is given.
-    """
+    """Refuse --host-discovery-script, which only a job in the foreground can use."""
     if given["host_discovery_script"] is not None:
         raise UserError(
             "--host-discovery-script works with paceline run only; leave it out, and add hosts with paceline scaleout"

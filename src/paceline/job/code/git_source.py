@@ -40,11 +40,7 @@ class Source:
 
 
 def check(source: str) -> None:
-    """Refuse a source that is malformed, holds a password, or would be read as an option or a command by git.
-
-    Raises:
-        UserError: it is one of these.
-    """
+    """Refuse a source that is malformed, holds a password, or would be read as an option or a command by git."""
     _remote(source)
 
 

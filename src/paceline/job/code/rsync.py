@@ -28,11 +28,7 @@ _OPTIONS = ("-rlptgo", "--secluded-args", "--no-inc-recursive", "--info=progress
 
 
 def check(source: str) -> None:
-    """Refuse a source that is malformed, or would be read as an option by rsync or ssh.
-
-    Raises:
-        UserError: it is one of these.
-    """
+    """Refuse a source that is malformed, or would be read as an option by rsync or ssh."""
     if re.match(r"[\w+.-]+://", source):
         raise UserError(f"--sync-source {printable(source)} is a URL; rsync goes by ssh: write USER@HOST:FOLDER")
     if re.match(r"[^/:]*::", source):

@@ -344,9 +344,6 @@ def check_checkpoint_dir(job: Mapping[str, Any], folder: Path | None = None) -> 
 
     Args:
         folder: folder in which the ranks start, if it is not the job's working dir.
-
-    Raises:
-        Refused: another job does.
     """
     if job["checkpoint_dir"] is None:
         return

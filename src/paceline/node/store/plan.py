@@ -224,9 +224,6 @@ def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
 
     A folder in the job's own copy of its code is new. The job itself may already save there for a node that joins it,
     that may come in place of a lost one, or that is one of several that are started by hand.
-
-    Raises:
-        Refused: another job does.
     """
     is_new = job["code"] is not None and not os.path.isabs(job["checkpoint_dir"] or "")
     if not is_new and not order.joins and not order.peers and (home.is_remote or fitting.node_range(job)[1] == 1):

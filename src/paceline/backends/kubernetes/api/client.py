@@ -35,7 +35,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class Cluster:
-    """The API server of a target.
+    """The API server of a target. All that asks it raises `UserError` as `send` does.
 
     Attributes:
         name: of the target.
@@ -90,22 +90,14 @@ class Cluster:
         return self._version
 
     def versions(self, group: str) -> list[str]:
-        """The versions of a group of kinds that the server has, the one that it prefers first.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """The versions of a group of kinds that the server has, the one that it prefers first."""
         if self._groups is None:
             found = self.get("/apis").get("groups") or ()
             self._groups = {it["name"]: [one["version"] for one in it.get("versions") or ()] for it in found}
         return self._groups.get(group, [])
 
     def serves(self, api_version: str, kind: str) -> bool:
-        """Whether the server has a kind in this version: `serves("kubeflow.org/v1", "PyTorchJob")`.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """Whether the server has a kind in this version: `serves("kubeflow.org/v1", "PyTorchJob")`."""
         group, _, version = api_version.partition("/")
         if version not in self.versions(group):
             return False
@@ -115,11 +107,7 @@ class Cluster:
         return kind in self._kinds[api_version]
 
     def schema(self, api_version: str, kind: str) -> Schema | None:
-        """The schema of a kind; None if the server does not tell.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """The schema of a kind; None if the server does not tell."""
         from .schema import Schema
 
         try:
@@ -141,35 +129,19 @@ class Cluster:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **params: Any) -> Object:
-        """An object, or a list of them.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """An object, or a list of them."""
         return self.send("GET", path, params)
 
     def create(self, path: str, manifest: Object, **params: Any) -> Object:
-        """Create an object, which may have no field that the server does not know.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """Create an object, which may have no field that the server does not know."""
         return self.send("POST", path, {**STRICT, **params}, manifest)
 
     def patch(self, path: str, changes: Any, kind: str = MERGE_PATCH) -> Object:
-        """Change an object; its changes may have no field that the server does not know.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """Change an object; its changes may have no field that the server does not know."""
         return self.send("PATCH", path, STRICT, changes, kind)
 
     def delete(self, path: str, **options: Any) -> Object:
-        """Delete an object, and in the background all that it owns.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """Delete an object, and in the background all that it owns."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background", **options}
         return self.send("DELETE", path, {}, body)
 
@@ -263,9 +235,6 @@ class Cluster:
 
         Yields:
             Pages, as the server sends them.
-
-        Raises:
-            UserError: see `send`.
         """
         if self._mirrors is None:
             yield from self.pages(path, **params)
@@ -286,9 +255,6 @@ class Cluster:
 
         Yields:
             Pages, as the server sends them.
-
-        Raises:
-            UserError: see `send`.
         """
         token = version = ""
         tries = 3
@@ -313,11 +279,7 @@ class Cluster:
                 return
 
     def all(self, path: str, **params: Any) -> tuple[dict[str, Object], str]:
-        """All objects of a kind by name, and the version of the list.
-
-        Raises:
-            UserError: see `send`.
-        """
+        """All objects of a kind by name, and the version of the list."""
         found: dict[str, Object] = {}
         version = ""
         for page in self.list(path, **params):

@@ -72,9 +72,6 @@ def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str
 
     Args:
         record: of the code of the job that it resumes; None without one.
-
-    Raises:
-        UserError: they are missing.
     """
     if not is_fetched_there(spec):
         return

@@ -16,11 +16,7 @@ _LATER = "WaitForFirstConsumer"  # such a claim is bound when its first pod has 
 
 
 def check(cluster: Cluster, spec: JobSpec) -> None:
-    """Refuse a job whose claims are not there, or not bound, as far as this user may see them.
-
-    Raises:
-        UserError: one is not.
-    """
+    """Refuse a job whose claims are not there, or not bound, as far as this user may see them."""
     for name in dict.fromkeys(mount.volume for mount in spec.data):
         see = f"see paceline data list{cluster.where}"
         try:

@@ -55,6 +55,7 @@ class Kind(ABC):
         sets_variables: whether its controller gives the pods of a plain job the variables by which ranks meet.
         replaces: whether its controller makes another pod for one that is lost, of the same number and name.
         makes_groups: whether its controller makes the PodGroup of a gang.
+        success: the condition that is true when it has succeeded.
         margin: letters that its objects have in their names besides the job's name and a number.
     """
 
@@ -70,6 +71,7 @@ class Kind(ABC):
     replaces: ClassVar[bool] = False
     makes_groups: ClassVar[bool] = False
     margin: ClassVar[int] = 0
+    success: ClassVar[str] = "Complete"
 
     def __init__(self, version: str | None = None) -> None:
         """Take a version; the best one by default."""
@@ -129,12 +131,12 @@ class Kind(ABC):
         """Its spec as it is to be when all else is there."""
 
     @abstractmethod
-    def address(self, name: str, number: int) -> str:
-        """The host name at which other pods find the pod of a node."""
-
-    @abstractmethod
     def host(self, name: str, number: int) -> str:
         """What the pod of a node is called."""
+
+    def address(self, name: str, number: int) -> str:
+        """The host name at which other pods find the pod of a node; here by the Service that has the job's name."""
+        return f"{self.host(name, number)}.{name}"
 
     def services(self, order: Order) -> list[Manifest]:
         """The Services that the pods need and nobody else makes."""
@@ -146,21 +148,28 @@ class Kind(ABC):
         """Whether it can be there without pods."""
         return True
 
-    @abstractmethod
     def suspension(self, found: Object, value: bool) -> Manifest:
         """The patch of the spec that suspends or resumes it.
 
         Raises:
             UserError: it cannot be suspended.
         """
+        return {"suspend": value}
 
-    @abstractmethod
     def is_suspended(self, found: Object) -> bool:
         """Whether it is to have no pods."""
+        return bool(found["spec"].get("suspend"))
 
-    @abstractmethod
     def ending(self, found: Object) -> Ending | None:
-        """How it has ended; None if it has not."""
+        """How it has ended, by its conditions; None if it has not."""
+        status = found.get("status") or {}
+        if done := condition(found, self.success):
+            return Ending(True, moment(status.get("completionTime")) or moment(done.get("lastTransitionTime")))
+        if failed := condition(found, "Failed"):
+            reason, message = str(failed.get("reason") or ""), " ".join(str(failed.get("message") or "").split())
+            is_late = reason == "DeadlineExceeded" or "active longer than specified deadline" in message
+            return Ending(False, moment(failed.get("lastTransitionTime")), reason, message, is_late)
+        return None
 
     @abstractmethod
     def nodes(self, found: Object) -> int:
@@ -190,18 +199,6 @@ def condition(found: Object, kind: str) -> Object | None:
     """A condition that is true."""
     conditions = (found.get("status") or {}).get("conditions") or ()
     return next((it for it in conditions if it["type"] == kind and it["status"] == "True"), None)
-
-
-def ending(found: Object, success: str, failure: str) -> Ending | None:
-    """How a job has ended by two conditions."""
-    status = found.get("status") or {}
-    if done := condition(found, success):
-        return Ending(True, moment(status.get("completionTime")) or moment(done.get("lastTransitionTime")))
-    if failed := condition(found, failure):
-        reason, message = str(failed.get("reason") or ""), " ".join(str(failed.get("message") or "").split())
-        is_late = reason == "DeadlineExceeded" or "active longer than specified deadline" in message
-        return Ending(False, moment(failed.get("lastTransitionTime")), reason, message, is_late)
-    return None
 
 
 def run_policy(order: Order) -> dict[str, Any]:

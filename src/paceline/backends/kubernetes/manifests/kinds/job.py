@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.kubernetes.manifests import objects, replacing
 from paceline.backends.kubernetes.options import PORT
 
-from .base import Ending, Kind, ending, run_policy
+from .base import Kind, run_policy
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Object
@@ -45,10 +45,6 @@ class BatchJob(Kind):
         template = indexed(order)
         return {**template, "suspend": order.is_queued, **run_policy(order), "template": template["template"]}
 
-    def address(self, name: str, number: int) -> str:
-        """See `Kind`."""
-        return f"{name}-{number}.{name}"
-
     def host(self, name: str, number: int) -> str:
         """See `Kind`."""
         return f"{name}-{number}"
@@ -62,18 +58,6 @@ class BatchJob(Kind):
             "ports": [{"name": "agents", "port": PORT}],
         }
         return [{"apiVersion": "v1", "kind": "Service", "metadata": objects.meta(order), "spec": spec}]
-
-    def suspension(self, found: Object, value: bool) -> Manifest:
-        """See `Kind`."""
-        return {"suspend": value}
-
-    def is_suspended(self, found: Object) -> bool:
-        """See `Kind`."""
-        return bool(found["spec"].get("suspend"))
-
-    def ending(self, found: Object) -> Ending | None:
-        """See `Kind`."""
-        return ending(found, "Complete", "Failed")
 
     def nodes(self, found: Object) -> int:
         """See `Kind`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .base import Ending, Kind, ending, run_policy
+from .base import Kind, run_policy
 from .job import COMPLETION_INDEX, indexed
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class JobSet(Kind):
     brought_by = "JobSet"
     index_variable = COMPLETION_INDEX
     sets_variables = False
+    success = "Completed"
     margin = len(f"-{ROLE}-0-xxxxx")
 
     def spec(self, order: Order) -> Manifest:
@@ -42,25 +43,9 @@ class JobSet(Kind):
             "replicatedJobs": [{"name": ROLE, "replicas": 1, "template": {"spec": job}}],
         }
 
-    def address(self, name: str, number: int) -> str:
-        """See `Kind`."""
-        return f"{self.host(name, number)}.{name}"
-
     def host(self, name: str, number: int) -> str:
         """See `Kind`."""
         return f"{name}-{ROLE}-0-{number}"
-
-    def suspension(self, found: Object, value: bool) -> Manifest:
-        """See `Kind`."""
-        return {"suspend": value}
-
-    def is_suspended(self, found: Object) -> bool:
-        """See `Kind`."""
-        return bool(found["spec"].get("suspend"))
-
-    def ending(self, found: Object) -> Ending | None:
-        """See `Kind`."""
-        return ending(found, "Completed", "Failed")
 
     def nodes(self, found: Object) -> int:
         """See `Kind`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.order import Role
 
-from .base import Ending, Kind, ending, run_policy
+from .base import Kind, run_policy
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Object
@@ -30,6 +30,7 @@ class Replicated(Kind):
     brought_by = "the Kubeflow Training Operator"
     margin = len("-worker")
     makes_groups = True
+    success = "Succeeded"
     field: ClassVar[str]
     main_role: ClassVar[str | None] = "Master"
     ranks_field: ClassVar[str | None] = None
@@ -114,10 +115,6 @@ class Replicated(Kind):
     def is_suspended(self, found: Object) -> bool:
         """See `Kind`."""
         return bool(_policy_of(found).get("suspend"))
-
-    def ending(self, found: Object) -> Ending | None:
-        """See `Kind`."""
-        return ending(found, "Succeeded", "Failed")
 
     def ttl(self, found: Object) -> int | None:
         """See `Kind`."""

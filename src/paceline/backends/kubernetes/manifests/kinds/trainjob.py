@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.kubernetes.manifests import cloning, objects
 from paceline.backends.kubernetes.manifests.names import GROUP
 
-from .base import Ending, Kind, ending
+from .base import Kind
 from .job import COMPLETION_INDEX
 from .jobset import ROLE
 
@@ -104,25 +104,9 @@ class TrainJob(Kind):
             found["activeDeadlineSeconds"] = max(1, int(order.spec.time_limit))
         return found
 
-    def address(self, name: str, number: int) -> str:
-        """See `Kind`."""
-        return f"{self.host(name, number)}.{name}"
-
     def host(self, name: str, number: int) -> str:
         """See `Kind`."""
         return f"{name}-{ROLE}-0-{number}"
-
-    def suspension(self, found: Object, value: bool) -> Manifest:
-        """See `Kind`."""
-        return {"suspend": value}
-
-    def is_suspended(self, found: Object) -> bool:
-        """See `Kind`."""
-        return bool(found["spec"].get("suspend"))
-
-    def ending(self, found: Object) -> Ending | None:
-        """See `Kind`."""
-        return ending(found, "Complete", "Failed")
 
     def nodes(self, found: Object) -> int:
         """See `Kind`."""

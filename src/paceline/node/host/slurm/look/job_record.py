@@ -151,11 +151,7 @@ def is_requeued(folder: JobFolder, start: Start, queue: Queue) -> bool:
 
 
 def refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
-    """Refuse a job that goes on in another cluster.
-
-    Raises:
-        Refused: it does.
-    """
+    """Refuse a job that goes on in another cluster."""
     if elsewhere := queue.elsewhere(folder.read()):
         raise Refused(f"job {folder.name} cannot be reached: {elsewhere}; go to a login node of its cluster")
 

@@ -284,11 +284,7 @@ def _working_dir(job: Mapping[str, Any]) -> str:
 
 
 def _check_program(job: Mapping[str, Any], folder: str | Path) -> None:
-    """Check that the script is there; the nodes check the rest, since other things may be installed on them.
-
-    Raises:
-        Refused: it is not.
-    """
+    """Check that the script is there; the nodes check the rest, since other things may be installed on them."""
     if job["script"] is not None:
         program_kind(job["script"], Path(folder))
 
