@@ -10,6 +10,9 @@ import pytest
 from tests.node.watching.test_hang import stand
 
 from paceline.node.eventloop.loop import Loop
+from paceline.node.watching import asking
+from paceline.node.watching.activity import Activity
+from paceline.node.watching.asking import Asked
 from paceline.node.watching.native import Dump
 from paceline.node.watching.typical import place
 
@@ -50,6 +53,21 @@ def test_the_frames_of_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = place(stand(1, None, seen=threads))
     assert found["where"] == "train.py:6 in main"
     assert found["why"] == "C code holds the interpreter's lock, in clock_nanosleep of libc.so.6"
+
+
+def test_many_silent_ranks_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    dumps: list[Any] = []
+    monkeypatch.setattr(asking, "Dump", lambda loop, pid, then: dumps.append(then))
+    ranks = {number: Asked("none", 0, number, 0, 1 << 30) for number in range(9)}
+    loop, found = Loop(), list[Any]()
+    asking.ask(loop, ranks, {number: Activity(0.0) for number in ranks}, found.extend)
+    loop.run_until(lambda: len(dumps) == asking._MOST_DUMPS)
+    at_once = asking._MOST_DUMPS
+    for number in range(9):
+        assert len(dumps) == min(9, at_once + number)
+        dumps[number]([], "")
+        loop.run_until(lambda: len(dumps) == min(9, at_once + number + 1))  # noqa: B023
+    assert len(found) == 9
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import socket
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .activity import Activity
 
 _ANSWER_SECONDS = 2.0  # that a rank has to answer
+_MOST_DUMPS = 4  # at once: each takes about a core for a second
+_DUMP_SECONDS = 10.0  # after which no other one begins
 
 
 class Asked(NamedTuple):
@@ -97,12 +100,24 @@ def ask(
     """
     answers: dict[int, Answer | None] = {}
     stands: dict[int, Stand] = {}
+    silent: list[int] = []  # ranks that have not answered, and are not seen yet
+    waiting: collections.deque[int] = collections.deque()  # those of them that are not looked at yet
+    until: list[float] = []
 
     def saw(number: int, threads: list[Thread], problem: str) -> None:
         stands[number]["seen"], stands[number]["unseen"] = threads, problem
-        answers[number] = {}
-        if None not in answers.values():
+        silent.remove(number)
+        if not silent:
             then(list(stands.values()))
+        elif waiting:
+            loop.after(0.0, look_at_next)
+
+    def look_at_next() -> None:
+        number = waiting.popleft()
+        if time.monotonic() < until[0]:
+            Dump(loop, ranks[number].pid, partial(saw, number))
+        else:
+            saw(number, [], f"other ranks that do not answer were looked at for {_DUMP_SECONDS:g} s")
 
     def heard(number: int, answer: Answer | None) -> None:
         answers[number] = answer
@@ -111,9 +126,11 @@ def ask(
         if len(answers) == len(ranks):
             now = time.monotonic()
             stands.update({one: _stand(ranks[one], activities[one], answers[one], now) for one in ranks})
-            silent = [one for one in ranks if answers[one] is None] if looks else []
-            for one in silent:
-                Dump(loop, ranks[one].pid, partial(saw, one))
+            silent.extend(one for one in ranks if answers[one] is None and looks)
+            waiting.extend(silent)
+            until.append(now + _DUMP_SECONDS)
+            for _ in silent[:_MOST_DUMPS]:
+                loop.after(0.0, look_at_next)
             if not silent:
                 then(list(stands.values()))
 
