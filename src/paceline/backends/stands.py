@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from paceline.node.watching.hang import find, grouped, who
 from paceline.node.watching.live import SECONDS
-from paceline.node.watching.slowness import in_words
+from paceline.node.watching.slowness import across, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.contract.stands import Hang, Stand
 
-__all__ = ["SECONDS", "grouped", "hang_of", "in_words", "who"]
+__all__ = ["SECONDS", "across", "grouped", "hang_of", "in_words", "who"]
 
 
 def hang_of(stands: Sequence[Stand]) -> Hang | None:

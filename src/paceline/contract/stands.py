@@ -57,6 +57,8 @@ class Loader(TypedDict):
         pinned: whether its batches are in pinned memory.
         batch: samples in a batch; None if that is not known.
         done: batches that this iteration has yielded.
+        prefetch: batches that each worker loads ahead; None without workers.
+        busy: workers that have a batch to load.
     """
 
     id: int
@@ -64,6 +66,26 @@ class Loader(TypedDict):
     pinned: bool
     batch: int | None
     done: int
+    prefetch: int | None
+    busy: int
+
+
+class Ddp(TypedDict):
+    """How a DistributedDataParallel exchanges gradients.
+
+    Attributes:
+        finds_unused: its `find_unused_parameters`.
+        unused: bytes of the parameters that got no gradient.
+        buckets: how many there are.
+        bytes: of all parameters.
+        exposed: seconds of a step in which it exchanges, and does not compute gradients.
+    """
+
+    finds_unused: bool
+    unused: int
+    buckets: int
+    bytes: int
+    exposed: float
 
 
 class Answer(TypedDict, total=False):
@@ -81,6 +103,8 @@ class Answer(TypedDict, total=False):
         gpu: whether torch uses one.
         runs: the expression that the innermost frame of the main thread is at, from Python 3.11 on: its first and last
             line, its first byte in the former, and its end in the latter.
+        ddp: in whose forward pass the main thread is now.
+        single: whether a linear layer there multiplies in float32 on a GPU, without TF32.
     """
 
     numbers: dict[str, int]
@@ -93,6 +117,8 @@ class Answer(TypedDict, total=False):
     computing: int
     gpu: bool
     runs: Sequence[int]
+    ddp: Ddp
+    single: bool
 
 
 class Stand(TypedDict):
@@ -174,7 +200,7 @@ class Hang(TypedDict):
 
 
 class Busiest(TypedDict):
-    """The rank of a node that waits least for the others.
+    """The rank of a node that waits least for other ranks.
 
     Attributes:
         rank: which.
@@ -192,9 +218,10 @@ class Busiest(TypedDict):
 
 
 class Spent(TypedDict, total=False):
-    """What the ranks of a node have spent their time on. What is not known is missing, but for the first three.
+    """What the ranks of a node have spent their time on. What is not known is missing, but for the first four.
 
     Attributes:
+        host: that they run on.
         samples: how many there are.
         parts: the share of each part of a step, the largest first.
         lines: of each part the line of the script that it was at most often.
@@ -206,10 +233,18 @@ class Spent(TypedDict, total=False):
         ranks: how many run here.
         cores: that they may use; used: how many of them they and their children have kept busy; free: how many nobody.
         queued: the share of the time in which main threads were ready, and waited for a core.
-        computing, gpu: see `Answer`.
-        busiest: the rank that keeps the others waiting, if one does.
+        computing, gpu, ddp, single: see `Answer`.
+        busy: the share of the workers that had a batch to load while the main thread waited for them.
+        iterations: over batches, of all ranks.
+        collectives: for each batch; by_hand: the share of the time in those that the script calls itself.
+        pace: the rank that waits least for others; its `others` are all ranks here.
+        busiest: the same, if it keeps the others here waiting.
+        rate: bytes per second that processes which load have read here.
+        local: the same of the local temporary folder.
+        gpu_use: the share of the time in which the GPUs of the ranks compute; gpu_memory: of their memory that is used.
     """
 
+    host: str
     samples: int
     parts: dict[str, float]
     lines: dict[str, str]
@@ -226,7 +261,18 @@ class Spent(TypedDict, total=False):
     queued: float
     computing: int
     gpu: bool
+    ddp: Ddp
+    single: bool
+    busy: float
+    iterations: int
+    collectives: float
+    by_hand: float
+    pace: Busiest
     busiest: Busiest
+    rate: float
+    local: float
+    gpu_use: float
+    gpu_memory: float
 
 
 class ProfileRequest(TypedDict):

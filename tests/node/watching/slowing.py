@@ -102,6 +102,72 @@ while True:
     dist.broadcast(t, 0)
     if t[0]: break
 """
+_LATE = """
+class Own(torch.utils.data.Dataset):
+    def __len__(self): return 1_000_000
+    def __getitem__(self, index):
+        if index % 11 == 0: time.sleep(0.4)
+        return torch.ones(1)
+for batch in torch.utils.data.DataLoader(Own(), num_workers=2, prefetch_factor=8 if FIXED else 2):
+    work(0.02)
+    if step(): break
+"""
+_EPOCHS = """
+loader = torch.utils.data.DataLoader(torch.ones(10, 8), num_workers=2, persistent_workers=FIXED)
+while SECONDS:
+    for batch in loader:
+        work(0.01)
+        if step(): SECONDS = 0
+"""
+_FAR = """
+there, end = os.pipe()
+if os.fork() == 0:
+    os.close(there)
+    while True:
+        os.write(end, bytes(100_000))
+        time.sleep(0.01)
+class Own(torch.utils.data.Dataset):
+    def __len__(self): return 1_000_000
+    def __getitem__(self, index):
+        left = 0 if FIXED else 500_000
+        while left: left -= len(os.read(there, left))
+        return torch.ones(1)
+for batch in torch.utils.data.DataLoader(Own()):
+    work(0.02)
+    if step(): break
+"""
+_GRADIENTS = """
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(40)])
+ddp = torch.nn.parallel.DistributedDataParallel(model, {options})
+t = torch.ones(8)
+while True:
+    ddp(torch.ones(4, 100)).sum().backward()
+    t[0] = step()
+    dist.broadcast(t, 0)
+    if t[0]: break
+"""
+_BY_HAND = """
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(40)])
+ddp = torch.nn.parallel.DistributedDataParallel(model) if FIXED else model
+loader, t = torch.utils.data.DataLoader(torch.ones(100_000, 100), batch_size=4), torch.ones(8)
+for batch in loader:
+    ddp(batch).sum().backward()
+    if not FIXED:
+        for parameter in model.parameters(): dist.all_reduce(parameter.grad)
+    t[0] = step()
+    dist.broadcast(t, 0)
+    if t[0]: break
+"""
+_OPTIMIZER = """
+model = torch.nn.Linear(2000, 2000)
+optimizer = torch.optim.Adam(model.parameters())
+while True:
+    model(torch.ones(2 if FIXED else 1, 2000)).sum().backward()
+    optimizer.step()
+    if step() or (FIXED and step()): break  # a step of one sample
+"""
 _EACH = "while not step():\n    work(0.05)\n    {what}\n"
 
 # name → ranks, script, what is said of it.
@@ -112,6 +178,13 @@ CAUSES: dict[str, tuple[int, str, str]] = {
                      "0 workers read it from slow storage; num_workers="),
     "too few workers": (1, _LOADER.format(reads="time.sleep(0.02)", workers="4 if FIXED else 1"),
                         "1 workers are too few|waits for the workers"),
+    "late batches": (1, _LATE, "workers have nothing to load; prefetch_factor=8"),
+    "epochs": (1, _EPOCHS, "persistent_workers=True"),
+    "far storage": (1, _FAR, "from slow storage, .* while the local temporary folder gives"),
+    "unused parameters": (2, _GRADIENTS.format(options="find_unused_parameters=not FIXED"), "find_unused_parameters"),
+    "small buckets": (2, _GRADIENTS.format(options="bucket_cap_mb=25 if FIXED else 0.05"), "bucket_cap_mb=25"),
+    "exchange by hand": (2, _BY_HAND, "collectives of the script for each batch"),
+    "small batches": (1, _OPTIMIZER, "a batch twice as large"),
     "many small files": (1, _MANY_FILES, "many small files"),
     "evaluation on one rank": (2, _ALONE, "wait for rank 0, which evaluates alone"),
     "a slow rank": (2, _SLOW_RANK, "wait for rank 1, which is at script.py"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.node.machine.gpus import USE_FIELDS, parse_nvidia_smi, with_processes
+from paceline.node.machine.probe import read_rate
 from paceline.node.watching.asking import Asked
+from paceline.node.watching.gpu_use import GpuUse
 from paceline.node.watching.outside import Process
-from paceline.node.watching.slowness import causes, in_words
+from paceline.node.watching.slowness import across, causes, in_words
 from paceline.node.watching.spent import Samples
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ STACKS: dict[str, list[tuple[str, int, str]]] = {
     "nothing of the script": [("/usr/lib/python3.12/site-packages/torch/__init__.py", 1, "<module>")],
 }  # fmt: skip
 
+_DDP = {"finds_unused": False, "unused": 0, "buckets": 1, "bytes": 20_000_000, "exposed": 0.0}
 _LOADER = {"loader": {"workers": 2, "batch": 8}}
 
 
@@ -114,6 +119,80 @@ def test_a_rank_that_evaluates_alone_is_named() -> None:
     )
 
 
+def test_nodes_are_compared() -> None:
+    spents: list[Any] = []
+    for host, counts in (("gpu-1", {"exchange": 50, "backward": 50}), ("gpu-2", {"exchange": 5, "backward": 95})):
+        samples = Samples()
+        add(samples, counts, rank=2 * len(spents))
+        add(samples, counts, rank=2 * len(spents) + 1)
+        spents.append({"host": host, **samples.spent()})
+    (line,) = across(spents)
+    assert line.startswith(
+        "50 % of the time ranks on other nodes wait for those on gpu-2, of which rank 2 is at train.py:34 (backward) "
+        "when it does not wait; as fast as the others they would save about 45 % of the time; look at this host: "
+    )
+    assert across(spents[:1]) == across([spents[0], dict(spents[0])]) == []
+    samples = Samples()
+    add(samples, {"exchange": 80, "backward": 20})
+    add(samples, {"backward": 100}, rank=1)
+    assert across([spents[0], {"host": "gpu-2", **samples.spent()}]) == []  # the line of its node names rank 1
+
+
+def test_what_happens_once_is_no_part_of_a_step() -> None:
+    samples, own = Samples(), (SCRIPT, 3, "<module>")
+    fetch = (f"{TORCH}/utils/data/_utils/fetch.py", 54, "fetch")
+    for number, frames in enumerate((
+        [(f"{TORCH}/optim/__init__.py", 9, "<module>"), ("<frozen importlib._bootstrap>", 241, "_call"), own],
+        [(f"{TORCH}/distributed/rendezvous.py", 9, "_create_c10d_store"),
+         (f"{TORCH}/distributed/distributed_c10d.py", 99, "init_process_group"), own],
+        [(f"{TORCH}/serialization.py", 9, "load_tensor"), (f"{TORCH}/serialization.py", 8, "load"), own],
+        [(f"{TORCH}/nn/modules/module.py", 9, "_call_impl"), (f"{TORCH}/_dynamo/convert_frame.py", 8, "_compile"), own],
+        [("/tmp/torchinductor_ada/x/y.py", 9, "call"), (f"{TORCH}/_inductor/output_code.py", 8, "__call__"), own],
+        [(f"{TORCH}/serialization.py", 8, "load"), (SCRIPT, 5, "__getitem__"), fetch, own],
+    )):  # fmt: skip
+        answer: Any = {"threads": [{"name": "MainThread", "frames": frames}]}
+        samples.add(Asked("", 0, 0, 0, 7), answer, Process("R"), float(number))
+    parts = ["import", "joining", "restore", "compile", "forward", "loading"]
+    assert sorted(samples.spent()["parts"]) == sorted(parts)
+
+
+def test_workers_that_start_are_no_part_of_a_step() -> None:
+    samples, get = Samples(), (f"{TORCH}/utils/data/dataloader.py", 1275, "_try_get_data")
+    for number in range(40):  # four epochs of ten seconds; a worker of two has something to do
+        answer: Any = {
+            "threads": [{"name": "MainThread", "frames": [get, (SCRIPT, 3, "<module>")]}],
+            "loader": {"id": 1, "workers": 2, "batch": 4, "done": 3 * (number % 10), "prefetch": 2, "busy": 1},
+        }
+        samples.add(Asked("", 0, 0, 0, 7), answer, Process("S"), float(number))
+    spent = samples.spent()
+    assert spent["parts"] == {"workers": 0.9, "start of workers": 0.1}
+    assert (spent["iterations"], spent["busy"], spent["step"]) == (4, 0.5, pytest.approx(1 / 3))
+    lines = causes({**spent, "cores": 8, "used": 1.0, "free": 7.0})
+    assert "prefetch_factor=8" in lines[0]
+    assert "persistent_workers=True would save about 10 % of the time" in lines[1]
+
+
+def test_the_gpus_of_the_ranks() -> None:
+    rows = "0, GPU-a, H100, 20, 81920, 8192, 30, 90\n1, GPU-b, H100, 90, 81920, 73728, 30, 90\n"
+    me = os.getpid()
+    for processes, use in (
+        (f"GPU-a, {me}, 8000\nGPU-b, 1, 8", 0.2),
+        (f"GPU-a, {1 << 30}, 8", 0.55),
+        ("GPU-b, 1, 8", 0),
+    ):
+        gpus = with_processes(parse_nvidia_smi(rows, USE_FIELDS)[0], processes)
+        watched = GpuUse(lambda: gpus)  # noqa: B023 - called in this turn
+        assert watched.known() == {}
+        for _ in range(5):
+            watched.take([me])
+        assert watched.known().get("gpu_use", 0) == pytest.approx(use)
+
+
+def test_the_rate_of_a_folder(tmp_path: Path) -> None:
+    assert (read_rate(str(tmp_path), 60.0) or 0) > 0
+    assert read_rate(str(tmp_path / "missing")) is None
+
+
 @pytest.mark.parametrize(
     ("parts", "known", "words"),
     [
@@ -124,6 +203,29 @@ def test_a_rank_that_evaluates_alone_is_named() -> None:
         ({"exchange": 0.4}, {"busiest": {"rank": 3, "exchange": 0.1, "others": 0.5, "part": "script",
                                          "line": "train.py:9"}}, "wait for rank 3, .* would save about 40 %"),
         ({"exchange": 0.4}, {}, "paceline tune"),
+        ({"workers": 0.5}, {**_LOADER, "busy": 0.5, "used": 1.0, "free": 7.0},
+         "while 50 % of the 2 workers have nothing to load; prefetch_factor=8 would save about 50 %"),
+        ({"loading": 0.5}, {"still": {"loading": 1}, "step": 1.0, "read": 5e6, "ranks": 1, "local": 1e9},
+         "read 5 MB a batch from slow storage, 10 MB/s, .* 1 GB/s; a copy on a local disk would save up to 0.49 s"),
+        ({"loading": 0.5}, {"still": {"loading": 1}, "step": 1.0, "read": 5e8, "ranks": 1, "local": 2e9},
+         "from slow storage; num_workers=1 would save about 0.5 s"),
+        ({"workers": 0.5}, {**_LOADER, "rate": 1e7, "local": 1e9, "used": 1.1, "free": 2.0, "ranks": 1},
+         "2 workers read 10 MB/s .* up to 50 % of the time, or num_workers=4 about 50 %"),
+        ({"workers": 0.5}, {**_LOADER, "rate": 1e7, "local": 1e9, "used": 2.4, "free": 2.0, "ranks": 1}, "too few"),
+        ({"start of workers": 0.3}, {"iterations": 3, "ranks": 1}, "persistent_workers=True would save about 30 %"),
+        ({"start of workers": 0.3, "restore": 0.3}, {"iterations": 2, "ranks": 2}, None),
+        ({"exchange": 0.3}, {"ddp": {**_DDP, "finds_unused": True}}, "find_unused_parameters.* save up to 15 %"),
+        ({"exchange": 0.25}, {"ddp": {**_DDP, "finds_unused": True, "unused": 4}}, None),
+        ({"exchange": 0.3}, {"ddp": {**_DDP, "buckets": 10}}, "10 buckets of 2 MB on average; .* up to 24 %"),
+        ({"forward": 0.8}, {"gpu": True, "step": 1.0, "ddp": {**_DDP, "buckets": 10, "exposed": 0.4}}, "10 buckets"),
+        ({"exchange": 0.4}, {"collectives": 20.0, "by_hand": 0.4}, "in 20 collectives of the script.* up to 38 %"),
+        ({"exchange": 0.25}, {"collectives": 20.0, "by_hand": 0.0}, None),
+        ({"optimizer": 0.6}, {}, "60 % .* a batch twice as large would save about 30 %"),
+        ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.3, "gpu_memory": 0.1}, "twice as large would save about 50 %"),
+        ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.3, "gpu_memory": 0.8}, "reduce-overhead.* up to 70 %"),
+        ({"loading": 0.9}, {"gpu": True, "gpu_use": 0.3, "gpu_memory": 0.1}, "^90 % .* num_workers=[^\n]*$"),
+        ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.9, "single": True}, "in float32; torch.autocast"),
+        ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.9, "single": False}, None),
         ({"checkpoint": 0.5}, {}, "a tenth as often would save about 45 %"),
         ({"logging": 0.5}, {}, "every hundredth step would save about 50 %"),
         ({"item": 0.5}, {}, "would save up to 50 %"),

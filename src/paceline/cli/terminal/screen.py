@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.backends.foreground import Foreground, RankStreams, Update
+    from paceline.contract.stands import Spent
 
 
 _LONGEST = 1024 * 1024  # bytes of a line; a longer one is shown in pieces
@@ -52,6 +53,7 @@ class Screen:
         self._local: dict[int, int] = {}  # rank → local rank
         self._prefix_all = rank_streams.several
         self._code: int | None = None
+        self._spent: list[Spent] = []  # of each node that has said it
         self._say(f"job {job.name}: {job.first_line}")
 
     def show(self, update: Update) -> None:
@@ -103,6 +105,7 @@ class Screen:
                 "--start-method exec does the same without this line"
             )
         elif event.name in ("unjoined", "note", "hang", "spent"):
+            self._spent += [details["spent"]] if event.name == "spent" else []
             for line in details.get("causes", ()) if event.name == "spent" else [details["why"]]:
                 self._say(f"{line}; see: paceline why {self._job.name}" if event.name == "hang" else line)
         elif event.name in ("lost", "joined", "apart"):
@@ -154,9 +157,15 @@ class Screen:
             return self._code
         self._finish_lines()
         code, lines = self._job.unreported_end()
-        for line in lines:
+        for line in (*self._compared(), *lines):
             self._say(line)
         return code
+
+    def _compared(self) -> list[str]:
+        """What nodes have said in comparison."""
+        from paceline.backends.stands import across  # few jobs have several nodes
+
+        return across(self._spent) if len(self._spent) > 1 else []
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.backends.base import Watched, able
-from paceline.backends.stands import SECONDS, grouped, hang_of, in_words, who
+from paceline.backends.stands import SECONDS, across, grouped, hang_of, in_words, who
 from paceline.backends.story import story
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import failed, known, runs
@@ -117,6 +117,9 @@ def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield ""
         yield f"time{host}: {in_words(event['spent'])}"
         yield from event.get("causes", ())  # jobs of older versions have none
+    if over := across([event["spent"] for event in found]):
+        yield ""
+        yield from over
 
 
 def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:

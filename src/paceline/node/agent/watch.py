@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import traceback
 from functools import partial
@@ -12,7 +13,8 @@ from paceline.node.eventloop.loop import Loop
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
 from paceline.node.watching.hang import grouped
-from paceline.node.watching.outside import look, look_at_children
+from paceline.node.watching.outside import TICKS, look, look_at_children
+from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.stands import Answer, Place, Spent, Stand
     from paceline.node.ranks.launcher import Rank
+    from paceline.node.watching.gpu_use import GpuUse
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
 _LEAST = 0.25  # seconds between two looks
@@ -27,6 +30,7 @@ _SOON = 1.0  # seconds between the first ones, so that short jobs are sampled to
 _LEAST_LOOKS = 20  # before it is said what ranks spend their time on
 _FEW = 120  # of these
 _LAST_SECONDS = 0.3  # for the ranks to say where they are, before they are stopped
+_GPUS_EACH = 4  # looks, after which GPUs are looked at: that starts a program
 _MOST_TICKS = 4.0  # between two looks
 
 
@@ -57,6 +61,8 @@ class Watch:
         self._tell_at = _LEAST_LOOKS  # looks after which `spent` is called
         self._started = self._busy = 0.0  # when the ranks started, and what the machine's cores had done by then
         self._used: Spent = {}  # how many cores there are, and the ranks have used
+        self._local: Spent = {}  # how fast the local temporary folder is, if that matters
+        self._gpus: GpuUse | None = None
         self._is_asking = False  # for all that the ranks know
         self._said_at: float | None = None  # when the ranks' places were said last, in this stall
 
@@ -78,7 +84,10 @@ class Watch:
 
     def spent(self) -> Spent | None:
         """What the ranks have spent their time on; None if they were seen too seldom to say so."""
-        return {**self._samples.spent(), **self._used} if self._looks >= _LEAST_LOOKS else None
+        if self._looks < _LEAST_LOOKS:
+            return None
+        more = self._gpus.known() if self._gpus else {}
+        return {"host": socket.gethostname(), **self._samples.spent(), **self._used, **self._local, **more}
 
     def _after_a_while(self, then: Callable[[], None]) -> None:
         turn = self._turn
@@ -121,8 +130,30 @@ class Watch:
         if self._looks >= self._tell_at:
             self._tell_at = 2 * self._looks
             self._used = _used(self._samples.pids, now - self._started, self._busy)
+            self._measure_local()
             self._spent()
+        if self._samples.uses_gpu and self._looks % _GPUS_EACH == 0:
+            self._look_at_gpus()
         self._after_a_while(self._look)
+
+    def _measure_local(self) -> None:
+        """Measure the local temporary folder once, if the ranks wait for what they read."""
+        spent = self.spent()
+        if self._local or spent is None or not reads_slowly(spent):
+            return
+        import tempfile
+
+        from paceline.node.machine.probe import read_rate  # few jobs need it
+
+        self._local = {"local": read_rate(tempfile.gettempdir()) or 0.0}
+
+    def _look_at_gpus(self) -> None:
+        from paceline.node.machine import processes
+        from paceline.node.watching.gpu_use import GpuUse  # not on machines without them
+
+        self._gpus = self._gpus or GpuUse()
+        pids = self._samples.pids
+        self._gpus.sample([*pids, *(child for pid in pids for child in processes.descendants(pid))])
 
     def _heard(self, rank: Asked, activity: Activity, answer: Answer | None) -> None:
         if answer is not None:
@@ -160,8 +191,13 @@ def _used(pids: Sequence[int], seconds: float, busy: float) -> Spent:
     from paceline.node.machine import devices, meter
 
     now, cores = meter.snapshot(), devices.cores()
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
     trees = [now.tree(pid, now.processes[pid].start_time) for pid in pids if pid in now.processes]
     return {
         "cores": cores, "free": round(max(0.0, cores - (now.busy - busy) / max(seconds, 1e-9)), 2),
         "used": round(sum(meter.spent({}, tree) for tree in trees) / max(seconds, 1e-9), 2),
+        "rate": sum(
+            look(child).read / max(uptime - process.start_time / TICKS, 1.0)
+            for tree in trees for child, process in tree.items() if child not in pids
+        ),
     }  # fmt: skip

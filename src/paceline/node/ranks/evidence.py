@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-    from paceline.contract.stands import Answer
+    from paceline.contract.stands import Answer, Ddp, Loader
 
 _TIMES = "paceline.train.metrics.step_times"
+_WITH_TENSOR_CORES = 7  # compute capability, from which on GPUs have them
 
 
 def evidence(found: Answer, frame: FrameType | None) -> None:
@@ -32,11 +33,39 @@ def evidence(found: Answer, frame: FrameType | None) -> None:
     found["computing"], found["gpu"] = torch.get_num_threads(), torch.cuda.is_initialized()
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "__next__" and code.co_filename.endswith("torch/utils/data/dataloader.py"):
-            it = frame.f_locals["self"]  # it returns soon: until then, this keeps what it refers to
-            found["loader"] = {
-                "id": id(it), "workers": it._num_workers, "pinned": it._pin_memory, "done": it._num_yielded,
-                "batch": getattr(it._index_sampler, "batch_size", None),
-            }  # fmt: skip
+        name, file = code.co_name, code.co_filename
+        # A frame that is read keeps what its locals refer to, until it returns: that is soon.
+        if name == "__next__" and file.endswith("torch/utils/data/dataloader.py"):
+            found["loader"] = _loader(frame.f_locals["self"])
+            return
+        if name == "forward" and file.endswith("torch/nn/modules/linear.py") and found["gpu"]:
+            found["single"] = (
+                frame.f_locals["input"].dtype == torch.float32
+                and torch.get_float32_matmul_precision() == "highest"
+                and torch.cuda.get_device_capability()[0] >= _WITH_TENSOR_CORES
+            )
+        # Elsewhere the main thread may hold the lock of what is read while it waits for other ranks, perhaps for ever.
+        if name == "_run_ddp_forward" and file.endswith("torch/nn/parallel/distributed.py"):
+            found["ddp"] = _ddp(frame.f_locals["self"]._get_ddp_logging_data())
             return
         frame = frame.f_back
+
+
+def _loader(it: Any) -> Loader:
+    waiting = [task for task in getattr(it, "_task_info", {}).values() if len(task) == 1]  # for their worker
+    return {
+        "id": id(it), "workers": it._num_workers, "pinned": it._pin_memory, "done": it._num_yielded,
+        "batch": getattr(it._index_sampler, "batch_size", None), "prefetch": getattr(it, "_prefetch_factor", None),
+        "busy": len({worker for (worker,) in waiting}),
+    }  # fmt: skip
+
+
+def _ddp(known: dict[str, Any]) -> Ddp:
+    """From what DistributedDataParallel notes of itself, in nanoseconds; its times are of the first steps, and of each
+    hundredth one later."""
+    return {
+        "finds_unused": bool(known["find_unused_parameters"]), "unused": known.get("unused_parameter_size", 0),
+        "buckets": len(known["bucket_sizes"].split(",")), "bytes": known["total_parameter_size_bytes"],
+        "exposed": (known.get("avg_backward_comm_time", 0) - known.get("avg_backward_compute_comm_overlap_time", 0))
+        / 1e9,
+    }  # fmt: skip

@@ -25,7 +25,7 @@ _CALLS = {
     },
 }.get(platform.machine(), {})  # fmt: skip
 _WITH_FILE = {"read", "write", "sendto", "recvfrom", "sendmsg", "recvmsg", "flock", "fcntl", "fsync", "fdatasync"}
-_TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _stat(pid: int) -> tuple[str, str, float]:
         return "", "", 0.0
     end = text.rindex(")")
     fields = text[end + 2 :].split()
-    return fields[0], text[text.index("(") + 1 : end], (int(fields[11]) + int(fields[12])) / _TICKS
+    return fields[0], text[text.index("(") + 1 : end], (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _read(path: str) -> str:

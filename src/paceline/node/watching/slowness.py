@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
+from .spent import LEAST_DIFFERENCE
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.contract.stands import Spent
 
 _MOST = 3  # causes that are named
+_MANY = 8  # collectives for a batch
 _MOST_WORKERS = 16  # that are recommended
 _SMALL = 4096.0  # bytes of a read, on average, below which files are small
+_IDLE_WORKERS = 0.6  # of the workers that are waited for have a batch to load, at most
+_FAR = 0.25  # of what the local temporary folder gives, below which a storage is slow
+_WORK = 0.4  # of a core, below which a worker waits
+_BUCKET, _FIRST_BUCKET = 25e6, 1e6  # bytes that torch puts into a bucket
+_MOST_USE = 0.6  # of the time in which a GPU that waits for Python computes
+_MOST_MEMORY = 0.5  # of a GPU, below which a larger batch fits
 _STILL = 0.6  # of the samples, from which on the main thread waits, and does not compute
 # The library's names of the parts of a step, and those of samples.
 _MEASURED = {"sync": "exchange", "checkpoint": "checkpoint", "optimizer": "optimizer"}
@@ -43,6 +52,8 @@ class _Seen:
             self.parts["workers" if self.workers or loads[0] < loads[1] else "loading"] = seconds["data"] / total
         self.measured = {name: seconds[part] / total for part, name in _MEASURED.items() if seconds.get(part)}
         self.parts.update(self.measured)
+        if spent.get("gpu") and "ddp" in spent and self.step and "exchange" not in self.measured:
+            self.parts["exchange"] = max(self.share("exchange"), spent["ddp"]["exposed"] / self.step)
         self.compute = 1 - self.parts.get("loading", 0.0) - self.parts.get("workers", 0.0)
         self.used = spent["used"] / (spent["used"] + spent["free"]) if spent.get("used") else 0.0
 
@@ -57,7 +68,8 @@ class _Seen:
     @property
     def least(self) -> float:
         """Of a step: what it takes at least, however many workers load beside it."""
-        needs_cores = self.parts.get("workers") or not self.is_still("loading")
+        waits = self.work_of_workers < _WORK if self.parts.get("workers") else self.is_still("loading")
+        needs_cores = not waits
         return max(self.compute, 0.02, self.used if needs_cores else 0.0)
 
     @property
@@ -74,6 +86,45 @@ class _Seen:
     def left(self) -> float:
         """What is left of a step with these."""
         return min(1.0, max(self.least, self.work / self.more))
+
+    @property
+    def ahead(self) -> float:
+        """Of a step that is left when workers load so far ahead that all of them always have a batch to load."""
+        return max(self.least, self.spent.get("busy", 1.0))
+
+    @property
+    def reads(self) -> float:
+        """Bytes per second that are read while data is waited for; infinite if that is not known."""
+        if self.workers:
+            return self.spent.get("rate") or math.inf
+        seconds = (self.step or 0.0) * self.share("loading")
+        read = self.spent.get("ranks", 1) * self.spent.get("read", 0.0)
+        return read / seconds if seconds and read else math.inf
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the local temporary folder gives much more; data that computing yields is not read at all."""
+        return 1e5 < self.reads < _FAR * self.spent.get("local", 0.0)
+
+    @property
+    def work_of_workers(self) -> float:
+        """Of a core, that a worker uses."""
+        ranks = self.spent.get("ranks", 1)
+        return (self.spent.get("used", math.inf) / ranks - self.compute) / (self.workers or 1)
+
+    @property
+    def collectives(self) -> tuple[float, float]:
+        """How many a step has, and how many are enough for DistributedDataParallel."""
+        ddp = self.spent.get("ddp")
+        if ddp is None:
+            return self.spent.get("collectives", 0.0), 1.0
+        return ddp["buckets"], 1 + math.ceil(max(0, ddp["bytes"] - _FIRST_BUCKET) / _BUCKET)
+
+    @property
+    def waits_for_python(self) -> bool:
+        """Whether GPUs are idle while nothing but Python keeps them waiting."""
+        others = self.share("loading", "workers", "exchange", "checkpoint", "logging", "item", "copy", "evaluation")
+        return self.spent.get("gpu_use", 1.0) < _MOST_USE and others < 1 - _MOST_USE - 0.2
 
     @property
     def waited(self) -> float:
@@ -127,6 +178,13 @@ _CAUSES = (
         lambda it: it.share("loading"),
     ),
     _Cause(
+        _LOADING, 0.2, lambda it: it.is_still("loading") and it.is_far,
+        "{percent} % of {of} waits for data{at}: {workers} workers read{size} from slow storage, {rate}/s, while the "
+        "local temporary folder gives {local}/s",
+        "a copy on a local disk would save up to {saved}, or num_workers={more} about {by_more}{tune}",
+        lambda it: it.share("loading") * (1 - it.reads / it.spent["local"]),
+    ),
+    _Cause(
         _LOADING, 0.2, lambda it: it.is_still("loading"),
         "{percent} % of {of} waits for data{at}, without computing: {workers} workers read{size} from slow storage",
         "num_workers={more} would save about {saved}{tune}, or copy the data to a local disk first",
@@ -141,6 +199,20 @@ _CAUSES = (
         _LOADING, 0.2, lambda it: True,
         "{percent} % of {of} waits for data{at}: {workers} workers read{size}, and no core is free for more of them",
         "less work on each sample helps: store what is decoded, transform whole batches", lambda it: None,
+    ),
+    _Cause(
+        _WORKERS, 0.2,
+        lambda it: it.workers and it.workers > 1 and it.spent.get("busy", 1) <= _IDLE_WORKERS and it.ahead < 0.95,
+        "{percent} % of {of} waits for a batch that comes late{at}, while {idle} % of the {workers} workers have "
+        "nothing to load",
+        "prefetch_factor={further} would save about {saved}{tune}", lambda it: 1 - it.ahead,
+    ),
+    _Cause(
+        _WORKERS, 0.2, lambda it: it.workers and it.is_far and it.work_of_workers < _WORK,
+        "{percent} % of {of} waits for data{at}: {workers} workers read {rate}/s from slow storage, while the local "
+        "temporary folder gives {local}/s",
+        "a copy on a local disk would save up to {saved}, or num_workers={more} about {by_more}{tune}",
+        lambda it: it.share("workers") * (1 - it.reads / it.spent["local"]),
     ),
     _Cause(
         _WORKERS, 0.2, lambda it: it.workers and it.left < 0.95 and it.more > it.workers,
@@ -163,6 +235,31 @@ _CAUSES = (
         "{others} % of the time ranks wait for rank {rank}, which is at {line} ({part}) more often than they are",
         "as fast as the others it would save about {saved}; look at its data, and at its host: other processes, "
         "temperature, swapping", lambda it: it.waited,
+    ),
+    _Cause(
+        ("start of workers",), 0.1, lambda it: it.spent.get("iterations", 0) > it.spent.get("ranks", 1),
+        "{percent} % of the time starts workers of a DataLoader{at}, again in each epoch",
+        "persistent_workers=True would save about {saved}", lambda it: it.share("start of workers"),
+    ),
+    _Cause(
+        ("exchange",), 0.1, lambda it: "ddp" in it.spent and it.spent["ddp"]["finds_unused"]
+        and not it.spent["ddp"]["unused"],
+        "{percent} % of {of} exchanges with other ranks{at}, with find_unused_parameters=True although all parameters "
+        "are used", "without it there is one collective less, which would save up to {saved}",
+        lambda it: it.share("exchange") / (it.collectives[0] + 1),
+    ),
+    _Cause(
+        ("exchange",), 0.1, lambda it: "ddp" in it.spent and it.collectives[0] > 2 * it.collectives[1],
+        "{percent} % of {of} exchanges with other ranks{at}, in {collectives:.0f} buckets of {bucket} on average",
+        "bucket_cap_mb=25 makes {enough:.0f} of them, which would save up to {saved}",
+        lambda it: it.share("exchange") * (1 - it.collectives[1] / it.collectives[0]),
+    ),
+    _Cause(
+        ("exchange",), 0.2, lambda it: "ddp" not in it.spent and it.collectives[0] >= _MANY
+        and it.spent.get("by_hand", 0.0) > 0.5 * it.share("exchange"),
+        "{percent} % of {of} exchanges with other ranks{at}, in {collectives:.0f} collectives of the script for each "
+        "batch", "one for all tensors together would save up to {saved}; for gradients, DistributedDataParallel does "
+        "it beside the backward pass", lambda it: it.share("exchange") * (1 - 1 / it.collectives[0]),
     ),
     _Cause(
         ("exchange",), 0.3, lambda it: True,
@@ -197,6 +294,29 @@ _CAUSES = (
         lambda it: it.share("copy"),
     ),
     _Cause(
+        ("optimizer",), 0.3, lambda it: not it.spent.get("gpu"),
+        "{percent} % of {of} is the optimizer's{at}, which takes as long for a small batch",
+        "a batch twice as large would save about {saved} for each sample", lambda it: it.share("optimizer") / 2,
+    ),
+    _Cause(
+        (), 0.0, lambda it: it.waits_for_python and it.spent.get("gpu_memory", 1.0) < _MOST_MEMORY,
+        "GPUs compute in {gpu_use} % of the time, and {gpu_memory} % of their memory is used: Python takes longer for "
+        "a step than they do",
+        "a batch twice as large would save about {saved} for each sample",
+        lambda it: 1 - max(0.5, it.spent["gpu_use"]),
+    ),
+    _Cause(
+        (), 0.0, lambda it: it.waits_for_python,
+        "GPUs compute in {gpu_use} % of the time: between kernels they wait for Python",
+        'torch.compile(model, mode="reduce-overhead") would save up to {saved}', lambda it: 1 - it.spent["gpu_use"],
+    ),
+    _Cause(
+        (), 0.0, lambda it: it.spent.get("single") and it.spent.get("gpu_use", 0.0) >= _MOST_USE,
+        "GPUs compute in {gpu_use} % of the time, and matrix products are in float32",
+        'torch.autocast(device_type="cuda", dtype=torch.bfloat16), or torch.set_float32_matmul_precision("high"), uses '
+        "their tensor cores", lambda it: None,
+    ),
+    _Cause(
         (), 0.0, lambda it: it.spent.get("computing", 0) > it.fair and it.queued >= 0.1,
         "{queued} % of the time ranks wait for a core: {ranks} with {computing} threads each compute on {cores} cores",
         "OMP_NUM_THREADS={fair} for each would save about {saved}", lambda it: it.queued,
@@ -209,6 +329,12 @@ _CAUSES = (
         lambda it: it.share("forward", "backward", "optimizer") * (1 - it.spent["computing"] / it.could),
     ),
 )  # fmt: skip
+
+
+def reads_slowly(spent: Spent) -> bool:
+    """Whether ranks wait for data that is read, so that it is worth knowing what the local disk would give."""
+    it = _Seen(spent)
+    return it.share("loading", "workers") >= 0.2 and it.reads < math.inf
 
 
 def causes(spent: Spent) -> list[str]:
@@ -231,20 +357,53 @@ def _words(it: _Seen, cause: _Cause, share: float, saved: float) -> dict[str, ob
     line = spent["lines"].get(cause.parts[0]) if cause.parts else None
     batch = spent["loader"]["batch"] if "loader" in spent else None
     in_steps = it.step and cause.parts and (cause.parts[0] in ("loading", "workers") or cause.parts[0] in it.measured)
+
+    def amount(saved: float) -> str:
+        if in_steps and it.step:
+            return f"{_time(saved * it.step)} of {_time(it.step)}"
+        return f"{saved * 100:.0f} % of the time"
+
     read, reads = spent.get("read", 0.0), spent.get("reads", 0.0)
     of_sample = f" {_size(read / (batch or 1))} {'a sample' if batch else 'a batch'}"
     return {
         "percent": round(share * 100), "of": "each step" if in_steps else "the time",
         "at": f" at {line}" if line else "",
-        "saved": f"{_time(saved * it.step)} of {_time(it.step)}" if in_steps and it.step else
-        f"{saved * 100:.0f} % of the time",
+        "saved": amount(saved),
         "tune": " (paceline tune tries it)" if "seconds" in spent else "", "workers": it.workers or 0,
         "more": it.more, "size": of_sample if read >= 1000 else " it", "reads": reads,
         "read": _size(read / max(reads, 1)), "fair": it.fair, "could": it.could,
-        "queued": round(it.queued * 100),
+        "queued": round(it.queued * 100), "rate": _size(it.reads) if it.reads < math.inf else "",
+        "by_more": amount(1 - it.left), "idle": round(100 - 100 * spent.get("busy", 0.0)),
+        "further": 4 * (spent.get("loader", {}).get("prefetch") or 2), "local": _size(spent.get("local", 0.0)),
+        "collectives": it.collectives[0], "enough": it.collectives[1],
+        "bucket": _size(spent["ddp"]["bytes"] / it.collectives[0]) if "ddp" in spent else "",
+        "gpu_use": round(100 * spent.get("gpu_use", 0.0)), "gpu_memory": round(100 * spent.get("gpu_memory", 0.0)),
         **{key: spent.get(key, "") for key in ("computing", "ranks", "cores")},
         **({**busiest, "others": round(busiest["others"] * 100)} if busiest else {}),
     }  # fmt: skip
+
+
+def across(nodes: Sequence[Spent]) -> list[str]:
+    """What makes the ranks of one node slower than those of the others, in a line; nothing if nothing does.
+
+    Args:
+        nodes: of each what its ranks have spent their time on.
+    """
+    known = [spent for spent in nodes if "pace" in spent]
+    if len(known) < 2:
+        return []
+    mine = min(known, key=lambda it: it["pace"]["exchange"])
+    others = [spent for spent in known if spent is not mine]
+    pace, ranks = mine["pace"], sum(spent["ranks"] for spent in others)
+    waits = sum(spent["pace"]["others"] * spent["ranks"] for spent in others) / ranks
+    if waits - pace["exchange"] < LEAST_DIFFERENCE or "busiest" in mine:  # then that line names the rank
+        return []
+    return [
+        f"{waits * 100:.0f} % of the time ranks on other nodes wait for those on {mine['host']}, of which rank "
+        f"{pace['rank']} is at {pace['line']} ({pace['part']}) when it does not wait; as fast as the others they would "
+        f"save about {(waits - pace['exchange']) * 100:.0f} % of the time; look at this host: other processes, "
+        "temperature, swapping, its storage and network"
+    ]
 
 
 def in_words(spent: Spent) -> str:

@@ -24,19 +24,18 @@ if TYPE_CHECKING:
     from .asking import Asked
 
 _LEAST_SAMPLES = 10  # of a rank that is compared with the others
-_LEAST_DIFFERENCE = 0.2  # of the shares of the time in which ranks wait for each other
+LEAST_DIFFERENCE = 0.2  # of the shares of the time in which ranks wait for each other
 
 # The part of a step, from the file and the function of a frame, the innermost first. The first that fits counts.
 _OF_FRAMES = tuple(
     (re.compile(file), re.compile(function), part)
     for file, function, part in (
-        (r"torch/utils/data/_utils/fetch\.py", "", "loading"),
         (r"torch/utils/data/dataloader\.py", r"_(try_)?get_data", "workers"),
         (r"torch/utils/data/", "", "loading"),
         (r"paceline/train/data/(workers|part_reader)\.py", "", "loading"),
         (r"paceline/train/data/", "", "workers"),
         (r"torch/(serialization\.py|distributed/checkpoint/)|paceline/train/checkpoint/", "", "checkpoint"),
-        (r"torch/_(dynamo|inductor)/", "", "compile"),
+        (r"torch/_(dynamo|inductor|functorch)/", "", "forward"),  # what is compiled
         (r"torch/autograd/", "", "backward"),
         (r"torch/optim/", "", "optimizer"),
         (r"torch/distributed/|paceline/train/group/", "", "exchange"),
@@ -44,7 +43,20 @@ _OF_FRAMES = tuple(
         (r"torch/nn/modules/", "", "forward"),
     )
 )
+# What happens once, and is no part of a step, wherever in the stack it is.
+_ONCE = tuple(
+    (re.compile(file), re.compile(function), part)
+    for file, function, part in (
+        (r"^<frozen importlib", "", "import"),
+        (r"torch/utils/data/dataloader\.py", r"^__iter__$|_shutdown_workers", "start of workers"),
+        (r"torch/(_dynamo/convert_frame|_inductor/(compile_fx|async_compile))\.py", "", "compile"),
+        (r"torch/distributed/distributed_c10d\.py", r"init_process_group|new_group|destroy_process_group", "joining"),
+        (r"torch/(serialization|distributed/checkpoint/state_dict_loader)\.py", r"^load", "restore"),
+    )
+)
 _EVALUATES = re.compile(r"^_*(eval|valid|test)|_(eval|valid|test)")  # functions of the script
+_FETCH = re.compile(r"torch/utils/data/_utils/fetch\.py")
+_C10D = re.compile(r"torch/distributed/(c10d_logger|distributed_c10d)\.py")
 _OF_CALLS = {
     "item": "item", "cpu": "item", "tolist": "item", "numpy": "item", "cuda": "copy", "to": "copy", "print": "logging",
 }  # fmt: skip
@@ -61,9 +73,16 @@ class Samples:
     def add(self, rank: Asked, answer: Answer, process: Process, now: float) -> None:
         """Take in what a rank has answered, and how its process was just before."""
         self._ranks.setdefault(rank.rank, _OfRank()).add(rank.pid, answer, process, now)
-        for key in ("loader", "computing", "gpu"):
+        for key in ("loader", "computing", "gpu", "ddp"):
             if key in answer:
                 self._known[key] = answer[key]
+        if "single" in answer:  # one that does not is enough: the first layer gets what was not converted yet
+            self._known["single"] = answer["single"] and self._known.get("single", True)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether torch uses a GPU in a rank."""
+        return self._known.get("gpu", False)
 
     @property
     def pids(self) -> list[int]:
@@ -90,24 +109,29 @@ class Samples:
             spent["queued"] = round(sums["queued"] / sums["seconds"], 3)
         if sums.get("batches"):
             spent["step"] = sums["batch_seconds"] / sums["batches"]
-            spent["read"], spent["reads"] = sums["read"] / sums["batches"], sums["reads"] / sums["batches"]
+            for key in ("read", "reads", "collectives"):
+                spent[key] = sums[key] / sums["batches"]
+        if sums.get("waits"):
+            spent["busy"] = round(sums["busy"] / sums["waits"], 3)
+        spent["by_hand"] = round(sums.get("by_hand", 0) / count, 3)
+        spent["iterations"] = int(sums.get("iterations", 0))
         times = _total(one.times() for one in ranks)
         if steps := times.pop("steps", 0.0):
             spent["seconds"] = {part: round(seconds / steps, 6) for part, seconds in times.items()}
-        if (busiest := self._busiest()) is not None:
-            spent["busiest"] = busiest
+        if (pace := self._pace()) is not None:
+            spent["pace"] = {**pace, "others": round(sum(one.share("exchange") for one in ranks) / len(ranks), 3)}
+            if pace["others"] - pace["exchange"] >= LEAST_DIFFERENCE:
+                spent["busiest"] = pace
         return spent
 
-    def _busiest(self) -> Busiest | None:
-        """The rank that waits least for the others, if these wait for it."""
+    def _pace(self) -> Busiest | None:
+        """The rank that waits least for others."""
         shares = {rank: one.share("exchange") for rank, one in self._ranks.items() if one.count >= _LEAST_SAMPLES}
-        if len(shares) < 2:
+        if not shares:
             return None
         rank = min(shares, key=lambda it: shares[it])
-        mine, others = self._ranks[rank], [self._ranks[it] for it in shares if it != rank]
+        mine, others = self._ranks[rank], [self._ranks[it] for it in shares if it != rank] or [_OfRank()]
         waits = sum(one.share("exchange") for one in others) / len(others)
-        if waits - shares[rank] < _LEAST_DIFFERENCE:
-            return None
         more = {
             part: mine.share(part) - sum(one.share(part) for one in others) / len(others)
             for part in mine.parts if part != "exchange"
@@ -115,7 +139,7 @@ class Samples:
         part = max(more, key=lambda it: more[it], default="exchange")
         return {
             "rank": rank, "exchange": round(shares[rank], 3), "others": round(waits, 3), "part": part,
-            "line": mine.lines[part].most_common(1)[0][0],
+            "line": mine.lines[part].most_common(1)[0][0] if part in mine.lines else "",
         }  # fmt: skip
 
 
@@ -126,6 +150,7 @@ class _Mark(NamedTuple):
     process: Process = Process()
     of: int | None = None
     done: float = 0
+    entered: int = 0  # collectives
 
 
 class _OfRank:
@@ -150,15 +175,23 @@ class _OfRank:
             self._batch = _Mark()
         elif before.time:
             passed = {"seconds": now - before.time, "queued": process.queued - before.process.queued}
-            self.sums = _total((self.sums, passed, self._batches(_Mark(now, process, *_batches(answer)))))
+            entered = sum(answer.get("numbers", {}).values())
+            self.sums = _total((self.sums, passed, self._batches(_Mark(now, process, *_batches(answer), entered))))
         self._times = answer.get("times", {})
-        frames = answer["threads"][0]["frames"] if answer["threads"] else ()
+        frames = answer["threads"][0]["frames"] if answer["threads"] else []
         own = next((frame for frame in frames if is_of_user(frame[0])), None)
         if own is None:  # it has not come to the script, or has left it
             return
         part = _part(frames, tuple(answer["runs"]) if "runs" in answer else None)
         if part == "backward" and process.state == "S" and not answer.get("gpu") and _has_others(answer):
             part = "exchange"  # on a CPU the main thread computes the gradients itself, or waits for the others'
+        if part == "workers" and (loader := answer.get("loader")) and loader["workers"]:
+            if not loader["done"]:
+                part = "start of workers"
+            elif process.state != "R":
+                self.sums = _total((self.sums, {"waits": 1, "busy": loader["busy"] / loader["workers"]}))
+        if part == "exchange" and own is not frames[0] and _C10D.search(frames[frames.index(own) - 1][0]):
+            self.sums = _total((self.sums, {"by_hand": 1}))
         self.count += 1
         self.parts[part] += 1
         self.still[part] += process.state != "R"
@@ -167,14 +200,15 @@ class _OfRank:
     def _batches(self, now: _Mark) -> dict[str, float]:
         """What was done for the batches that have come since another number of them was seen."""
         before = self._batch
-        if now.of is None or (now.of == before.of and now.done <= before.done):
+        if now.of is None or (now.of == before.of and now.done == before.done):
             return {}
         self._batch = now
-        if now.of != before.of:
-            return {}
+        if now.of != before.of or now.done < before.done:
+            return {"iterations": 1}
         return {
             "batches": now.done - before.done, "batch_seconds": now.time - before.time,
             "read": now.process.read - before.process.read, "reads": now.process.reads - before.process.reads,
+            "collectives": now.entered - before.entered,
         }  # fmt: skip
 
     def times(self) -> dict[str, float]:
@@ -214,6 +248,11 @@ def _part(frames: Sequence[tuple[str, int, str]], runs: tuple[int, ...] | None) 
         if path.search(file) and name.search(function)
     ), "")  # fmt: skip
     own = [frame for frame in frames if is_of_user(frame[0])]
+    if any(_FETCH.search(file) for file, _, _ in frames):
+        found = "loading"  # whatever the data set calls for it
+    for path, name, part in _ONCE if found != "loading" else ():
+        if any(path.search(file) and name.search(function) for file, _, function in frames):
+            return part
     if found != "exchange" and any(_EVALUATES.search(function) for _, _, function in own):
         return "evaluation"
     return found or (_of_line(own[0][0], own[0][1], runs if own[0] == frames[0] else None) if own else "script")

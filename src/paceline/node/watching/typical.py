@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _WAITS = "it waits in a collective"
 _LOADS = "it waits for a worker of a DataLoader"
 JOINS = "it waits for other ranks to make a process group"
-_LIBRARIES = re.compile(r"[\\/](site|dist)-packages[\\/]|^<")
+_LIBRARIES = re.compile(r"[\\/]((site|dist)-packages|torchinductor_[^\\/]*)[\\/]|^<")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 
