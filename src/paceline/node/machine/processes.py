@@ -46,11 +46,16 @@ def adopt_orphans() -> None:
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/<pid>/stat from the state on (`man 5 proc`: field 3 is index 0), or None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            text = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # `open` takes twice the time
+    except FileNotFoundError:
         return None
-    return text[text.rindex(")") + 2 :].split()
+    try:
+        text = os.read(descriptor, 4096)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(descriptor)
+    return text[text.rindex(b")") + 2 :].decode().split()
 
 
 def start_time(pid: int) -> int | None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Modules that stay: the standard library, and these packages with everything in them. paceline and
-# mpi4py are used until the end, and torch uses numpy.
-_STAYS = ("paceline", "torch", "functorch", "numpy", "mpi4py")
+# mpi4py are used until the end; torch uses numpy, and its compiler sympy (with mpmath) and tabulate (with wcwidth).
+_STAYS = ("paceline", "torch", "functorch", "numpy", "sympy", "mpmath", "tabulate", "wcwidth", "mpi4py")
 
 
 def end(code: int, error_path: Path) -> NoReturn:
@@ -42,6 +42,7 @@ def end(code: int, error_path: Path) -> NoReturn:
     """
     mpi = sys.modules.get("mpi4py.MPI")
     threading._shutdown()  # type: ignore[attr-defined]  # as Python does first
+    _keep_operators()
     atexit._run_exitfuncs()
     if code == 0 and error_path.exists():
         code = 1
@@ -54,6 +55,14 @@ def end(code: int, error_path: Path) -> NoReturn:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
+
+
+def _keep_operators() -> None:
+    """Leave the operators registered that Python code of torch has defined: 30 ms for the compiler's, in each rank."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # nothing public lists them
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__module__", None) == "torch.library":
+            finalizer.atexit = False
 
 
 def _drop_everything() -> None:

@@ -73,7 +73,7 @@ class ForkServer:
         why = ""
         for name in self.spec.preload if self.method == "fork" else ():
             try:
-                importlib.import_module(name)
+                import_shared(name)
             except ImportError:
                 pass  # the script's own import reports the error, in the rank, with the user's line
             except BaseException:
@@ -291,6 +291,18 @@ def _reseed() -> None:
     torch_random = sys.modules.get("torch.random")
     if torch_random is not None and torch_random.initial_seed() != _TORCH_FIXED_SEED:
         torch_random.default_generator.seed()
+
+
+def import_shared(name: str) -> None:
+    """Import a module that the ranks share, and what it would import at the end of each of them.
+
+    Raises:
+        BaseException: what the import raises.
+    """
+    importlib.import_module(name)
+    if name == "torch._dynamo":
+        with contextlib.suppress(ImportError):
+            importlib.import_module("tabulate")  # for its table of the times of compilation
 
 
 def unsafe_to_fork() -> str:

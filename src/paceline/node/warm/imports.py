@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+
+from paceline.node.ranks.forkserver import import_shared
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -80,7 +81,7 @@ class Imported:
         try:
             for name in modules:
                 old = dict(environ.items())
-                importlib.import_module(name)
+                import_shared(name)
                 now = dict(environ.items())
                 self.changes[name] = {it: now.get(it) for it in {*old, *now} if old.get(it) != now.get(it)}
         finally:
