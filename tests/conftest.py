@@ -17,7 +17,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -175,6 +175,18 @@ class Paceline:
         out, err = process.communicate(timeout=GENEROUS)
         said = err and re.sub(r"^paceline: .*…\n", "", err, flags=re.M)
         return subprocess.CompletedProcess(process.args, process.returncode, out, said)
+
+    def succeeds(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        """Run a command line to its end, which is success."""
+        done = self(*args, **kwargs)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def json(self, *args: str) -> Any:
+        """What a command line shows with `-o json`."""
+        done = self(*args, "-o", "json")
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
 
     def run(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
         """`paceline run …`."""

@@ -28,8 +28,7 @@ def test_ranks_forked_from_one_import_may_use_the_gpu(paceline: Paceline) -> Non
         print(total.item(), torch.cuda.current_device())
         dist.destroy_process_group()
     """)
-    done = paceline.run("-n", "gpu", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "gpu", "script.py")
     assert done.stdout == f"{float(len(accelerators()))} 0\n"
 
 
@@ -39,8 +38,7 @@ def test_small_processes_share_a_gpu(paceline: Paceline) -> None:
         print(torch.ones(3, device="cuda").sum().item(), torch.cuda.device_count())
     """)
     flags = ("--framework", "indexed", "-n", "3", "--devices", accelerators()[0], "--tee", "all", "--preload", "torch")
-    done = paceline.run(*flags, "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", *flags, "script.py")
     assert sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines()) == ["3.0 1"] * 3
 
 
@@ -64,6 +62,5 @@ def test_step_times_are_those_of_the_gpu(paceline: Paceline) -> None:
         (line,) = map(json.loads, open(os.environ["PACELINE_RUN_DIR"] + "/steps/rank-0.jsonl"))
         print(line["forward_backward"].index(max(line["forward_backward"][1:])), line["forward_backward"][5] > 0.1)
     """)
-    done = paceline.run("-n", "1", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "1", "script.py")
     assert done.stdout == "5 True\n"

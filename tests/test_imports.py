@@ -97,8 +97,7 @@ main()
 
 
 def imported(paceline: Paceline, *arguments: str) -> set[str]:
-    done = paceline(*arguments, python=(sys.executable, "-c", IMPORTED))
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds(*arguments, python=(sys.executable, "-c", IMPORTED))
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -82,14 +82,12 @@ def test_a_wrapper_starts_a_script_whose_loader_starts_programs(paceline: Paceli
     script = paceline.script(WORKERS, "train.py")
     (paceline.folder / paceline.script(f'#!/bin/sh\nexec {sys.executable} "$@"\n', "run.sh")).chmod(0o700)
     wrapper = ("./run.sh",) if method == "spawn" else ("env", "X=1", sys.executable)
-    done = paceline("horovodrun", "-np", "2", "--env", f"METHOD={method}", *wrapper, script)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("horovodrun", "-np", "2", "--env", f"METHOD={method}", *wrapper, script)
     assert "squares [0, 1, 4, 9] of 6.0" in done.stdout
 
 
 @pytest.mark.torch
 def test_a_function_runs_on_ranks_that_a_script_starts(paceline: Paceline) -> None:
     script = paceline.script(WORKERS, "train.py")
-    done = paceline.run(script, "--num-proc", "2")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", script, "--num-proc", "2")
     assert "totals [6.0, 6.0]" in done.stdout

@@ -39,8 +39,7 @@ SCRIPT = """
 def test_horovodrun_runs_a_script_that_imports_horovod(paceline: Paceline) -> None:
     script = paceline.script(SCRIPT, "train.py")
     flags = ("--verbose", "--cycle-time-ms", "3", "--disable-cache", "--tee", "all")
-    done = paceline("horovodrun", "-np", "2", *flags, script, "--lr", "1")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("horovodrun", "-np", "2", *flags, script, "--lr", "1")
     for rank in (0, 1):
         assert f"{rank} 2 {rank} 3.0 3 ['--lr', '1']" in done.stdout
     assert "horovod.tensorflow is not part of paceline" in done.stdout
@@ -48,8 +47,7 @@ def test_horovodrun_runs_a_script_that_imports_horovod(paceline: Paceline) -> No
 
 def test_run_recognises_horovod_and_starts_each_rank_anew_if_asked(paceline: Paceline) -> None:
     script = paceline.script(SCRIPT, "train.py")
-    done = paceline.run("-n", "1", "--start-method", "exec", script)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "1", "--start-method", "exec", script)
     assert "0 1 0 1.0 None []" in done.stdout
 
 
@@ -94,8 +92,7 @@ ELASTIC = """
 
 def test_a_killed_rank_costs_what_was_done_since_the_last_commit(paceline: Paceline) -> None:
     script = paceline.script(ELASTIC)
-    done = paceline.run("-n", "2", "--max-restarts", "1", script)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "--max-restarts", "1", script)
     assert "from 0" in done.stdout
     assert "from 2" in done.stdout or "from 3" in done.stdout
     assert "weight 4.0" in done.stdout

@@ -139,8 +139,7 @@ DIGITS = """
 
 def test_digits(paceline: Paceline) -> None:
     flags = ("--fp16-allreduce", "--gradient-predivide-factor", "2", "--batches-per-allreduce", "2")
-    done = paceline.run("-n", "2", paceline.script(DIGITS), *flags)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", paceline.script(DIGITS), *flags)
     assert "Train Epoch: 3 [0/320] Loss: " in done.stdout
     assert "same 1" in done.stdout
 
@@ -217,8 +216,7 @@ WORDS = """
 
 
 def test_a_word_language_model_with_clipping(paceline: Paceline) -> None:
-    done = paceline.run("-n", "2", paceline.script(WORDS))
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", paceline.script(WORDS))
     assert "| epoch 7 | loss" in done.stdout
     assert "same 1" in done.stdout
 
@@ -289,8 +287,9 @@ OBJECTS = """
 def test_objects_metrics_and_uneven_batches_with_a_timeline(paceline: Paceline) -> None:
     trace = paceline.folder / "trace.json"
     flags = ("--timeline-filename", str(trace), "--timeline-mark-cycles", "--tee", "all")
-    done = paceline("horovodrun", "-np", "2", *flags, sys.executable, paceline.script(OBJECTS), cwd=paceline.folder)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds(
+        "horovodrun", "-np", "2", *flags, sys.executable, paceline.script(OBJECTS), cwd=paceline.folder
+    )
     for line in ("rank 0/2 local 0/2 True", "rank 1/2 local 1/2 True"):
         assert line in done.stdout
     assert done.stdout.count("last 1 metric 3.0") == 2

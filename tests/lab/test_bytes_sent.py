@@ -54,8 +54,7 @@ COUNTING = f"""
 
 def test_what_goes_over_the_network_is_what_the_formulas_say(client: Client) -> None:
     client.settings(python=sys.executable)
-    done = client("run", "--on", "lab", "-n", "1", "--nnodes", "2", "--tee", "3", client.script(COUNTING))
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("run", "--on", "lab", "-n", "1", "--nnodes", "2", "--tee", "3", client.script(COUNTING))
     lines = [line.partition("{")[1:] for line in done.stdout.splitlines()]
     ranks = [json.loads("".join(each)) for each in lines if each[0]]
     assert len(ranks) == 2

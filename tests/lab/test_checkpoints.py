@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -54,14 +53,12 @@ TRAIN = """
 
 
 def submitted(client: Client, *args: str) -> str:
-    done = client(*args)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds(*args)
     return done.stdout.strip()
 
 
 def job(client: Client, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(client("get", "--on", "lab", name, "-o", "json").stdout)
-    return found
+    return client.json("get", "--on", "lab", name)
 
 
 def checkpoints(client: Client, host: Host, name: str) -> Path:

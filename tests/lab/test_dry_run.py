@@ -42,8 +42,7 @@ def test_every_variable_of_every_rank(client: Client, verb: str, args: tuple[str
         settings.write(f'[volumes]\nset = "{client.folder}"\n')
     client.env["TOKEN"] = "hunter2"
     command = (*args, "--name", "it", "--working-dir", str(client.folder), "script.py")
-    done = client(verb, "--on", "lab", "--dry-run", *command)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds(verb, "--on", "lab", "--dry-run", *command)
     assert "hunter2" not in done.stdout
     assert not left(client), "the hosts have made nothing"
     shown = json.loads(done.stdout)

@@ -83,8 +83,7 @@ class Job:
             self.client.settings(python=sys.executable)  # which has torch
         flags = ("--nnodes", nodes, "--name", NAME, "--max-restarts", str(restarts), "--rdzv-conf", times)
         path = self.client.script(script)
-        done = self.client("submit", "--on", "lab", *flags, path, str(self.end), "1000000")
-        assert done.returncode == 0, done.stderr
+        self.client.succeeds("submit", "--on", "lab", *flags, path, str(self.end), "1000000")
 
     def status(self, host: Host) -> dict[str, Any]:
         """What the agent on a host last said."""
@@ -137,11 +136,11 @@ def test_an_agent_is_killed(job: Job, victim: int) -> None:
     job.kill_agent(job.hosts[victim])
     left = [host for host in job.hosts if host is not job.hosts[victim]]
     job.trains(left, after=0)
-    found = json.loads(job.client("get", "--on", "lab", NAME, "-o", "json").stdout)
+    found = job.client.json("get", "--on", "lab", NAME)
     assert (found["state"], found["nodes"], found["ranks"], found["attempt"]) == ("RUNNING", 2, 2, 1)
     assert sorted(rank["node"] for rank in found["instances"]) == [host.name for host in left]
     job.ends_well(left)
-    assert json.loads(job.client("get", "--on", "lab", NAME, "-o", "json").stdout)["state"] == "SUCCEEDED"
+    assert job.client.json("get", "--on", "lab", NAME)["state"] == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.nightly), 1])
@@ -163,8 +162,7 @@ def test_the_host_that_led_comes_back_while_the_others_look_for_another(job: Job
     job.client.lab.part(*([host] for host in others))
     eventually(lambda: all(job.status(host)["state"] == "RESTARTING" for host in others), "they miss it")
     first.power_on()
-    done = job.client("scaleout", "--on", "lab", NAME, first.name)
-    assert done.returncode == 0, done.stderr
+    job.client.succeeds("scaleout", "--on", "lab", NAME, first.name)
     job.client.lab.join()
     job.trains(job.hosts, after=0)
     job.ends_well(job.hosts)
@@ -222,4 +220,4 @@ def test_a_node_that_was_cut_off_when_the_job_ended_ends_too(job: Job) -> None:
     job.client.lab.join()
     eventually(lambda: job.status(cut)["state"] == "FAILED", "the other one learns it")
     assert "they have ended meanwhile; paceline get elastic says how" in job.status(cut)["failure"]["message"]
-    assert json.loads(job.client("get", "--on", "lab", NAME, "-o", "json").stdout)["state"] == "SUCCEEDED"
+    assert job.client.json("get", "--on", "lab", NAME)["state"] == "SUCCEEDED"

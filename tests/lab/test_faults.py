@@ -29,8 +29,7 @@ NIGHTLY = pytest.mark.nightly
 
 
 def submitted(client: Client, nodes: str, *args: str) -> None:
-    done = client("submit", "--on", "lab", "--name", "it", "--nnodes", nodes, *TIMES, *args)
-    assert done.returncode == 0, done.stderr
+    client.succeeds("submit", "--on", "lab", "--name", "it", "--nnodes", nodes, *TIMES, *args)
 
 
 def state(client: Client, host: Host) -> str:
@@ -79,7 +78,7 @@ def test_a_job_of_fixed_size_loses_a_host(client: Client, fault: str, victim: in
     assert f"did not answer for {30 if fault == 'hang' else 5} s" in said(client, left)
     eventually(lambda: not left.processes(), "nothing runs there any more")
     if fault == "hang":
-        (listed,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
+        (listed,) = client.json("list", "--on", "lab")
         assert (listed["state"], [rank["node"] for rank in listed["instances"]]) == ("FAILED", ["h1", "h2"])
         assert client("wait", "--on", "lab", "it").returncode == 1
         refused = client("delete", "--on", "lab", "it")
@@ -87,7 +86,7 @@ def test_a_job_of_fixed_size_loses_a_host(client: Client, fault: str, victim: in
         assert f"job it has not ended on {lost.name}; " in lines(refused.stderr)[0]
     lost.repair()
     eventually(lambda: not lost.processes(), "nor on the one that is back")
-    found = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    found = client.json("get", "--on", "lab", "it")
     assert found["state"] == "FAILED"
 
 
@@ -223,7 +222,7 @@ def test_an_agent_is_killed_while_a_job_is_stopped(client: Client, nodes: str, v
     os.kill(json.loads((folders[victim] / "status.json").read_text())["agent"]["pid"], signal.SIGKILL)
     _, err = stopping.communicate()
     eventually(lambda: not any(host.processes() for host in hosts), "nothing is left")
-    found = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    found = client.json("get", "--on", "lab", "it")
     assert (found["state"], stopping.returncode) == ("STOPPED", 0), err
 
 
@@ -252,7 +251,7 @@ def test_an_agent_is_killed_before_the_others_are_met(client: Client, nodes: str
         assert client("stop", "--on", "lab", "it").returncode == 0
     eventually(lambda: not left.processes(), "nothing runs on the other one")
     if running.returncode == 0:
-        found = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+        found = client.json("get", "--on", "lab", "it")
         assert found["state"] == ("STOPPED" if goes_on else "FAILED")
 
 
@@ -277,15 +276,14 @@ def test_a_disk_fills_up_while_a_job_trains(client: Client, victim: int) -> None
     full.fill()
     done = client("wait", "--on", "lab", "it")
     assert done.returncode != 0
-    record = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    record = client.json("get", "--on", "lab", "it")
     assert record["state"] == "FAILED"
     assert record["error"].count("\n") == 0
     assert full.name in record["error"]
     assert str(client.run_directory(full, "it")) in record["error"]
     full.make_room()
     end.touch()
-    again = client("resubmit", "--on", "lab", "it")
-    assert again.returncode == 0, again.stderr
+    again = client.succeeds("resubmit", "--on", "lab", "it")
     name = again.stdout.strip()
     assert client("wait", "--on", "lab", name).returncode == 0
 
@@ -298,5 +296,5 @@ def test_a_rank_that_cannot_say_why_it_failed_on_a_full_disk(client: Client) -> 
     eventually(lambda: "more" in log(client, host), "it prints")
     host.fill()
     assert client("wait", "--on", "lab", "it").returncode != 0
-    error = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)["error"]
+    error = client.json("get", "--on", "lab", "it")["error"]
     assert f"no space is left on h1 in {client.run_directory(host, 'it')}" in error

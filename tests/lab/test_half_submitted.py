@@ -73,8 +73,7 @@ def test_a_part_that_never_learns_whether_it_is_a_job_ends(client: Client) -> No
 
 
 def listed(client: Client) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
-    return found
+    return client.json("list", "--on", "lab")
 
 
 def test_a_job_whose_client_died_at_the_very_end_starts(client: Client) -> None:
@@ -90,8 +89,7 @@ def test_the_rest_of_a_job_that_has_lost_a_part_is_ended(client: Client, verb: t
     client.settings(hosts=["h1:1", "h2:1", "h3:1"], exact=True)
     client.script(FOREVER)
     assert client("submit", "--on", "lab", "--name", "busy", "--gpus", "1", "script.py").returncode == 0
-    done = client("submit", *FLAGS, "--name", "rest", "--nnodes", "3", "--gpus", "1", "script.py")
-    assert done.returncode == 0, done.stderr
+    client.succeeds("submit", *FLAGS, "--name", "rest", "--nnodes", "3", "--gpus", "1", "script.py")
     # Node 0 waits for its device; its part is gone from its host, as if somebody had removed it by hand.
     folder = client.run_directory(hosts[0], "rest")
     eventually((folder / "status.json").exists, "it waits")
@@ -100,8 +98,7 @@ def test_the_rest_of_a_job_that_has_lost_a_part_is_ended(client: Client, verb: t
     eventually(lambda: not processes_of(hosts[0], "rest"), "it is gone")
     folder.rename(folder.with_name(".gone"))
     eventually(lambda: [job["state"] for job in listed(client) if job["name"] == "rest"] == ["LOST"], "it is known")
-    ended = client(*verb, "--on", "lab", "rest")
-    assert ended.returncode == 0, ended.stderr
+    ended = client.succeeds(*verb, "--on", "lab", "rest")
     assert "gone from its host" not in lines(ended.stderr)[-1]
     eventually(lambda: not any(processes_of(host, "rest") for host in hosts), "nothing of it runs")
     assert client("stop", "--on", "lab", "--now", "busy").returncode == 0

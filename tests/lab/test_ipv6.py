@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -45,13 +44,12 @@ def test_hosts_with_ipv6_alone_train_together(named: tuple[Client, str]) -> None
     surveyed = client("check", "-H", hosts, *root)
     assert "no route" not in surveyed.stdout
     assert "cannot reach" not in surveyed.stdout, surveyed.stdout
-    done = client("submit", "-H", hosts, *root, "--name", "six", "--sync-mode", "snapshot", client.script(TRAIN))
-    assert done.returncode == 0, done.stderr
+    client.succeeds("submit", "-H", hosts, *root, "--name", "six", "--sync-mode", "snapshot", client.script(TRAIN))
     waited = client("wait", "six", *root)
     logs = client("logs", "--all", "six", *root).stdout
     assert waited.returncode == 0, (waited.stderr, logs)
     assert logs.count(f"sum 2 {client.lab.hosts[0].address6}") == 2, logs
-    found = json.loads(client("get", "six", *root, "-o", "json").stdout)
+    found = client.json("get", "six", *root)
     assert [rank["node"] for rank in found["instances"]] == ["h1", "h2"]
     assert found["checkpoint"] is not None
     assert client("delete", "six", *root).returncode == 0
@@ -61,7 +59,6 @@ def test_the_endpoints_of_ranks_have_brackets(named: tuple[Client, str]) -> None
     client, hosts = named
     root = ("--ssh-root", f"~/{client.root}", "--sync-mode", "snapshot")
     tell = client.script('import os; print(os.environ["PADDLE_TRAINER_ENDPOINTS"])')
-    done = client("run", "-H", hosts, *root, "--framework", "paddle", "--no-python", sys.executable, tell)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("run", "-H", hosts, *root, "--framework", "paddle", "--no-python", sys.executable, tell)
     first, second = client.lab.hosts[:2]
     assert re.search(rf"\[{first.address6}\]:\d+,\[{second.address6}\]:\d+", done.stdout), done.stdout

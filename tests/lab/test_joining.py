@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -43,8 +42,7 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     flags = ("--name", "it", "--nnodes", "1:2", "--sync-mode", "snapshot", "--sync-source", "source", "main.py")
     client.script("import helper", "source/main.py")
     client.script(STEPS.replace('"end"', f'"{client.folder}/end"'), "source/helper.py")
-    done = client("submit", "--on", "lab", *flags)
-    assert done.returncode == 0, done.stderr
+    client.succeeds("submit", "--on", "lab", *flags)
     eventually(lambda: shown(client, "it") == ["h1"], "it runs")
     client.settings()
     done = client("scaleout", "--on", "lab", "it")
@@ -56,14 +54,13 @@ def test_a_job_grows_and_shrinks(client: Client) -> None:
     assert (done.returncode, done.stderr) == (0, "paceline: job it: h2 leaves\n")
     eventually(lambda: shown(client, "it") == ["h1"], "h2 has left")
     client.nothing_runs(2)
-    done = client("scaleout", "--on", "lab", "it", "h2")
-    assert done.returncode == 0, done.stderr
+    client.succeeds("scaleout", "--on", "lab", "it", "h2")
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "it has come back")
     done = client("scalein", "--on", "lab", "it", "h1", "h2")
     assert done.returncode == 2
     assert "job it needs 1 node, and 0 would be left" in done.stderr
     assert done.stderr.count("\n") == 1
-    job = json.loads(client("get", "--on", "lab", "it", "-o", "json").stdout)
+    job = client.json("get", "--on", "lab", "it")
     assert [(rank["node"], rank["state"]) for rank in job["instances"]] == [("h1", "RUNNING"), ("h2", "RUNNING")]
     (client.folder / "end").touch()
     assert client("wait", "--on", "lab", "it").returncode == 0
@@ -73,8 +70,7 @@ def grown_from_one(client: Client) -> None:
     """A job that runs on the first host, and may take in the two others."""
     client.settings(hosts=["h1"])
     client.script(STEPS.replace('"end"', f'"{client.folder}/end"'))
-    done = client("submit", "--on", "lab", "--name", "it", "--nnodes", "1:3", "script.py")
-    assert done.returncode == 0, done.stderr
+    client.succeeds("submit", "--on", "lab", "--name", "it", "--nnodes", "1:3", "script.py")
     eventually(lambda: shown(client, "it") == ["h1"], "it runs")
     client.settings()
 
@@ -87,8 +83,7 @@ def ran_on(client: Client, attempt: int) -> None:
 
 def ends_well(client: Client) -> None:
     (client.folder / "end").touch()
-    done = client("wait", "--on", "lab", "it")
-    assert done.returncode == 0, done.stderr
+    client.succeeds("wait", "--on", "lab", "it")
 
 
 def prepares(host: Host) -> bool:
@@ -106,8 +101,7 @@ def test_what_is_left_of_a_job_on_a_host_that_has_joined_is_said(client: Client)
     eventually(lambda: shown(client, "it") == ["h1", "h2"], "both take part")
     ends_well(client)
     client.lab.hosts[1].lose_route()
-    done = client("delete", "--on", "lab", "it")
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("delete", "--on", "lab", "it")
     assert "paceline: h2 does not answer; what it has of job it is left there\n" in done.stderr
 
 

@@ -27,8 +27,7 @@ GROUPING = """
 def test_hosts_with_fast_links_are_a_group(client: Client) -> None:
     client.settings(python=sys.executable)
     client.lab.hosts[1].limit(10)
-    done = client("run", "--on", "lab", "-n", "1", "--nnodes", "3", "--tee", "3", client.script(GROUPING))
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("run", "--on", "lab", "-n", "1", "--nnodes", "3", "--tee", "3", client.script(GROUPING))
     assert sorted(line[-5:] for line in done.stdout.splitlines()) == ["0 1.0", "1 1.0", "2 1.0"]
     (said,) = [line for line in (done.stderr + done.stdout).splitlines() if "hierarchical=measured" in line]
     assert "groups [0, 2] [1]: " in said

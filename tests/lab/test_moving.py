@@ -24,14 +24,12 @@ pytestmark = pytest.mark.torch
 
 
 def submitted(client: Client, *args: str) -> str:
-    done = client(*args)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds(*args)
     return done.stdout.strip()
 
 
 def job(client: Client, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(client("get", name, "-o", "json").stdout)
-    return found
+    return client.json("get", name)
 
 
 def stopped_at_its_last_step(client: Client, name: str, ranks: int) -> str:
@@ -51,8 +49,7 @@ def test_a_job_goes_on_from_here_to_hosts_to_other_hosts_and_back(client: Client
     before = stopped_at_its_last_step(client, first, 1)
     (client.folder / script).write_text("raise SystemExit('the code of the job, not this, goes on')")
 
-    plan = client("resubmit", "--dry-run", "--on", "lab", "--nnodes", "2", first, "--", "17")
-    assert plan.returncode == 0, plan.stderr
+    plan = client.succeeds("resubmit", "--dry-run", "--on", "lab", "--nnodes", "2", first, "--", "17")
     assert json.loads(plan.stdout)["job"]["backend"] == "lab"
     assert len(json.loads(plan.stdout)["ranks"]) == 2
     second = submitted(client, "resubmit", "--on", "lab", "--nnodes", "2", first, "--", "17")

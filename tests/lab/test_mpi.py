@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -26,18 +25,14 @@ FOREVER = SUM + "    world.Barrier()\n    import time\n    time.sleep(1000)\n"
 
 
 def get(client: Client, name: str) -> dict[str, Any]:
-    done = client("get", "--on", "lab", name, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return client.json("get", "--on", "lab", name)
 
 
 def submit(client: Client, script: str, *flags: str) -> str:
     where = ("--env", f"PYTHONPATH={os.pathsep.join(path for path in sys.path if path)}")
     flags = ("--framework", "mpi", "--nnodes", "2", "-n", "2", *where, *flags)
     client.settings(hosts=["h1", "h2"])
-    done = client("submit", "--on", "lab", *flags, client.script(script))
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("submit", "--on", "lab", *flags, client.script(script))
     return done.stdout.strip()
 
 

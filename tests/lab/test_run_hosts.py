@@ -42,8 +42,7 @@ def nothing_is_left(client: Client) -> bool:
 
 
 def test_hosts_have_as_many_ranks_as_slots(client: Client) -> None:
-    done = client("run", *where(client, "h1:2,h2:1"), "--name", "mine", client.script(HELLO))
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("run", *where(client, "h1:2,h2:1"), "--name", "mine", client.script(HELLO))
     assert done.stdout == "hello from h1 0 3\n"
     first, last = done.stderr.splitlines()[-2:]
     see = f"get -H h1:2,h2:1 --ssh-root '~/{client.root}' mine"
@@ -76,8 +75,7 @@ def test_which_hosts_take_part(client: Client, flags: list[str], world: str) -> 
     (client.folder / "hosts").write_text("# the lab\nh1\n\nroot@h2 slots=2  # the large one\n")
     root = [] if "--on" in flags else ["--ssh-root", f"~/{client.root}"]
     script = client.script("import os; print(os.environ['WORLD_SIZE'])")
-    done = client("run", *flags, *root, "--name", "it", script)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("run", *flags, *root, "--name", "it", script)
     nodes = [host.name for host in client.lab.hosts for _ in client.status(host).get("ranks", [])]
     assert f"{done.stdout.strip()} {nodes}" == world
 
@@ -155,8 +153,7 @@ def test_a_restart_is_told_once_between_the_attempts(client: Client) -> None:
                 sys.exit(1)
             time.sleep(0.01)
     """)
-    done = client("run", *where(client, "h1,h2"), "--max-restarts", "1", "--tee", "3", script)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("run", *where(client, "h1,h2"), "--max-restarts", "1", "--tee", "3", script)
     assert sorted(done.stdout.splitlines()[:2]) == ["[rank 1] attempt 0", "attempt 0"]
     assert sorted(done.stdout.splitlines()[2:]) == ["[rank 1] attempt 1", "attempt 1"]
     assert done.stderr.count("starting again: attempt 1 of 1") == 1
@@ -194,7 +191,7 @@ def test_a_client_that_is_gone_ends_the_job_everywhere(client: Client, number: i
     running.send_signal(number)
     running.communicate()
     client.nothing_runs()
-    job = json.loads(client("get", *where(client, "h1,h2"), "it", "-o", "json").stdout)
+    job = client.json("get", *where(client, "h1,h2"), "it")
     assert job["state"] == "STOPPED"
 
 

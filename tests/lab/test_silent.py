@@ -27,7 +27,7 @@ def silent(client: Client) -> Iterator[Client]:
     client.settings(hosts=["h1", "h2"])
     client.script(FOREVER)
     submitted(client, "2", "script.py")
-    eventually(lambda: json.loads(client("get", "it", "-o", "json").stdout)["state"] == "RUNNING", "it runs")
+    eventually(lambda: client.json("get", "it")["state"] == "RUNNING", "it runs")
     client.hang_up()
     client.lab.hosts[1].hang_logins()
     client.env.update(PACELINE_LOOK_TIMEOUT=f"{LOOK}s", PACELINE_ACT_TIMEOUT=f"{ACT}s")
@@ -81,7 +81,7 @@ def test_its_second_silence_costs_nothing_and_a_look_finds_it_again(silent: Clie
     silent.lab.hosts[1].heal_logins()
     silent.hang_up()
     eventually(
-        lambda: [job["state"] for job in json.loads(silent("list", "--on", "lab", "-o", "json").stdout)] == ["RUNNING"],
+        lambda: [job["state"] for job in silent.json("list", "--on", "lab")] == ["RUNNING"],
         "it is seen again",
     )
     assert json.loads((silent.home / "silent.json").read_text()) == {}
@@ -116,8 +116,7 @@ def test_an_elastic_job_asks_a_host_that_is_still_down_only_whether_it_is_back(c
 def test_a_job_that_is_run_again_while_a_host_is_away(client: Client) -> None:
     script = client.script("pass")
     for name, flags in (("it", ()), ("own", ("--sync-mode", "snapshot"))):
-        done = client("submit", "--on", "lab", "--nnodes", "2", "--name", name, *flags, script)
-        assert done.returncode == 0, done.stderr
+        client.succeeds("submit", "--on", "lab", "--nnodes", "2", "--name", name, *flags, script)
         assert client("wait", name).returncode == 0
     wider = client("resubmit", "--on", "lab", "--nnodes", "3", "own")
     assert (wider.returncode, wider.stderr) == (

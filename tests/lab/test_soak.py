@@ -7,7 +7,6 @@ among several jobs that run side by side, each on hosts of its own; PACELINE_SOA
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -65,10 +64,7 @@ class Soak(Job):
         return status["state"] not in (*OVER, None) and Path(f"/proc/{status['agent']['pid']}").exists()
 
     def record(self, name: str) -> dict[str, Any]:
-        done = self.client("get", "--on", "lab", name, "-o", "json")
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        return self.client.json("get", "--on", "lab", name)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -210,8 +206,7 @@ class Soak(Job):
                 self.tell("scaleout", host.name, done.returncode, done.stderr.strip())
 
     def resubmit(self) -> None:
-        done = self.client("resubmit", "--on", "lab", self.name)
-        assert done.returncode == 0, done.stderr
+        done = self.client.succeeds("resubmit", "--on", "lab", self.name)
         self.name = done.stdout.strip()
         self.history[self.name] = {}
         self.tell("resubmitted", self.name, done.stderr.strip())

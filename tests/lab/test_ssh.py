@@ -26,15 +26,11 @@ FOREVER = """
 
 
 def get(client: Client, name: str) -> dict[str, Any]:
-    done = client("get", "--on", "lab", name, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return client.json("get", "--on", "lab", name)
 
 
 def submit(client: Client, *args: str) -> str:
-    done = client("submit", "--on", "lab", *args)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("submit", "--on", "lab", *args)
     return done.stdout.strip()
 
 
@@ -54,7 +50,7 @@ def test_a_follower_that_goes_away_leaves_nothing_on_the_host(client: Client) ->
     assert client("stop", "--on", "lab", name).returncode == 0
     assert follower.wait() == 143
     follower.communicate()
-    events = json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)
+    events = client.json("events", "--on", "lab", name)
     assert [event["event"] for event in events] == ["submitted", "started", "stopping", "stood", "finished"]
     assert not any("host" in event for event in events)
 
@@ -77,7 +73,7 @@ def test_two_hosts_meet(client: Client) -> None:
         f"[rank {rank}] {host} {rank} 4 {main} eth0" for rank, host in enumerate(["h1", "h1", "h2", "h2"])
     ]
     assert client("logs", "--on", "lab", "-i", "3", name).stdout == f"h2 3 4 {main} eth0\n"
-    events = json.loads(client("events", "--on", "lab", name, "-o", "json").stdout)
+    events = client.json("events", "--on", "lab", name)
     assert events[0]["event"] == "submitted"
     assert sorted((event["host"], event["event"]) for event in events[1:]) == [
         (host, event) for host in ("h1", "h2") for event in ("finished", "started")
@@ -85,7 +81,7 @@ def test_two_hosts_meet(client: Client) -> None:
     heading, *rows = client("events", "--on", "lab", name).stdout.splitlines()
     assert heading.split() == ["TIME", "HOST", "EVENT", "DETAILS"]
     assert sorted(row.split()[1] for row in rows) == ["-", "h1", "h1", "h2", "h2"]
-    (listed,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
+    (listed,) = client.json("list", "--on", "lab")
     assert listed["name"] == name
     assert client("delete", "--on", "lab", name).returncode == 0
     assert not any(client.run_directory(host, name).exists() for host in client.lab.hosts)
@@ -97,7 +93,7 @@ def test_hosts_may_share_a_home(client: Client) -> None:
     client.settings(root=str(client.folder / "shared"), hosts=["h1", "h2"])
     name = submit(client, "--nnodes", "2", "--name", "one", client.script("import os; print(os.environ['RANK'])"))
     assert client("wait", "--on", "lab", name).returncode == 0
-    (job,) = json.loads(client("list", "--on", "lab", "-o", "json").stdout)
+    (job,) = client.json("list", "--on", "lab")
     assert (job["name"], job["state"], [rank["node"] for rank in job["instances"]]) == (name, "SUCCEEDED", ["h1", "h2"])
     assert sorted(client("logs", "--on", "lab", "--all", name).stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
     taken = client("submit", "--on", "lab", "--name", "one", client.script("pass"))
@@ -155,10 +151,9 @@ def test_a_job_whose_host_is_gone_for_good_is_given_up(client: Client) -> None:
     assert refused.returncode == 2
     assert "cannot reach h2" in refused.stderr
     assert f"to give it up: paceline delete --on lab --force {name}" in refused.stderr
-    done = client("delete", "--on", "lab", "--force", name)
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("delete", "--on", "lab", "--force", name)
     assert done.stderr.splitlines()[-1] == f"paceline: job {name} is forgotten; what h2 has of it is left there"
-    assert json.loads(client("list", "--on", "lab", "-o", "json").stdout) == []
+    assert client.json("list", "--on", "lab") == []
     client.lab.hosts[1].power_off()
 
 
@@ -282,9 +277,9 @@ def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None
     client.are("RUNNING", 2, name=names[1])
     client.are("PENDING", 1, name=names[2])
     assert get(client, names[2])["waiting"] == "waits for 1 device; held by: s-1"
-    nodes = json.loads(client("top", "node", "--on", "lab", "-o", "json").stdout)
+    nodes = client.json("top", "node", "--on", "lab")
     assert [(node["name"], node["allocated"]) for node in nodes] == [("h1", {"0": ["s-1"]}), ("h2", {"0": ["s-2"]})]
-    used = json.loads(client("top", "job", "--on", "lab", "-o", "json").stdout)
+    used = client.json("top", "job", "--on", "lab")
     assert all(row["processes"] for row in used if row["state"] == "RUNNING")
     assert client("stop", "--on", "lab", "--now", *names).returncode == 0
 
@@ -336,8 +331,7 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
     client.write_settings({"lab": {"hosts": ["h1"]}, "far": {"hosts": ["h3"]}})
     name = submit(client, "--name", "there", client.script(FOREVER))
     assert client("submit", "--name", "here", client.script(FOREVER, "own.py")).returncode == 0
-    named = client("submit", "-H", "h2:1", "--ssh-python", sys.executable, "--name", "named", client.script(FOREVER))
-    assert named.returncode == 0, named.stderr
+    client.succeeds("submit", "-H", "h2:1", "--ssh-python", sys.executable, "--name", "named", client.script(FOREVER))
     for job in ("there", "here", "named"):
         eventually(lambda job=job: '"RUNNING"' in client("get", job, "-o", "json").stdout, f"{job} runs", 0.5)
         assert client("logs", job).stdout == "here 0\n"
@@ -345,7 +339,7 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
     heading, *rows = listed.stdout.splitlines()
     assert heading.split()[:3] == ["NAME", "TARGET", "STATE"]
     assert sorted(row.split()[:2] for row in rows) == [["here", "local"], ["named", "h2:1"], ["there", "lab"]]
-    assert json.loads(client("get", "named", "-o", "json").stdout)["backend"] == "h2:1"
+    assert client.json("get", "named")["backend"] == "h2:1"
     assert "TARGET" not in client("list", "--on", "lab").stdout
     both = client("stop", "here", "there")
     assert (both.returncode, both.stderr.count("\n")) == (2, 1)
@@ -364,8 +358,7 @@ def test_jobs_are_found_wherever_they_were_submitted_to(client: Client) -> None:
         host.heal()
     (client.home / "silent.json").unlink()  # else they are tried only briefly for a minute
     for job in ("there", "here", "named"):
-        done = client("stop", "--now", job)
-        assert done.returncode == 0, done.stderr
+        client.succeeds("stop", "--now", job)
         assert client("wait", job).returncode == 131
         if job == "named":
             client.lab.hosts[

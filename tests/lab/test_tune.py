@@ -33,8 +33,7 @@ def test_on_slow_hosts_a_method_that_sends_little_is_chosen(client: Client) -> N
         host.limit(10)
     hosts = ("-H", "h1,h2", "--ssh-root", f"~/{client.root}", "--ssh-python", sys.executable)
     flags = ("--steps", "10", "--methods", "allreduce,powersgd(2)", "-o", "json")
-    done = client("tune", *hosts, *flags, client.script(TRAIN))
-    assert done.returncode == 0, done.stderr
+    done = client.succeeds("tune", *hosts, *flags, client.script(TRAIN))
     exact, small = json.loads(done.stdout)
     assert (exact["error"], small["error"]) == (None, None)
     assert exact["sent_bytes"] > 50 * small["sent_bytes"] > 0
@@ -42,4 +41,4 @@ def test_on_slow_hosts_a_method_that_sends_little_is_chosen(client: Client) -> N
     assert small["last_loss"] < small["first_loss"]
     assert "paceline: powersgd(2), which saves" in done.stderr
     assert "PACELINE_SYNC: powersgd(2)" in (client.folder / "script.yaml").read_text()
-    assert json.loads(client("list", *hosts, "-o", "json").stdout) == []
+    assert client.json("list", *hosts) == []

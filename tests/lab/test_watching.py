@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 def submitted(client: Client, hosts: list[str], nodes: str) -> None:
     client.settings(hosts=hosts)
-    done = client("submit", "--on", "lab", "--name", "it", "--nnodes", nodes, client.script(ends(client)))
-    assert done.returncode == 0, done.stderr
+    client.succeeds("submit", "--on", "lab", "--name", "it", "--nnodes", nodes, client.script(ends(client)))
     eventually(lambda: shown(client, "it") == hosts, "it runs")
 
 

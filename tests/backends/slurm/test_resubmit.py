@@ -49,7 +49,7 @@ def asked(login: Login, *args: str) -> set[str]:
 
 
 def shown(login: Login, name: str) -> dict[str, Any]:
-    job: dict[str, Any] = json.loads(login("get", "--on", "lab", name, "-o", "json").stdout)
+    job: dict[str, Any] = login.json("get", "--on", "lab", name)
     return job
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -77,7 +76,7 @@ def test_verbs(without_ssh: Paceline) -> None:
     assert without_ssh("submit", "--name", "it", "script.py").returncode == 0
     eventually(lambda: "here 0" in without_ssh("logs", "it").stdout, "the rank prints")
     eventually(lambda: "RUNNING" in without_ssh("get", "it").stdout, "its agent knows it")
-    shown = json.loads(without_ssh("get", "it", "-o", "json").stdout)
+    shown = without_ssh.json("get", "it")
     assert (shown["state"], [rank["node"] for rank in shown["instances"]]) == ("RUNNING", [socket.gethostname()])
     attached = without_ssh("attach", "it", "--", "sh", "-c", "echo rank $RANK; exit 7")
     assert (attached.returncode, attached.stdout) == (7, "rank 0\n"), attached.stderr

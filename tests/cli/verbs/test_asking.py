@@ -84,10 +84,7 @@ def there(paceline: Paceline) -> list[str]:
 
 
 def listed(paceline: Paceline, *flags: str) -> list[dict[str, Any]]:
-    done = paceline("prune", "--dry-run", "-s", "0s", "-o", "json", *flags)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return paceline.json("prune", "--dry-run", "-s", "0s", *flags)
 
 
 def test_a_dry_run_lists_what_would_go(two: Paceline) -> None:
@@ -181,7 +178,7 @@ def test_what_has_changed_while_it_asked_stays(paceline: Paceline, verb: tuple[s
     assert "job it has changed since it was looked at, and stays" in screen
     assert code == (0 if verb[0] == "prune" else 1)
     assert there(paceline) == ["it"]
-    assert json.loads(paceline("get", "it", "-o", "json").stdout)["state"] in ("PENDING", "STARTING", "RUNNING")
+    assert paceline.json("get", "it")["state"] in ("PENDING", "STARTING", "RUNNING")
     assert paceline("stop", "--now", "it").returncode == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import yaml
@@ -27,7 +26,7 @@ def test_the_volumes_of_both_files(paceline: Paceline) -> None:
     wide = paceline("data", "list", "-o", "wide").stdout.splitlines()
     assert wide[0].split() == ["NAME", "PATH", "SIZE", "FREE", "READABLE", "DEFINED", "IN"]
     assert [line.split()[-1] for line in wide[1:]] == [str(project), str(user)]
-    found = json.loads(paceline("data", "list", "-o", "json").stdout)
+    found = paceline.json("data", "list")
     keys = {"name", "path", "problem", "file", "size", "free", "access", "owner", "created", "target"}
     assert [set(volume) for volume in found] == [keys] * 2
     assert found[1] == {

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 def planned(paceline: Paceline, *args: str) -> dict[str, Any]:
-    done = paceline(*args)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds(*args)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -26,8 +25,7 @@ def job_tells_what_was_planned(paceline: Paceline, verb: str, *args: str) -> lis
     shown = planned(paceline, verb, "--dry-run", *args)
     assert shown["job"]["detached"] == (verb == "submit")
     assert not paceline.home.exists(), "a dry run leaves nothing"
-    done = paceline(verb, *args)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds(verb, *args)
     if verb == "submit":
         assert paceline("wait", done.stdout.strip()).returncode == 0
     real = told(paceline.folder)

@@ -30,23 +30,8 @@ FOREVER = """
 """
 
 
-def get(paceline: Paceline, name: str) -> dict[str, Any]:
-    done = paceline("get", name, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def listed(paceline: Paceline, *args: str) -> list[dict[str, Any]]:
-    done = paceline("list", "-o", "json", *args)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
-
-
 def submit(paceline: Paceline, *args: str) -> str:
-    done = paceline("submit", *args)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("submit", *args)
     return done.stdout.strip()
 
 
@@ -80,11 +65,11 @@ def test_filters_of_list(paceline: Paceline) -> None:
         submit(paceline, "--name", name, "--label", label, "script.py", code)
     assert paceline("wait", "good", "bad").returncode == 3
     assert paceline("wait", "bad", "good").returncode == 3
-    assert [job["name"] for job in listed(paceline)] == ["bad", "good"], "the newest first"
-    assert [job["name"] for job in listed(paceline, "--state", "failed")] == ["bad"]
-    assert [job["name"] for job in listed(paceline, "--label", "x=1")] == ["good"]
-    assert [job["name"] for job in listed(paceline, "--since", "1h")] == ["bad", "good"]
-    assert listed(paceline, "--since", "0.001s") == []
+    assert [job["name"] for job in paceline.json("list")] == ["bad", "good"], "the newest first"
+    assert [job["name"] for job in paceline.json("list", "--state", "failed")] == ["bad"]
+    assert [job["name"] for job in paceline.json("list", "--label", "x=1")] == ["good"]
+    assert [job["name"] for job in paceline.json("list", "--since", "1h")] == ["bad", "good"]
+    assert paceline.json("list", "--since", "0.001s") == []
     for args, said in (
         (("list", "--state", "runing"), "--state RUNING: no such state; did you mean RUNNING?"),
         (("list", "--since", "soon"), "--since 'soon' is not a duration"),
@@ -94,7 +79,7 @@ def test_filters_of_list(paceline: Paceline) -> None:
         (("prune", "-s", "0"), "--since '0' has no unit; did you mean 0s?"),
     ):
         assert said in refusal(paceline, *args)
-    assert len(listed(paceline)) == 2, "nothing was pruned"
+    assert len(paceline.json("list")) == 2, "nothing was pruned"
     paceline.env["PACELINE_LOOK_TIMEOUT"] = "5"
     assert refusal(paceline, "list", "-H", "h1") == "PACELINE_LOOK_TIMEOUT: '5' has no unit; did you mean 5s?"
 
@@ -107,23 +92,23 @@ def test_old_jobs_are_left_out_unless_asked_for(paceline: Paceline) -> None:
     done = paceline("list")
     assert "old" not in done.stdout
     assert "1 that ended long ago are not shown" in done.stderr
-    assert {job["name"] for job in listed(paceline, "-A")} == {"old", "new"}
+    assert {job["name"] for job in paceline.json("list", "-A")} == {"old", "new"}
     done = paceline("prune", "--dry-run")
     assert ("old" in done.stdout, "new" in done.stdout) == (True, False)
     paceline("prune")
-    assert {job["name"] for job in listed(paceline, "-A")} == {"new"}
+    assert {job["name"] for job in paceline.json("list", "-A")} == {"new"}
 
 
 def test_a_folder_elsewhere_is_listed_and_deleted(paceline: Paceline) -> None:
     paceline.script("")
     submit(paceline, "--name", "far", "--log-dir", "else where", "script.py")
     paceline("wait", "far")
-    assert get(paceline, "far")["folder"] == str(paceline.folder / "else where" / "far")
+    assert paceline.json("get", "far")["folder"] == str(paceline.folder / "else where" / "far")
     one_line(paceline("submit", "--name", "far", "--log-dir", "third", "script.py"), "a job named far")
     assert not (paceline.folder / "third" / "far").exists()
     assert paceline("delete", "far").returncode == 0
     assert not list((paceline.folder / "else where").iterdir())
-    assert listed(paceline, "-A") == []
+    assert paceline.json("list", "-A") == []
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -181,7 +166,7 @@ def test_submits_of_many_processes_at_once(paceline: Paceline, count: int) -> No
     assert done.returncode == 0, done.stderr
     names = [f"many-{number}" for number in range(1, count + 1)]
     assert paceline("wait", *names).returncode == 0
-    assert {job["name"]: job["state"] for job in listed(paceline)} == dict.fromkeys(names, "SUCCEEDED")
+    assert {job["name"]: job["state"] for job in paceline.json("list")} == dict.fromkeys(names, "SUCCEEDED")
 
 
 # -- stop, wait, delete ------------------------------------------------------------------------------------------------
@@ -200,7 +185,7 @@ def test_wait_gives_up(paceline: Paceline) -> None:
     waiting.send_signal(signal.SIGINT)
     waiting.communicate()
     assert waiting.returncode == 130
-    assert get(paceline, "it")["state"] == "RUNNING", "who waits can leave"
+    assert paceline.json("get", "it")["state"] == "RUNNING", "who waits can leave"
     paceline("stop", "it")
 
 
@@ -209,9 +194,9 @@ def test_delete_leaves_running_jobs_alone_unless_forced(paceline: Paceline) -> N
     submit(paceline, "--name", "it", "script.py")
     running(paceline, "it")
     one_line(paceline("delete", "it"), "job it has not ended", "paceline stop it")
-    assert get(paceline, "it")["state"] == "RUNNING"
+    assert paceline.json("get", "it")["state"] == "RUNNING"
     assert paceline("delete", "--force", "it").returncode == 0
-    assert listed(paceline, "-A") == []
+    assert paceline.json("list", "-A") == []
     assert not list((paceline.home / "jobs").iterdir())
 
 
@@ -221,7 +206,7 @@ def test_time_limit(paceline: Paceline) -> None:
     done = paceline("wait", "it")
     assert done.returncode == 124
     assert "stopped at its time limit of 0.5 s" in done.stderr
-    assert get(paceline, "it")["state"] == "FAILED"
+    assert paceline.json("get", "it")["state"] == "FAILED"
 
 
 # -- what is true after a fault ----------------------------------------------------------------------------------------
@@ -231,12 +216,12 @@ def test_a_killed_agent_leaves_no_running_job(paceline: Paceline) -> None:
     paceline.script(FOREVER)
     submit(paceline, "-n", "2", "--name", "it", "script.py")
     running(paceline, "it")
-    job = get(paceline, "it")
+    job = paceline.json("get", "it")
     known = status(paceline, "it")["agent"]
     agent, guard = known["pid"], known["guard"]["pid"]
     os.kill(guard, signal.SIGKILL)  # the agent ends with it, and whoever looks cannot tell which one was killed
     assert paceline("wait", "it").returncode == 1
-    after = get(paceline, "it")
+    after = paceline.json("get", "it")
     assert after["state"] == "FAILED"
     assert (
         f"its agent (pid {agent} on {socket.gethostname()}) was killed, or the guard above it (pid {guard}), and"
@@ -249,7 +234,7 @@ def test_a_killed_agent_leaves_no_running_job(paceline: Paceline) -> None:
     known = status(paceline, "it")
     known["agent"].update(boot="another", pid=os.getpid())  # the number belongs to another process by now
     (paceline.home / "jobs" / "it" / "status.json").write_text(json.dumps(known))
-    assert "the machine was restarted" in get(paceline, "it")["error"]
+    assert "the machine was restarted" in paceline.json("get", "it")["error"]
 
 
 def test_a_journal_that_cannot_be_opened(paceline: Paceline) -> None:
@@ -259,13 +244,13 @@ def test_a_journal_that_cannot_be_opened(paceline: Paceline) -> None:
     journal = paceline.home / "jobs" / "it" / "journal.jsonl"
     journal.rename(journal.with_name("before"))
     journal.mkdir()
-    shown = get(paceline, "it")
+    shown = paceline.json("get", "it")
     assert shown["state"] == "RUNNING" and "it is no regular file" in shown["error"]
     assert refusal(paceline, "events", "it") == f"cannot read {journal}: it is no regular file"
     os.kill(status(paceline, "it")["agent"]["pid"], signal.SIGTERM)  # it is to record that
     assert paceline("wait", "it").returncode == 1
     error = f"the job's agent has failed: Is a directory: {journal}; see {journal.with_name('agent.log')}"
-    shown = get(paceline, "it")
+    shown = paceline.json("get", "it")
     assert (shown["state"], shown["error"], shown["cause"]) == ("FAILED", error, "agent")
     journal.rmdir()
 
@@ -289,14 +274,14 @@ def test_clients_killed_while_they_submit(paceline: Paceline, clients: int) -> N
         if found.returncode == 2:
             assert submit(paceline, "--name", name, "script.py") == name
         else:
-            assert get(paceline, name)["state"] in ("SUCCEEDED", "FAILED")
-    for job in listed(paceline, "-A"):
+            assert paceline.json("get", name)["state"] in ("SUCCEEDED", "FAILED")
+    for job in paceline.json("list", "-A"):
         assert paceline("wait", job["name"]).returncode in (0, 1)
 
 
 def test_a_damaged_index_is_made_anew(paceline: Paceline) -> None:
     recorded.ended(paceline, "it")
-    before = listed(paceline)
+    before = paceline.json("list")
     index = paceline.home / "jobs.db"
     whole = index.read_bytes()
     for damage in (b"", whole[:100] + b"no database at all" * 1000, whole[:5000]):
@@ -309,14 +294,14 @@ def test_a_damaged_index_is_made_anew(paceline: Paceline) -> None:
         done = paceline("list", "-o", "json")
         assert (json.loads(done.stdout), done.stderr) == (before, "")
     index.unlink()
-    assert listed(paceline) == before
+    assert paceline.json("list") == before
 
 
 def test_an_index_of_another_version_is_made_anew_without_a_word(paceline: Paceline) -> None:
     import sqlite3
 
     recorded.ended(paceline, "it")
-    before = listed(paceline)
+    before = paceline.json("list")
     with contextlib.closing(sqlite3.connect(paceline.home / "jobs.db", isolation_level=None)) as other:
         other.execute("UPDATE jobs SET record = json_remove(record, '$.cause')")
         other.execute("PRAGMA user_version=2")
@@ -328,7 +313,7 @@ def test_a_locked_index_is_done_without(paceline: Paceline) -> None:
     import sqlite3
 
     recorded.ended(paceline, "it")
-    before = listed(paceline)
+    before = paceline.json("list")
     other = sqlite3.connect(paceline.home / "jobs.db", isolation_level=None)
     other.execute("PRAGMA locking_mode=EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
@@ -366,15 +351,14 @@ def test_damaged_folders(paceline: Paceline, file: str, content: str | None) -> 
         path.unlink()
     else:
         path.write_text(content)
-    states = {job["name"]: job["state"] for job in listed(paceline, "-A")}
+    states = {job["name"]: job["state"] for job in paceline.json("list", "-A")}
     assert (states["good"], states.keys()) == ("SUCCEEDED", {"good", "bad"})
     for verb in ("get", "events", "stop", "logs", "attach", "resubmit", "tensorboard"):
         done = paceline(verb, "bad", *(["--", "true"] if verb == "attach" else ["--stop"] * (verb == "tensorboard")))
         assert "Traceback" not in done.stderr, done.stderr
         if verb == "resubmit" and done.returncode == 0:
             paceline("wait", done.stdout.strip())
-    done = paceline("delete", "bad")
-    assert done.returncode == 0, done.stderr
+    paceline.succeeds("delete", "bad")
     assert not (paceline.home / "jobs" / "bad").exists()
     assert paceline("submit", "--dry-run", "--name", "bad", "script.py").returncode == 0, "its name is free"
 
@@ -384,11 +368,11 @@ def test_folders_that_vanish_hold_nothing_up(paceline: Paceline) -> None:
     for name in ("a", "b", "c"):
         submit(paceline, "--name", name, "--log-dir", "logs", "script.py")
     paceline("wait", "a", "b", "c")
-    assert len(listed(paceline, "-A")) == 3
+    assert len(paceline.json("list", "-A")) == 3
     subprocess.run(["rm", "-r", paceline.folder / "logs" / "b"], check=True)
-    assert {job["name"] for job in listed(paceline, "-A")} == {"a", "c"}
+    assert {job["name"] for job in paceline.json("list", "-A")} == {"a", "c"}
     assert paceline("prune", "-s", "0s").returncode == 0
-    assert listed(paceline, "-A") == []
+    assert paceline.json("list", "-A") == []
 
 
 def test_many_delete_the_same_jobs(paceline: Paceline) -> None:
@@ -400,7 +384,7 @@ def test_many_delete_the_same_jobs(paceline: Paceline) -> None:
     for process in processes:
         _, err = process.communicate()
         assert process.returncode == 0, err
-    eventually(lambda: [job["name"] for job in listed(paceline, "-A")] == [keep], "only one is left")
+    eventually(lambda: [job["name"] for job in paceline.json("list", "-A")] == [keep], "only one is left")
     assert [path.name for path in (paceline.home / "jobs").iterdir()] == [keep]
 
 
@@ -427,7 +411,7 @@ def test_stopping_twice_is_as_clean_as_once(paceline: Paceline) -> None:
     (paceline.folder / "go").touch()
     for process in again:
         assert "paceline: job it stopped after" in process.communicate()[1]
-    assert get(paceline, "it")["state"] == "STOPPED"
+    assert paceline.json("get", "it")["state"] == "STOPPED"
     assert (paceline.folder / "saved").exists()
     assert "had ended already" in paceline("stop", "it").stderr
 
@@ -444,7 +428,7 @@ def test_stop_now_ends_ranks_that_ignore_sigterm_though_the_agent_hangs(paceline
     agent = status(paceline, "it")["agent"]["pid"]
     os.kill(agent, signal.SIGSTOP)
     assert paceline("stop", "--now", "it").returncode == 0
-    assert get(paceline, "it")["state"] == "STOPPED"  # it was continued, and could say so
+    assert paceline.json("get", "it")["state"] == "STOPPED"  # it was continued, and could say so
     eventually(lambda: not paceline.processes(), "the ranks went with it")
 
 
@@ -453,11 +437,11 @@ def test_a_lock_that_was_removed_makes_no_living_job_dead(paceline: Paceline) ->
     submit(paceline, "--name", "it", "script.py")
     running(paceline, "it")
     (paceline.home / "jobs" / "it" / "lock").unlink()
-    assert get(paceline, "it")["state"] == "RUNNING"
+    assert paceline.json("get", "it")["state"] == "RUNNING"
     assert paceline("delete", "it").returncode == 2
     paceline("stop", "it")
     eventually(lambda: status(paceline, "it")["state"] == "STOPPED", "it has stopped")
-    assert get(paceline, "it")["state"] == "STOPPED"
+    assert paceline.json("get", "it")["state"] == "STOPPED"
 
 
 def test_a_disk_that_is_full_changes_no_verdict(paceline: Paceline) -> None:
@@ -486,7 +470,7 @@ def test_a_disk_that_is_full_changes_no_verdict(paceline: Paceline) -> None:
         fill()
         (paceline.folder / "go").touch()
         assert [paceline("wait", f"it-{code}").returncode for code in (0, 3)] == [0, 3]
-        assert [get(paceline, f"it-{code}")["state"] for code in (0, 3)] == ["SUCCEEDED", "FAILED"]
+        assert [paceline.json("get", f"it-{code}")["state"] for code in (0, 3)] == ["SUCCEEDED", "FAILED"]
         fill()
         one_line(paceline("submit", "script.py", "0"), "cannot write to", "No space left on device")
     finally:
@@ -505,7 +489,7 @@ def test_a_folder_that_is_gone_when_the_job_starts(paceline: Paceline) -> None:
     done = paceline("wait", "it")
     assert done.returncode == 1
     assert "No such file or directory" in done.stderr
-    assert get(paceline, "it")["state"] == "FAILED"
+    assert paceline.json("get", "it")["state"] == "FAILED"
 
 
 @pytest.mark.parametrize(
@@ -527,7 +511,7 @@ def test_closed_streams(paceline: Paceline, verb: str) -> None:
         )  # fmt: skip
         assert "Traceback" not in done.stderr, (closed, done.stderr)
         assert done.returncode == 0 or "/dev/full" in closed, (closed, done.stderr)
-    paceline("wait", *(job["name"] for job in listed(paceline)))
+    paceline("wait", *(job["name"] for job in paceline.json("list")))
 
 
 def test_a_home_that_is_none(paceline: Paceline) -> None:
@@ -638,7 +622,7 @@ def test_no_way_around_the_rules_for_names(paceline: Paceline) -> None:
     ):
         (paceline.folder / "job.yaml").write_text(f"script: script.py\n{line}\n")
         assert said in refusal(paceline, "submit", "job.yaml")
-    assert [job["name"] for job in listed(paceline, "-A")] == ["it"]
+    assert [job["name"] for job in paceline.json("list", "-A")] == ["it"]
 
 
 def test_a_time_limit_of_weeks(paceline: Paceline) -> None:
@@ -685,11 +669,11 @@ def test_a_folder_on_a_disk_that_is_not_mounted(paceline: Paceline) -> None:
     link = paceline.home / "jobs" / "it"
     (paceline.folder / "disk").rename(paceline.folder / "away")
     os.utime(link, (0, 0), follow_symlinks=False)  # it was not made just now
-    (job,) = listed(paceline, "-A")
+    (job,) = paceline.json("list", "-A")
     assert "is gone; is a disk not mounted?" in job["error"]
-    assert get(paceline, "it")["error"] == job["error"]
+    assert paceline.json("get", "it")["error"] == job["error"]
     (paceline.folder / "away").rename(paceline.folder / "disk")
-    assert [job["state"] for job in listed(paceline, "-A")] == ["SUCCEEDED"]
+    assert [job["state"] for job in paceline.json("list", "-A")] == ["SUCCEEDED"]
     (paceline.folder / "disk").rename(paceline.folder / "away")
     assert paceline("delete", "it").returncode == 0
     assert not link.is_symlink()
@@ -734,15 +718,15 @@ def test_the_index_is_the_users_alone(paceline: Paceline) -> None:
     recorded.ended(paceline, "it")
     before = os.umask(0o022)
     try:
-        listed(paceline)
+        paceline.json("list")
         assert (mode(paceline.home), mode(paceline.home / "jobs.db")) == (0o700, 0o600)
         paceline.home.chmod(0o755)
         (paceline.home / "jobs.db").chmod(0o644)
-        listed(paceline)
+        paceline.json("list")
         assert (mode(paceline.home), mode(paceline.home / "jobs.db")) == (0o700, 0o600)
         (paceline.home / "notes").touch()  # the folder is for other things too
         paceline.home.chmod(0o755)
-        listed(paceline)
+        paceline.json("list")
         assert mode(paceline.home) == 0o755
     finally:
         os.umask(before)
@@ -772,10 +756,9 @@ def test_one_strange_file_holds_up_no_other_job(paceline: Paceline, what: str) -
         else:
             path.write_text(DEEP if what == "deep" else NESTED)
     for output in ("table", "json", "yaml"):
-        done = paceline("list", "-A", "-o", output)
-        assert done.returncode == 0, done.stderr
+        done = paceline.succeeds("list", "-A", "-o", output)
         assert "Traceback" not in done.stderr, done.stderr
-    found = {job["name"]: job for job in listed(paceline, "-A")}
+    found = {job["name"]: job for job in paceline.json("list", "-A")}
     assert (found["good"]["state"], found["good"]["error"]) == ("SUCCEEDED", None)
     for file in ("status.json", "job.json", "spec.json"):
         assert found[names[file]]["state"] == "FAILED"
@@ -799,8 +782,7 @@ def test_values_that_make_no_sense_hold_up_no_other_job(paceline: Paceline, chan
     path = paceline.home / "jobs" / "bad" / "status.json"
     path.write_text(json.dumps({**status(paceline, "bad"), **changes}))
     for output in ("wide", "json"):
-        done = paceline("list", "-A", "-o", output)
-        assert done.returncode == 0, done.stderr
+        done = paceline.succeeds("list", "-A", "-o", output)
         assert "good" in done.stdout
         assert "bad" in done.stdout
 
@@ -822,7 +804,7 @@ def test_a_strange_error_record_ends_no_agent(paceline: Paceline, what: str) -> 
     assert done.returncode == 5, done.stderr
     assert "agent has failed" not in done.stderr
     assert "wrote" in done.stdout
-    assert get(paceline, "it")["exit_code"] == 5
+    assert paceline.json("get", "it")["exit_code"] == 5
 
 
 def test_events_have_each_checkpoint_and_an_end_that_no_agent_recorded(paceline: Paceline) -> None:
@@ -838,7 +820,7 @@ def test_events_have_each_checkpoint_and_an_end_that_no_agent_recorded(paceline:
     """)
     submit(paceline, "--name", "it", "script.py")
     assert paceline("wait", "it").returncode == 1
-    events = json.loads(paceline("events", "it", "-o", "json").stdout)
+    events = paceline.json("events", "it")
     assert [(event["event"], event.get("step")) for event in events if event["event"] != "warm"] == [
         ("submitted", None), ("started", None), ("checkpoint", 400), ("checkpoint", 500), ("finished", None)
     ]  # fmt: skip

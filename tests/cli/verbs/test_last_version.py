@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def shown(paceline: Paceline, *args: str) -> Any:
-    done = paceline(*args, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return paceline.json(*args)
 
 
 def test_a_job_that_has_ended(paceline: Paceline) -> None:
@@ -50,8 +48,7 @@ def test_a_job_that_runs(paceline: Paceline) -> None:
     waiting = paceline.start("wait", "old")
     assert waiting.stderr is not None
     waiting.stderr.readline()
-    done = paceline("stop", "old")
-    assert done.returncode == 0, done.stderr
+    paceline.succeeds("stop", "old")
     assert agent.wait(GENEROUS) == 0
     assert following.communicate(timeout=GENEROUS)[0] == "goodbye\n"
     waiting.communicate(timeout=GENEROUS)

@@ -163,7 +163,7 @@ def test_follow_ends_when_the_agent_is_killed(paceline: Paceline) -> None:
     assert (process.returncode, out) == (1, "")
     assert err.startswith("paceline: job job failed")
     assert "was killed" in err
-    record = json.loads(paceline("get", "job", "-o", "json").stdout)
+    record = paceline.json("get", "job")
     assert record["finished"] >= (show_time(before - 0.1) or ""), (
         "nothing was written by then"
     )  # clocks of files are coarser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import textwrap
@@ -85,7 +84,7 @@ def test_a_new_job_of_the_name_is_not_removed_in_place_of_the_old_one(paceline: 
     assert paceline("submit", "--name", "it", "script.py").returncode == 0
     done = delete.end()
     assert (done.returncode, done.stderr) == (1, "paceline: job it has changed since it was looked at, and stays\n")
-    assert json.loads(paceline("get", "it", "-o", "json").stdout)["state"] in ("PENDING", "STARTING", "RUNNING")
+    assert paceline.json("get", "it")["state"] in ("PENDING", "STARTING", "RUNNING")
     assert paceline("stop", "--now", "it").returncode == 0
 
 

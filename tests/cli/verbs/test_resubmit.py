@@ -34,8 +34,7 @@ TRAIN = """
 
 
 def submitted(paceline: Paceline, *args: str, code: int = 0) -> str:
-    done = paceline(*args)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds(*args)
     name = str(done.stdout.strip())
     assert paceline("wait", name).returncode == code, paceline("logs", name).stdout
     return name
@@ -148,7 +147,7 @@ def test_a_job_whose_checkpoints_are_gone_does_not_begin_anew_unasked(paceline: 
     assert f"--fresh: there are checkpoints in --checkpoint-dir {folder}" in refused.stderr
     shutil.move(folder, paceline.folder / "moved")
     lost = submitted(paceline, "resubmit", "it", "--", "x", code=1)
-    error = json.loads(paceline("get", "-o", "json", lost).stdout)["error"]
+    error = paceline.json("get", lost)["error"]
     assert f"this job has saved step 10, and there is no checkpoint in {folder} any more" in error
     assert f"paceline resubmit --fresh {lost}" in error
     assert used(paceline, lost) == []

@@ -39,8 +39,7 @@ SHOW = """
 
 def variables(paceline: Paceline, flags: list[str], *names: str) -> dict[str, str | None]:
     paceline.script(SHOW)
-    done = paceline.run(*flags, "script.py", *names)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", *flags, "script.py", *names)
     found: dict[str, str | None] = json.loads(done.stdout)
     return found
 
@@ -125,8 +124,7 @@ def test_indexed_processes_share_devices_and_do_not_stop_each_other(paceline: Pa
         "['--x', '--process_index', '0', '--process_num', '3'] 0",
         "[rank 2] ['--x', '--process_index', '2', '--process_num', '3'] 0",
     ]
-    done = paceline.run(*flags, "--max-restarts", "1", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", *flags, "--max-restarts", "1", "script.py")
     assert sum("'1', '--process_num'" in line for line in done.stdout.splitlines()) == 1
     assert len(done.stdout.splitlines()) == 3  # those that were through did not run again
 
@@ -390,16 +388,14 @@ def test_ranks_see_their_device_alone(paceline: Paceline) -> None:
         import json, os
         print(json.dumps([os.environ.get(name) for name in {names}]))
     """)
-    done = paceline.run("-n", "2", "--virtual-local-rank", "--tee", "all", script)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "--virtual-local-rank", "--tee", "all", script)
     found = sorted(json.loads(line[line.index('["') :]) for line in done.stdout.splitlines())
     assert found == [["0", "0", "5", "0"], ["0", "1", "7", "0"]]
 
 
 def test_ranks_are_bound_to_cores(paceline: Paceline) -> None:
     script = paceline.script("import os; print(sorted(os.sched_getaffinity(0)))")
-    done = paceline.run("-n", "2", "--numa-binding", "exclusive", "--tee", "all", script)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "--numa-binding", "exclusive", "--tee", "all", script)
     try:
         expected = numa.cores_of("exclusive", 2, None, os.sched_getaffinity(0))
     except numa.CannotBind as error:
@@ -446,8 +442,7 @@ def test_scripts_that_declare_local_rank_get_it(paceline: Paceline, spelling: st
     )
     script = paceline.script(DECLARES)
     line = ("-n", "2", "--framework", "torch", "--start-method", method, "--tee", "all")
-    done = paceline.run(*line, script, "--lr", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", *line, script, "--lr", "0.5")
     assert sorted(done.stdout.splitlines()) == ["0 0.5", "[rank 1] 1 0.5"]
     if method == "fork":
         assert sorted(paceline.run(*line, "-m", "script").stdout.splitlines()) == ["0 None", "[rank 1] 1 None"]

@@ -34,8 +34,7 @@ WAIT = """
 def submit(paceline: Paceline, name: str, *flags: str) -> None:
     (paceline.folder / "paceline.toml").write_text("[local]\ndevices = 3\n")
     paceline.script(WAIT)
-    done = paceline("submit", "--name", name, *flags, "script.py")
-    assert done.returncode == 0, done.stderr
+    paceline.succeeds("submit", "--name", name, *flags, "script.py")
 
 
 def finish(paceline: Paceline, *names: str) -> None:
@@ -52,10 +51,7 @@ def state(paceline: Paceline, name: str) -> str | None:
 
 
 def look(paceline: Paceline, *args: str) -> list[dict[str, Any]]:
-    done = paceline("top", *args, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return paceline.json("top", *args)
 
 
 def test_jobs_and_the_machine(paceline: Paceline) -> None:

@@ -38,15 +38,12 @@ def train(paceline: Paceline, steps: int = 10_000, strategy: str = "") -> None:
 
 
 def tuned(paceline: Paceline, *flags: str) -> list[dict[str, Any]]:
-    done = paceline("tune", "-n", "2", "--steps", "10", "-o", "json", *flags)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return paceline.json("tune", "-n", "2", "--steps", "10", *flags)
 
 
 def left(paceline: Paceline) -> list[str]:
     """The jobs that are left, and the folder's files."""
-    jobs = json.loads(paceline("list", "-o", "json").stdout)
+    jobs = paceline.json("list")
     assert jobs == []
     return sorted(path.name for path in paceline.folder.iterdir() if path.suffix in (".py", ".yaml", "") and path.name)
 
@@ -72,8 +69,7 @@ def test_a_job_file_keeps_its_other_lines(paceline: Paceline) -> None:
     train(paceline, steps=30)  # it ends by itself, before the trial would
     job = paceline.folder / "job.yaml"
     job.write_text("# ours\nscript: script.py  # the model\nranks: 2\nenv: {LR: 1e-3}\nmax_restarts: 3\n")
-    done = paceline("tune", "--steps", "40", "job.yaml", "--methods", "int8")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("tune", "--steps", "40", "job.yaml", "--methods", "int8")
     assert "nothing is sent between machines" in done.stderr
     head, row = done.stdout.splitlines()
     assert head.split()[:3] == ["METHOD", "STEP", "SPREAD"]
@@ -138,8 +134,7 @@ def test_settings_of_data_are_tried_and_the_best_is_written(paceline: Paceline) 
                 optimizer.step()
     """)
     flags = ("--steps", "10", "--try", "workers=4", "--try", "batch-size=16", "-o", "json")
-    done = paceline("tune", *flags, "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("tune", *flags, "script.py")
     tried = [(trial["setting"], trial["value"]) for trial in json.loads(done.stdout)]
     assert tried == [("workers", "as it is"), ("workers", "4"), ("batch_size", "16")]
     assert "paceline: workers=4, which saves " in done.stderr
@@ -148,8 +143,7 @@ def test_settings_of_data_are_tried_and_the_best_is_written(paceline: Paceline) 
 
 def test_a_setting_that_the_script_does_not_have_is_left(paceline: Paceline) -> None:
     train(paceline)
-    done = paceline("tune", "--steps", "10", "--try", "prefetch=2,4", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("tune", "--steps", "10", "--try", "prefetch=2,4", "script.py")
     assert "paceline: prefetch is not tried: script.py has nothing of run.dataloader that takes it\n" in done.stderr
     assert "paceline: script.yaml stays as it is\n" in done.stderr
     assert "script.yaml" not in left(paceline)
@@ -185,8 +179,7 @@ def test_the_variable_chooses_the_method_unless_the_script_does(paceline: Paceli
             print(*(model.method for model in run._prepared._models))
     """
     paceline.script(text)
-    done = paceline.run("-n", "2", "--env", "PACELINE_SYNC=int8", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "--env", "PACELINE_SYNC=int8", "script.py")
     assert done.stdout == "int8 allreduce\n"
     assert done.stderr.count("PACELINE_SYNC=int8 has no effect: the script says Strategy(sync='allreduce')") == 1
     done = paceline.run("-n", "2", "--env", "PACELINE_SYNC=gossip", "script.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -72,8 +71,7 @@ class Client(Paceline):
 
 def job(user: Client, name: str = "it") -> dict[str, Any]:
     """What `get` says of a job on the target `lab`."""
-    found: dict[str, Any] = json.loads(user.paceline("get", "--on", "lab", name, "-o", "json").stdout)
-    return found
+    return user.json("get", "--on", "lab", name)
 
 
 def submit(user: Client, script: str, *flags: str, name: str = "it", args: tuple[str, ...] = ()) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -95,7 +94,7 @@ def test_a_job_has_the_nodes_of_the_allocation(client: Client, salloc: Shell) ->
         ("3", "n1"),
     ]
     assert not [call for call in client.cluster.calls if call.startswith("sbatch")]
-    job = json.loads(client.paceline("get", "it", "-o", "json").stdout)
+    job = client.json("get", "it")
     assert (job["state"], job["exit_code"], job["nodes"], job["ranks"], job["external_id"]) == (
         "SUCCEEDED", 0, 2, 4, salloc.job,
     )  # fmt: skip
@@ -132,7 +131,7 @@ def test_submit_makes_a_job_of_its_own(client: Client, salloc: Shell) -> None:
     code, out, err = salloc(f"{PACELINE} submit --on slurm --name own {client.script(WHO)}")
     assert (code, out) == (0, "own\n"), err
     client.paceline("wait", "own")
-    job = json.loads(client.paceline("get", "own", "-o", "json").stdout)
+    job = client.json("get", "own")
     assert (job["state"], job["nodes"], job["external_id"] != salloc.job) == ("SUCCEEDED", 1, True)
 
 
@@ -143,7 +142,7 @@ def test_the_allocation_outlives_a_job_that_is_stopped(client: Client, salloc: S
     line = f"{RUN} --name long {client.script(FOREVER)}"
     salloc.type(f"{line} > out 2> err; echo $? > code")
     eventually(lambda: (client.folder / "out").exists() and "here" in (client.folder / "out").read_text(), "it runs")
-    assert json.loads(client.paceline("get", "long", "-o", "json").stdout)["state"] == "RUNNING"
+    assert client.json("get", "long")["state"] == "RUNNING"
     assert client.paceline("attach", "long", "--", "sh", "-c", "echo $RANK").stdout == "0\n"
     found = [number for number in client.processes() if _is_client(number)]
     assert len(found) == 1
@@ -152,7 +151,7 @@ def test_the_allocation_outlives_a_job_that_is_stopped(client: Client, salloc: S
     else:
         os.kill(found[0], signal.SIGINT if how == "interrupt" else signal.SIGKILL)
     client.paceline("wait", "long", check=False)
-    job = json.loads(client.paceline("get", "long", "-o", "json").stdout)
+    job = client.json("get", "long")
     assert job["state"] == "STOPPED", job
     assert salloc.is_alive()
     assert (client.folder / "code").read_text() == f"{code}\n", (client.folder / "err").read_text()
@@ -171,7 +170,7 @@ def test_the_allocation_is_taken_away(client: Client, salloc: Shell) -> None:
     eventually(lambda: (client.folder / "out").exists() and "here" in (client.folder / "out").read_text(), "it runs")
     client.cluster.slurm("scancel", salloc.job)
     client.paceline("wait", "long", check=False)
-    job = json.loads(client.paceline("get", "long", "-o", "json").stdout)
+    job = client.json("get", "long")
     assert job["state"] == "STOPPED", job
     assert "its allocation was cancelled in Slurm, not by paceline" in job["error"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from tests.conftest import eventually
@@ -25,7 +24,7 @@ TASK = """
 
 def listed(client: Client) -> dict[str, Any]:
     client.forget()
-    jobs = json.loads(client.paceline("list", "--on", "slurm", "-o", "json").stdout)
+    jobs = client.json("list", "--on", "slurm")
     return {job["name"]: job for job in jobs}
 
 

@@ -66,7 +66,7 @@ def test_a_healthy_cluster(client: Client) -> None:
     for route in ("n0 → n1", "n1 → n0"):
         assert "ms there and back" in job[route]
         assert "Mbit/s" in job[route]
-    assert json.loads(client.paceline("list", "--on", "lab", "-A", "-o", "json").stdout) == []
+    assert client.json("list", "--on", "lab", "-A") == []
     shown = client.paceline("check", "--on", "lab").stdout
     assert all(label in shown for label in (*slurm, *job))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -118,5 +117,5 @@ def test_a_job_in_an_allocation_is_in_its_container(client: Client, scratch: Pat
     run = f"{sys.executable} -m paceline run --on lab {flags} train.py"
     done = client.sh(f"salloc --quiet --nodes=1 {run}")
     assert done.returncode == 0 and "in image.sif at code\n" in done.stdout, done.stderr
-    shown = json.loads(client.paceline("list", "--on", "lab", "-A", "-o", "json").stdout)
+    shown = client.json("list", "--on", "lab", "-A")
     assert [it["state"] for it in shown] == ["SUCCEEDED"]

@@ -17,8 +17,7 @@ TIMES = "keep_alive_interval=1,keep_alive_max_attempt=20,join_timeout=120"
 
 
 def job(client: Client, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(client.paceline("get", "--on", "slurm", name, "-o", "json").stdout)
-    return found
+    return client.json("get", "--on", "slurm", name)
 
 
 def worlds(client: Client) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -79,7 +78,7 @@ def test_a_requeued_job_goes_on(user: Client, cluster: Cluster) -> None:
     cluster.slurm("scontrol", "requeue", job(user)["external_id"])
     it.runs(1, ranks=2)
     it.ends_well()
-    events = [it["event"] for it in json.loads(user.paceline("events", "it", "-o", "json").stdout)]
+    events = [it["event"] for it in user.json("events", "it")]
     assert events.count("started") == 4
     assert user.paceline("logs", "it", "--attempt", "0", check=False).returncode == 0
 
@@ -241,7 +240,7 @@ def test_slurmctld_is_down(user: Client, cluster: Cluster) -> None:
     assert stopped.returncode == 2 and "nothing was stopped" in stopped.stderr, stopped.stderr
     assert job(user)["state"] == "RUNNING"
     cluster.start_slurmctld()
-    assert [it["name"] for it in json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)] == ["it"]
+    assert [it["name"] for it in user.json("list", "--on", "lab")] == ["it"]
     user.paceline("stop", "--on", "lab", "it")
     reaches(user, "STOPPED")
 
@@ -330,7 +329,7 @@ def test_a_drained_node_and_a_killed_slurmd(user: Client, cluster: Cluster) -> N
     it = Staying(user, "--nnodes", "2")
     it.runs(0, ranks=2)
     cluster.drain("n1")
-    shown = json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout)
+    shown = user.json("top", "node", "--on", "lab")
     assert any("drain" in node["state"] for node in shown)
     cluster.kill_slurmd("n1", with_job=False)
     it.ends_well()

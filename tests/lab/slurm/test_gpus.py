@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
@@ -50,9 +49,7 @@ def test_two_jobs_on_a_node_have_gpus_of_their_own(user: Client, cluster: Cluste
     script = user.script(hold)
     runs = [user.start("run", "--on", "lab", "--gpus", "1", "--slurm", "nodelist=n0", script) for _ in range(2)]
     assert sorted(run.stdout.readline() for run in runs if run.stdout is not None) == ["0\n", "1\n"]
-    (shown,) = [
-        it for it in json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout) if it["name"] == "n0"
-    ]
+    (shown,) = [it for it in user.json("top", "node", "--on", "lab") if it["name"] == "n0"]
     assert (shown["devices"], shown["device_count"], shown["allocated_count"]) == ([], 2, 2), shown
     for run in runs:
         run.terminate()

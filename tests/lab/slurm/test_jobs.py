@@ -118,7 +118,7 @@ def test_gpus_are_those_that_slurm_grants(user: Client) -> None:
     submit(user, script, "--slurm", "gres=gpu:2")
     user.paceline("wait", "it")
     assert user.paceline("logs", "it").stdout == "0,1 0,1\n"
-    shown = json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout)
+    shown = user.json("top", "node", "--on", "lab")
     assert [(node["name"], node["partitions"], node["device_count"]) for node in shown] == [
         (f"n{number}", ["main", "short", "urgent"], 2) for number in range(3)
     ]
@@ -158,7 +158,7 @@ def test_why_a_job_waits(user: Client, cluster: Cluster) -> None:
     submit(user, FOREVER, "--nnodes", "1", name="second")
     until(user, lambda it: "(Slurm: Resources)" in (it["waiting"] or ""), "Slurm has looked at it", "second")
     assert "the resources that it asks for are in use" in user.paceline("get", "second").stdout
-    states = json.loads(user.paceline("top", "node", "--on", "lab", "-o", "json").stdout)
+    states = user.json("top", "node", "--on", "lab")
     assert [node["state"] for node in states] == ["allocated"] * 3
     user.paceline("stop", "first", "second")
     for name in ("first", "second"):
@@ -173,9 +173,7 @@ def test_a_job_in_the_foreground_ends_with_its_client(user: Client, cluster: Clu
     assert failed.returncode == 1 and "rank 0 failed first: ValueError: no good" in failed.stderr
     assert "it waits" not in failed.stderr, "the nodes are free"
     ((name, state),) = (
-        (it["name"], it["state"])
-        for it in json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)
-        if it["state"] != "SUCCEEDED"
+        (it["name"], it["state"]) for it in user.json("list", "--on", "lab") if it["state"] != "SUCCEEDED"
     )
     assert state == "FAILED" and f"job {name}: Slurm has it as job " in failed.stderr
     for how in (signal.SIGINT, signal.SIGKILL):
@@ -192,7 +190,7 @@ def test_other_jobs_of_slurm_are_left_alone(user: Client, cluster: Cluster) -> N
     number = cluster.slurm("sbatch", "--parsable", "--comment=other", "--wrap=sleep 600").strip()
     submit(user, FOREVER)
     reaches(user, "RUNNING")
-    assert [each["name"] for each in json.loads(user.paceline("list", "--on", "lab", "-o", "json").stdout)] == ["it"]
+    assert [each["name"] for each in user.json("list", "--on", "lab")] == ["it"]
     user.paceline("stop", "--on", "lab", "it")
     reaches(user, "STOPPED")
     user.paceline("delete", "--on", "lab", "it")

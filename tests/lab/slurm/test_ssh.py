@@ -69,7 +69,7 @@ def test_a_job_from_elsewhere(user: Client) -> None:
     home = user.folder / "ssh" / "home"
     said = user.paceline("logs", "it").stdout
     assert said == f"sent hidden {home}/.local/state/paceline/slurm/it/code/it\n"
-    shown = json.loads(user.paceline("get", "it", "-o", "json").stdout)
+    shown = user.json("get", "it")
     assert (shown["state"], shown["code"]["mode"]) == ("SUCCEEDED", "snapshot")
     done = user.paceline("run", "--on", "lab", user.script("raise SystemExit(7)"), check=False)
     assert done.returncode in (2, 7), done.stderr

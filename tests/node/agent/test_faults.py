@@ -135,8 +135,7 @@ def test_restart_counts_attempts_and_takes_a_fresh_port(paceline: Paceline, star
         print(attempt, os.environ["PACELINE_ATTEMPT"], os.environ["MASTER_PORT"], os.getppid(), flush=True)
         sys.exit(3 if attempt != "2" else 0)
     """)
-    done = paceline.run("-n", "1", "--max-restarts", "3", "--start-method", start_method, "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "1", "--max-restarts", "3", "--start-method", start_method, "script.py")
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[:2] for row in rows] == [["0", "0"], ["1", "1"], ["2", "2"]]
     assert rows[0][2] != rows[1][2] != rows[2][2]

@@ -88,8 +88,7 @@ def test_stop_ends_a_job_whose_processes_are_suspended(paceline: Paceline, whom:
     pids = submitted(paceline, FOREVER)
     for one in whom:
         suspend(pids[one])
-    done = paceline("stop", *(["--now"] if now else []), "it")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("stop", *(["--now"] if now else []), "it")
     assert "job it stopped" in done.stderr or "job it failed" in done.stderr
     for one in whom:
         if one != "rank" and not (now and one == "fork server"):

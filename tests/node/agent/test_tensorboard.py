@@ -86,7 +86,7 @@ def answer(url: str) -> str:
 
 
 def known(job: Paceline, name: str) -> Any:
-    return json.loads(job("get", name, "-o", "json").stdout)["tensorboard"]
+    return job.json("get", name)["tensorboard"]
 
 
 def runs(job: Paceline) -> str:
@@ -197,8 +197,7 @@ def test_it_comes_and_goes_with_its_job(job: Paceline) -> None:
 
 
 def test_it_shows_what_the_user_says(job: Paceline) -> None:
-    done = job("submit", "--name", "a", "--tensorboard", "--logdir", "my runs", "script.py")
-    assert done.returncode == 0, done.stderr
+    job.succeeds("submit", "--name", "a", "--tensorboard", "--logdir", "my runs", "script.py")
     assert answer(runs(job)) == f"{job.folder / 'my runs'} "
     assert job("stop", "--now", "a").returncode in (0, 130, 143)
 
@@ -305,8 +304,7 @@ def test_whoever_interrupts_it_leaves_nothing_behind(ended: Paceline, quick: Pat
 def test_the_real_one(paceline: Paceline) -> None:
     pytest.importorskip("tensorboard")
     paceline.script(WAIT)
-    done = paceline("submit", "--name", "a", "--tensorboard", "script.py")
-    assert done.returncode == 0, done.stderr
+    paceline.succeeds("submit", "--name", "a", "--tensorboard", "script.py")
     url = runs(paceline)
     assert json.loads(answer(url + "data/environment"))["data_location"] == str(paceline.job())
     for path in ("/", "/data/environment", f"/{'0' * 32}/data/environment"):

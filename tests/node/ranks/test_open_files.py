@@ -101,8 +101,7 @@ def test_files_of_a_script_whose_daemon_thread_runs_are_whole(paceline: Paceline
             after="def loop():\n        while True: len(held)\n    threading.Thread(target=loop, daemon=True).start()",
         )
     )
-    done = paceline.run("script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "script.py")
     assert "Traceback" not in done.stderr
     found = files(paceline.folder)
     assert {gzip.decompress(found[f"{name}.gz"]) for name in NAMES} == {b"packed" * 1000}
@@ -140,7 +139,6 @@ def test_files_that_a_model_of_several_ranks_holds_are_written_whole(paceline: P
                 run.backward(model(x).sum())
                 optimizer.step()
     """)
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "script.py")
     assert "imported before the fork: True" in done.stdout  # torch's compiler imports it at the end
     assert [zipfile.ZipFile(paceline.folder / f"{rank}.zip").namelist() for rank in range(2)] == [["member"]] * 2

@@ -42,8 +42,7 @@ def test_ranks_have_a_key_for_each_attempt_that_is_written_nowhere(paceline: Pac
     script = paceline.script(KEYS)
     env = paceline.env if token is None else {**paceline.env, "PACELINE_TOKEN": token}
     dry = paceline("run", "--dry-run", "-n", "2", script, env=env)
-    done = paceline("run", "-n", "2", "--max-restarts", "1", "--framework", "torch", script, env=env)
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "--max-restarts", "1", "--framework", "torch", script, env=env)
     keys = {path.name: path.read_text() for path in paceline.folder.glob("key-*")}
     assert keys.keys() == {"key-0-0", "key-0-1", "key-1-0", "key-1-1"}
     assert keys["key-0-0"] == keys["key-0-1"] != keys["key-1-0"] == keys["key-1-1"]

@@ -94,8 +94,7 @@ def test_a_rank_is_the_same_cold_and_warm(warm: Warm) -> None:
     paceline.env["MARK"] = "of the job"
 
     def told(**kwargs: object) -> dict[str, Any]:
-        done = paceline.run("script.py", "an argument", **kwargs)
-        assert done.returncode == 0, done.stderr
+        done = paceline.succeeds("run", "script.py", "an argument", **kwargs)
         found: dict[str, Any] = json.loads(done.stdout)
         for name in list(found["env"]):
             if name in (
@@ -310,7 +309,7 @@ def test_the_verb(warm: Warm) -> None:
     assert "--list and --for contradict each other" in paceline("warm", "--list", "--for", "1h").stderr
     assert "'10' has no unit; did you mean 10m?" in paceline("warm", "--for", "10").stderr
     server = warm.keep()
-    (listed,) = json.loads(paceline("warm", "--list", "-o", "json").stdout)
+    (listed,) = paceline.json("warm", "--list")
     assert (listed["pid"], listed["jobs"], listed["preload"]) == (server, 0, [])
     with pytest.raises(Refused, match="such a process is already kept warm"):
         warm.keep()

@@ -32,8 +32,7 @@ while True:
 
 def submit(paceline: Paceline, script: str, *flags: str) -> None:
     (paceline.folder / "script.py").write_text(script)
-    started = paceline("submit", "--name", "it", *flags, "script.py")
-    assert started.returncode == 0, started.stderr
+    paceline.succeeds("submit", "--name", "it", *flags, "script.py")
 
 
 def test_traces_of_ranks_that_train(paceline: Paceline) -> None:

@@ -32,8 +32,7 @@ def marked(cases: dict[str, Any], *, in_gate: tuple[str, ...]) -> list[Any]:
 def test_a_hang_is_named(paceline: Paceline, name: str) -> None:
     ranks, script, to_blame, words = HANGS[name]
     (paceline.folder / "script.py").write_text(PRELUDE + script)
-    started = paceline("submit", "--name", "it", "-n", str(ranks), "--hang-after", "3s", "script.py")
-    assert started.returncode == 0, started.stderr
+    paceline.succeeds("submit", "--name", "it", "-n", str(ranks), "--hang-after", "3s", "script.py")
     eventually(lambda: hangs(paceline), "a hang is seen")
     found = hangs(paceline)[0]
     paceline("stop", "--now", "it")
@@ -45,8 +44,7 @@ def test_a_hang_is_named(paceline: Paceline, name: str) -> None:
 def test_a_slow_script_is_left_alone(paceline: Paceline, name: str) -> None:
     ranks, script = SLOW[name]
     (paceline.folder / "script.py").write_text(PRELUDE + script)
-    done = paceline("run", "--name", "it", "-n", str(ranks), "--hang-after", "3s", "script.py")
-    assert done.returncode == 0, done.stderr
+    paceline.succeeds("run", "--name", "it", "-n", str(ranks), "--hang-after", "3s", "script.py")
     assert not hangs(paceline), hangs(paceline)[0]["line"]
 
 
@@ -54,7 +52,6 @@ def test_a_slow_script_is_left_alone(paceline: Paceline, name: str) -> None:
 def test_what_makes_a_job_slow_is_said(paceline: Paceline, name: str) -> None:
     ranks, script, words = slowing.CAUSES[name]
     (paceline.folder / "script.py").write_text(slowing.PRELUDE + script)
-    done = paceline("run", "--name", "it", "-n", str(ranks), "--hang-after", "1s", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "--name", "it", "-n", str(ranks), "--hang-after", "1s", "script.py")
     for told in (done.stderr, paceline("get", "it").stdout, paceline("why", "it").stdout):
         assert re.search(words, told), told
