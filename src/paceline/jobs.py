@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import functools
 import html
+import os
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +44,12 @@ from paceline.job import job as records
 from paceline.job.errors import UserError
 from paceline.job.job import Instance, Node, Usage, Volume
 from paceline.job.model import dotted
-from paceline.job.quantities import show_duration
+from paceline.job.quantities import duration, moment, show_duration
 from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import Code, JobSpec, Mount, Rendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.backends.base import Backend
 
@@ -69,13 +71,13 @@ class Job(records.Job):
         vars(found).update(vars(job), _there=there)
         return found
 
-    def result(self, seconds: float | None = None) -> Any:
+    def result(self, seconds: float | str | None = None) -> Any:
         """What the function of this job has returned on rank 0; waits until the job has ended.
 
         It comes in the log of the rank, pickled, with up to 4 MiB. Unpickling may run code of the job.
 
         Args:
-            seconds: to wait at most.
+            seconds: to wait at most; a text has a unit, such as "10m".
 
         Raises:
             Exception: the one that the first failing rank has raised, with its own traceback as the cause.
@@ -83,15 +85,15 @@ class Job(records.Job):
         """
         return self._results(seconds, every=False)[0]
 
-    def results(self, seconds: float | None = None) -> list[Any]:
+    def results(self, seconds: float | str | None = None) -> list[Any]:
         """What the function has returned on each rank, in rank order; see `result`."""
         return self._results(seconds, every=True)
 
-    def _results(self, seconds: float | None, *, every: bool) -> list[Any]:
+    def _results(self, seconds: float | str | None, *, every: bool) -> list[Any]:
         from paceline.backends.functions import results
 
-        if not self._there.wait([self.name], seconds):
-            raise UserError(f"job {self.name} has not ended within {seconds:g} s; ask again later")
+        if not self._there.wait([self.name], _patience(seconds)):
+            raise UserError(f"job {self.name} has not ended within {_patience(seconds):g} s; ask again later")
         return results(self._there, _known(self.name, self._there), every=every)
 
     def __repr__(self) -> str:
@@ -146,7 +148,7 @@ def prepare(spec: JobSpec, on: str | None = None) -> Prepared:
 
 
 def submit(
-    what: JobSpec | str | Callable[..., Any],
+    what: JobSpec | str | os.PathLike[str] | Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -177,14 +179,17 @@ def submit(
         if args or kwargs or nproc is not None or fields:
             raise UserError("a JobSpec is complete; set the other arguments there")
         return _started(what, _place(on, hosts) or load(what.backend))
-    if not isinstance(args, (list, tuple)):
-        raise UserError("args: write the arguments as a list, such as submit(train, [0.1])")
+    if not isinstance(what, (str, os.PathLike)) and not callable(what):
+        raise UserError(f"{what!r} is no JobSpec, script or function; give one of them")
+    if not isinstance(kwargs or {}, Mapping):
+        raise UserError("kwargs: write the arguments with their names, such as submit(train, kwargs={'lr': 0.1})")
+    args = _listed_args(args)
     given = {**fields, **_counts(nproc, hosts, fields)}
     there = _place(on, hosts) or load(given.get("backend"))
-    if isinstance(what, str):
+    if not callable(what):
         if kwargs:
             raise UserError("kwargs are for functions; give a script args")
-        return _started(JobSpec(**{**given, "script": what, "args": tuple(map(str, args))}), there)
+        return _started(JobSpec(**{**given, "script": os.fspath(what), "args": tuple(map(str, args))}), there)
     if taken := [name for name in ("script", "module", "command", "code") if name in fields]:
         raise UserError(f"{taken[0]}: a function is all that such a job runs; leave it out")
     from paceline.backends.functions import write
@@ -196,7 +201,7 @@ def submit(
 
 
 def resubmit(
-    name: str,
+    name: str | records.Job,
     *,
     nproc: int | None = None,
     on: str | None = None,
@@ -218,8 +223,12 @@ def resubmit(
         UserError: there is no such job, it has not ended, or it cannot run so.
     """
     there = _place(on, hosts)
-    here = there if there is not None and there.describe([name]).jobs else everywhere.backend_with(name)
+    name, here = _at(name, None)
+    if there is not None and there.describe([name]).jobs:
+        here = there
     old = _known(name, here)
+    if "args" in changes:
+        changes["args"] = tuple(map(str, _listed_args(changes["args"])))
     again.refuse_running(old, here)
     before = here.spec(name)
     changes |= {**_counts(nproc, hosts, changes), "fresh": fresh, "resume_from": name}
@@ -241,14 +250,20 @@ def _started(spec: JobSpec, there: Backend, prepared: Prepared | None = None) ->
 def _place(on: str | None, hosts: str | Sequence[str] | None) -> Backend | None:
     """What these arguments name; None if they name nothing."""
     if hosts is None:
-        return None if on is None else load(on)
+        return None if on is None else _load(on)
     if on is not None:
         raise UserError("on and hosts both say where; give one")
     return on_hosts(min(kinds_of_hosts()), {"hosts": _listed(hosts)})
 
 
+def _listed_args(args: Any) -> Sequence[Any]:
+    if not isinstance(args, (list, tuple)):
+        raise UserError("args: write the arguments as a list, such as submit(train, [0.1])")
+    return args
+
+
 def _listed(hosts: str | Sequence[str]) -> list[str]:
-    text = hosts if isinstance(hosts, str) else ",".join(hosts)
+    text = ",".join(_names(hosts))
     return [f"{name}:{slots or 1}" for name, slots in in_list("hosts", text)]
 
 
@@ -271,7 +286,7 @@ def list_jobs(on: str | None = None) -> Jobs:
     Raises:
         UserError: there is no such target, or the only one does not answer.
     """
-    asked = everywhere.places() if on is None else [everywhere.Place(on, functools.partial(load, on))]
+    asked = everywhere.places() if on is None else [everywhere.Place(on, functools.partial(_load, on))]
     where: dict[tuple[str, float], Backend] = {}
 
     def note(there: Backend, jobs: list[records.Job]) -> None:
@@ -283,41 +298,47 @@ def list_jobs(on: str | None = None) -> Jobs:
     return Jobs(Job._of(job, where[job.name, job.created]) for job in found.jobs)
 
 
-def get(name: str, on: str | None = None) -> Job:
+def get(name: str | records.Job, on: str | None = None) -> Job:
     """What is known of a job.
 
     Raises:
         UserError: there is none of this name.
     """
-    return _known(name, _where(name, on))
+    return _known(*_at(name, on))
 
 
-def events(name: str, on: str | None = None) -> list[dict[str, Any]]:
+def events(name: str | records.Job, on: str | None = None) -> list[dict[str, Any]]:
     """What happened to a job, in order: time, event, and details.
 
     Raises:
         UserError: there is no such job.
     """
-    there = _where(name, on)
+    name, there = _at(name, on)
     return story(_found(name, there), there.events(name))
 
 
 def logs(
-    name: str, query: LogQuery | None = None, on: str | None = None, *, follow: bool = False
+    name: str | records.Job, query: LogQuery | None = None, on: str | None = None, *, follow: bool = False
 ) -> Iterator[LogLines]:
     """Lines that a job has written: rank 0's, unless the query says otherwise; with `follow` until it has ended.
 
+    Args:
+        name: of the job.
+        query: which lines; its `since` may also be a time span, such as "10m", or a datetime.
+        on: where the job is.
+        follow: wait for more lines.
+
     Raises:
-        UserError: there is no such job.
+        UserError: there is no such job, or the query is wrong.
         Incomplete: after the last line, if those of some machine may be missing.
     """
     from paceline.backends.functions import without_results
 
-    query, job = query or LogQuery(), get(name, on)
-    return without_results(job._there.logs(name, replace(query, follow=follow or query.follow)), job)
+    query, job = _checked(query or LogQuery()), get(name, on)
+    return without_results(job._there.logs(job.name, replace(query, follow=follow or query.follow)), job)
 
 
-def top(*names: str, on: str | None = None) -> dict[str, Usage]:
+def top(*names: str | records.Job, on: str | None = None) -> dict[str, Usage]:
     """What jobs use now, by name: cores, memory, accelerators; without names all that run.
 
     Raises:
@@ -336,42 +357,51 @@ def nodes(on: str | None = None) -> list[Node]:
     Raises:
         UserError: they are not measured there.
     """
-    return able(load(on), Metered).nodes(_warn)
+    return able(_load(on), Metered).nodes(_warn)
 
 
-def wait(name: str, seconds: float | None = None, on: str | None = None) -> Job:
+def wait(name: str | records.Job, seconds: float | str | None = None, on: str | None = None) -> Job:
     """Come back when a job has ended, or the time is over; what is known of it then.
+
+    Args:
+        name: of the job.
+        seconds: to wait at most; a text has a unit, such as "10m".
+        on: where the job is.
 
     Raises:
         UserError: there is no such job.
     """
-    there = _with(name, on)
-    there.wait([name], seconds)
+    name, there = _with(name, on)
+    there.wait([name], _patience(seconds))
     return _known(name, there)
 
 
 # -- act ---------------------------------------------------------------------------------------------------------------
 
 
-def scaleout(name: str, hosts: Sequence[str] | int | None = None, on: str | None = None) -> list[str]:
+def scaleout(
+    name: str | records.Job, hosts: str | Sequence[str] | int | None = None, on: str | None = None
+) -> list[str]:
     """Add machines to a running job: these, this number, or all that are possible; returns those that join.
 
     Raises:
         UserError: there is no such job, or one cannot join; then none does.
     """
-    return able(_with(name, on), Elastic).scaleout(name, hosts)
+    name, there = _with(name, on)
+    return able(there, Elastic).scaleout(name, hosts if hosts is None or isinstance(hosts, int) else _names(hosts))
 
 
-def scalein(name: str, hosts: Sequence[str] | int, on: str | None = None) -> list[str]:
+def scalein(name: str | records.Job, hosts: str | Sequence[str] | int, on: str | None = None) -> list[str]:
     """Remove these machines, or this number, from a running job; returns those that leave.
 
     Raises:
         UserError: there is no such job, or too few would be left.
     """
-    return able(_with(name, on), Elastic).scalein(name, hosts)
+    name, there = _with(name, on)
+    return able(there, Elastic).scalein(name, hosts if isinstance(hosts, int) else _names(hosts))
 
 
-def tensorboard(name: str, logdir: str | None = None, on: str | None = None) -> str:
+def tensorboard(name: str | records.Job, logdir: str | None = None, on: str | None = None) -> str:
     """The address of a job's TensorBoard, which is started if there is none.
 
     Args:
@@ -382,45 +412,96 @@ def tensorboard(name: str, logdir: str | None = None, on: str | None = None) -> 
     Raises:
         UserError: there is no such job, or its TensorBoard has no address here.
     """
-    there = _with(name, on)
+    name, there = _with(name, on)
     if isinstance(there, Forwards):
         raise UserError(f"a command leads a port here to it: paceline tensorboard{there.where} {name}")
     return able(there, TensorBoards).open_tensorboard(name, logdir, _warn)
 
 
-def stop_tensorboard(name: str, on: str | None = None) -> bool:
+def stop_tensorboard(name: str | records.Job, on: str | None = None) -> bool:
     """End a job's TensorBoard; returns whether there was one."""
-    return able(_with(name, on), TensorBoards).close_tensorboard(name)
+    name, there = _with(name, on)
+    return able(there, TensorBoards).close_tensorboard(name)
 
 
-def stop(name: str, now: bool = False, on: str | None = None) -> None:
+def stop(name: str | records.Job, now: bool = False, on: str | None = None) -> None:
     """Ask a job to stop: cleanly, or at once.
 
     Raises:
         UserError: there is no such job.
     """
-    _where(name, on).stop([name], now)
+    name, there = _at(name, on)
+    there.stop([name], now)
 
 
-def delete(name: str, on: str | None = None) -> None:
+def delete(name: str | records.Job, on: str | None = None) -> None:
     """Remove a job that has ended, with all that was written for it.
 
     Raises:
         UserError: there is no such job, or it has not ended.
     """
-    _where(name, on).delete([name])
+    name, there = _at(name, on)
+    there.delete([name])
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _where(name: str, on: str | None) -> Backend:
-    return everywhere.backend_with(name) if on is None else load(on)
+def _at(job: str | records.Job, on: str | None) -> tuple[str, Backend]:
+    """The name of a job, and where it is to be."""
+    name = job.name if isinstance(job, records.Job) else job
+    if not isinstance(name, str):
+        raise UserError(f"{name!r} is no job; give its name, or what `submit` or `get` returned")
+    if on is None:
+        return name, job._there if isinstance(job, Job) else everywhere.backend_with(name)
+    return name, _load(on)
 
 
-def _with(name: str, on: str | None) -> Backend:
-    """Where a job is that must be there."""
-    return get(name, on)._there
+def _with(job: str | records.Job, on: str | None) -> tuple[str, Backend]:
+    """The same of a job that must be there."""
+    found = get(job, on)
+    return found.name, found._there
+
+
+def _load(on: Any) -> Backend:
+    if on is not None and not isinstance(on, str):
+        raise UserError(f"on: {on!r} is no target; give its name")
+    return load(on)
+
+
+def _names(hosts: Any) -> list[str]:
+    """Hosts, given one by one or with commas between them."""
+    found = hosts.split(",") if isinstance(hosts, str) else list(hosts) if isinstance(hosts, (list, tuple)) else [hosts]
+    if not all(isinstance(host, str) for host in found):
+        raise UserError(f"hosts: {hosts!r} are no names of hosts; write for example ['node1', 'node2']")
+    return found
+
+
+def _patience(seconds: Any) -> float | None:
+    """How long to wait, as it was given: seconds, or a duration such as "10m"."""
+    if isinstance(seconds, (int, float)):
+        return float(seconds)
+    try:
+        return duration(seconds, usual="s")
+    except ValueError as error:
+        raise UserError(f"seconds: {error}") from None
+
+
+def _checked(query: LogQuery) -> LogQuery:
+    """A query that can be answered, with the time since when in seconds since the epoch."""
+    if not isinstance(query, LogQuery):
+        raise UserError(f"{query!r} is no LogQuery; write for example LogQuery(ranks=(0, 1), tail=10)")
+    ranks, since = (query.ranks,) if isinstance(query.ranks, int) else query.ranks, query.since
+    for field in ("tail", "attempt"):
+        if not isinstance(getattr(query, field), (int, type(None))):
+            raise UserError(f"{field}: {getattr(query, field)!r} is no whole number")
+    if ranks is not None and not (isinstance(ranks, (list, tuple, range)) and all(isinstance(it, int) for it in ranks)):
+        raise UserError(f"ranks: {ranks!r} are no numbers of ranks; write for example (0, 1), or None for all")
+    try:
+        since = since if since is None or isinstance(since, (int, float)) else moment(since)
+    except ValueError as error:
+        raise UserError(f"since: {error}") from None
+    return replace(query, ranks=None if ranks is None else tuple(ranks), since=since)
 
 
 def _known(name: str, there: Backend) -> Job:

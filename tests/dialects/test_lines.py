@@ -29,7 +29,7 @@ LINES = {
         "CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=4 paceline run -n 2 train.py"
     ),
     "python -m torch.distributed.run --monitor-interval 1 --shutdown-timeout 20 --no_python ./train.sh": (
-        "run --grace 20 --no-python ./train.sh"
+        "run --grace 20s --no-python ./train.sh"
     ),
     "torchrun --rdzv-backend etcd train.py": "! --rdzv-backend etcd: paceline's agents find each other",
     "torchrun --nproc 2 -- train.py -x": "run -n 2 train.py -x",
@@ -45,7 +45,7 @@ LINES = {
     # Horovod
     "horovodrun -np 4 -H localhost:4 python train.py": ("run -np 4 -H localhost:4 --framework horovod python train.py"),
     "horovodrun -np 16 --hostfile hosts --ssh-port 12345 --start-timeout 60 python train.py": (
-        "run -np 16 --hostfile hosts -p 12345 --start-timeout 60 --framework horovod python train.py"
+        "run -np 16 --hostfile hosts -p 12345 --start-timeout 60s --framework horovod python train.py"
     ),
     "horovodrun -np 4 --fusion-threshold-mb 32 --cycle-time-ms 3.5 --timeline-filename t.json python train.py": (
         "run -np 4 --env HOROVOD_FUSION_THRESHOLD=33554432 --env HOROVOD_CYCLE_TIME=3.5 --env HOROVOD_TIMELINE=t.json "

@@ -115,6 +115,7 @@ CASES = {
     "time without a unit, as text": ("script: a.py\nttl: '7'\n", ":2: ttl: '7' has no unit; did you mean 7d?"),
     "limit without a unit": ("script: a.py\ntime-limit: 5\n", ":2: time-limit: 5 has no unit; did you mean 5m or 5h?"),
     "limit in seconds": ("script: a.py\ntime_limit: 3600\n", ":2: time_limit: 3600 has no unit; did you mean 3600s?"),
+    "grace without a unit": ("script: a.py\ngrace: 5\n", ":2: grace: 5 has no unit; did you mean 5s?"),
     "no time": ("script: a.py\nttl: 0\n", ":2: ttl: 0 has no unit; did you mean 0s?"),
     "negative time": ("script: a.py\nttl: -5\n", ":2: ttl: -5 is not a duration; write for example"),
     "framework that is none": ("script: a.py\nframework: torhc\n", ":2: framework: unknown framework 'torhc'; did you"),
@@ -265,9 +266,9 @@ jobs = st.builds(
     labels=st.dictionaries(text, text, max_size=3),
     backend=text,
     options=st.dictionaries(text, options, max_size=3),
-    grace=st.floats(0, 1e9),
+    grace=st.floats(0, 1e9).map(duration_text),
     node_rank=st.none() | st.integers(0, 9),
-    join_timeout=st.floats(0, 1e9, exclude_min=True),
+    join_timeout=st.floats(0, 1e9, exclude_min=True).map(duration_text),
 )  # fmt: skip
 
 
@@ -281,7 +282,7 @@ def test_a_job_that_is_written_down_is_read_back(job_file: Any, spec: JobSpec) -
     assert (again, again.given) == (spec, spec.given)
 
 
-@given(st.floats(min_value=0, allow_infinity=False, exclude_min=True) | st.integers(1, 10**9).map(float))
+@given(st.floats(min_value=0, allow_infinity=False) | st.integers(1, 10**9).map(float))
 def test_a_duration_is_read_as_it_is_written(seconds: float) -> None:
     assert duration(duration_text(seconds)) == seconds
 

@@ -151,7 +151,7 @@ def test_a_host_hangs_while_a_job_is_stopped(client: Client, logins: bool) -> No
     hosts = client.lab.hosts[:2]
     client.settings(hosts=["h1", "h2"])
     patient = ("--rdzv-conf", "keep_alive_interval=10,keep_alive_max_attempt=2")
-    submitted(client, "2", "--grace", "2", *patient, client.script(FOREVER))
+    submitted(client, "2", "--grace", "2s", *patient, client.script(FOREVER))
     runs(client, hosts, 2)
     client.hang_up()
     hosts[1].hang(logins=logins)
@@ -214,7 +214,7 @@ def test_an_agent_is_killed_while_a_job_is_stopped(client: Client, nodes: str, v
     hosts = client.lab.hosts[:2]
     client.settings(hosts=["h1", "h2"])
     stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + textwrap.dedent(FOREVER)
-    submitted(client, nodes, "--grace", "30", client.script(stubborn))
+    submitted(client, nodes, "--grace", "30s", client.script(stubborn))
     runs(client, hosts, 2)
     stopping = client.start("stop", "--on", "lab", "it")
     folders = [client.run_directory(host, "it") for host in hosts]

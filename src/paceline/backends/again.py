@@ -50,6 +50,10 @@ def changed(spec: JobSpec, changes: Mapping[str, Any], name_of: Callable[[KeyPat
     Raises:
         UserError: it makes no sense then.
     """
+    from .functions import is_function
+
+    if changes.get("args") is not None and is_function(spec):
+        raise UserError("the arguments of a function are kept with it; submit it again with others: jobs.submit")
     old = spec.dumped()
     new = {name: value for name, value in changes.items() if value is not None}
     env, secrets = new.get("env", {}), new.get("secrets", ())  # a variable that was one may become the other

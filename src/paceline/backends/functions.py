@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract.functions import CALL, PACKAGES, Outcome, Pickled, RankFailed
 from paceline.job.errors import UserError
-from paceline.node.planning.script import IMPORTS
+from paceline.node.planning.script import IMPORTS, NEED_TORCH, imports_of
 
 from .base import LogQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.job.job import Job
+    from paceline.job.spec import JobSpec
 
     from .base import Backend, LogLines
 
@@ -61,15 +62,32 @@ def write(work: Callable[[], Any], name: str, folder: Path) -> dict[str, Any]:
     own = [path for path in sys.path if not path.startswith(stdlib) and "-packages" not in path]
     call = (sys.version_info[:2], os.getcwd(), list(map(os.path.abspath, own)), pickle.dumps(pickled))
     (folder / CALL).write_bytes(pickle.dumps(call))
-    words = {str(word).partition(".")[0] for _, word, _ in pickletools.genops(pickled.data)}
     script = f"{re.sub(r'[^A-Za-z0-9_]+', '', name) or 'function'}.py"
-    imports = "".join(f"import {module}\n" for module in IMPORTS if module in words and module in sys.modules)
-    (folder / script).write_text(_SCRIPT.format(imports=imports))
+    (folder / script).write_text(_SCRIPT.format(imports=_imports(pickled.data, [Path(path or ".") for path in own])))
     return {
         "script": script,
         "args": (f"result-{secrets.token_hex(16)}",),
         "code": {"mode": "snapshot", "source": str(folder)},
     }
+
+
+def _imports(pickled: bytes, own: Sequence[Path]) -> str:
+    """Import statements of what a function may import: of its names, and of what modules in these folders import."""
+    names = {str(word) for _, word, _ in pickletools.genops(pickled)}
+    words = {name.partition(".")[0] for name in names}
+    for file in (getattr(sys.modules.get(name), "__file__", None) for name in names):
+        root = None if file is None else next((path for path in own if path.resolve() in Path(file).parents), None)
+        if file is not None and root is not None:
+            words |= imports_of(Path(file), root).every
+    first = [name for name in IMPORTS if name in words and name in sys.modules]
+    later = sorted(words & {*IMPORTS, *NEED_TORCH} - {*first})  # the function itself imports them
+    lines = [*(f"import {name}" for name in first), *(f"def later():\n    import {name}" for name in later)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def is_function(spec: JobSpec) -> bool:
+    """Whether a job is a function: what it runs on its ranks is in its code."""
+    return len(spec.args) == 1 and _KEY.fullmatch(spec.args[0]) is not None
 
 
 def results(there: Backend, job: Job, *, every: bool) -> list[Any]:
@@ -111,8 +129,9 @@ def without_results(lines: Iterator[LogLines], job: Job) -> Iterator[LogLines]:
 
 def _outcomes(there: Backend, job: Job, ranks: tuple[int, ...] | None) -> dict[int, Outcome]:
     """The outcomes that these ranks have written; None for all."""
-    args = there.spec(job.name).args
-    if len(args) != 1 or not _KEY.fullmatch(args[0]):
+    spec = there.spec(job.name)
+    args = spec.args
+    if not is_function(spec):
         raise UserError(f"job {job.name} is no function, so it has no result; see paceline logs {job.name}")
     texts: dict[int, bytes] = {}
     for it in there.logs(job.name, LogQuery(ranks)):

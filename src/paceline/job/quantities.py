@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -43,9 +45,29 @@ def duration(value: Any, *, usual: str = "d") -> float | None:
     raise ValueError(f"{value!r} is not a duration; write for example 90s, 10m, 2h or 7d")
 
 
+def moment(value: Any) -> float:
+    """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local.
+
+    Raises:
+        NoUnitError: it is a time span without a unit.
+        ValueError: it is neither.
+    """
+    text = str(value)
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
+    try:
+        return time.time() - (duration(value, usual="m") or 0.0)
+    except NoUnitError:
+        raise
+    except ValueError:
+        raise ValueError(f"{text!r} is not a time; write for example 10m, 2h or 2026-05-01T12:00:00") from None
+
+
 def duration_text(seconds: float) -> str:
     """A duration as `duration` reads it, and exactly this one: `7d`, `90m`, `0.5s`."""
-    if float(seconds).is_integer() and 0 < seconds < _EXACT:
+    if float(seconds).is_integer() and 0 <= seconds < _EXACT:
+        if not seconds:
+            return "0s"
         unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
         return f"{int(seconds) // _SECONDS[unit]}{unit}"
     from decimal import Decimal  # few durations need it

@@ -86,7 +86,8 @@ def _as_written(schema: Any) -> Any:
     return {name: _as_written(part) for name, part in schema.items()}
 
 
-Duration = Annotated[float, Meta(gt=0), _written(_as_text(r"([0-9]+(\.[0-9]+)?[smhdw])+"))]
+_WITH_UNIT = _written(_as_text(r"([0-9]+(\.[0-9]+)?[smhdw])+"))
+Duration = Annotated[float, Meta(gt=0), _WITH_UNIT]
 Memory = Annotated[int, _or_text(r"[0-9]+(\.[0-9]+)?\s*([KMGTPkmgtp][iI]?)?[Bb]?", minimum=64 << 20)]
 _LONGEST = 1e9  # seconds
 _DURATIONS = {
@@ -94,6 +95,10 @@ _DURATIONS = {
     "ttl": "d",
     "keep_warm": "m",
     "hang_after": "s",
+    "grace": "s",
+    "join_timeout": "s",
+    "last_call": "s",
+    "silence": "s",
 }  # field → the units that a message suggests
 # What a job file may leave unquoted: `job/reading.py` takes it as it is written.
 Text = Annotated[str, _written({"type": ["string", "number", "boolean"]})]
@@ -152,7 +157,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
 
     Exactly one of `script`, `module` and `command` says what each rank runs. GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD in
     `env`, or a password in the address of a repository, are for git alone: they become `git_credentials`, which no dump
-    of the job has. `time_limit`, `ttl` and `keep_warm` are given with their unit, such as "2h", or as a timedelta,
+    of the job has. Durations, such as `time_limit` and `grace`, are given with their unit, "2h", or as a timedelta,
     and read in seconds. `gpus` is another name for `devices`.
 
     Raises:
@@ -229,7 +234,9 @@ class JobSpec(Model, frozen=True, kw_only=True):
     labels: dict[str, Text] = {}
     backend: Annotated[str, Meta(description="where it runs: local, or a target of the settings")] = "local"
     options: Annotated[dict[str, Any], Meta(description="what only this backend knows")] = {}
-    grace: Annotated[float, Meta(ge=0, le=_LONGEST, description="seconds between SIGTERM and SIGKILL")] = 30.0
+    grace: Annotated[
+        float, Meta(ge=0, le=_LONGEST, description="time between SIGTERM and SIGKILL, such as 30s"), _WITH_UNIT
+    ] = 30.0
     hang: Annotated[
         Literal["warn", "restart", "off"],
         Meta(description="what happens when no rank goes on, and none works for which the others wait"),
@@ -246,10 +253,16 @@ class JobSpec(Model, frozen=True, kw_only=True):
     rendezvous: Annotated[Rendezvous, Meta(description="of nodes that are started by hand, one by one")] = field(
         default_factory=lambda: Rendezvous.validated({})
     )
-    join_timeout: Annotated[float, Meta(gt=0, le=_LONGEST, description="seconds to wait for the other nodes")] = 600.0
-    last_call: Annotated[float, Meta(ge=0, le=_LONGEST, description="seconds to wait for more nodes than MIN")] = 3.0
+    join_timeout: Annotated[
+        float, Meta(gt=0, le=_LONGEST, description="how long to wait for the other nodes, such as 10m"), _WITH_UNIT
+    ] = 600.0
+    last_call: Annotated[
+        float, Meta(ge=0, le=_LONGEST, description="how long to wait for more nodes than MIN, such as 3s"), _WITH_UNIT
+    ] = 3.0
     silence: Annotated[
-        float, Meta(gt=2, le=_LONGEST, description="seconds without a packet after which a node is lost")
+        float,
+        Meta(gt=2, le=_LONGEST, description="time without a packet after which a node is lost, such as 10s"),
+        _WITH_UNIT,
     ] = 10.0
     detached: Annotated[bool, Meta(description="outlive the terminal")] = False
 
@@ -308,6 +321,9 @@ class JobSpec(Model, frozen=True, kw_only=True):
         """The JSON schema of job files."""
         found = _as_written(msgspec.json.schema(cls))
         parts = found["$defs"]
+        for of_field in (parts["JobSpec"]["properties"][name] for name in _DURATIONS):
+            if of_field.get("default") is not None:
+                of_field["default"] = duration_text(of_field["default"])
         short = {"type": "string", "pattern": "^[^:]+:/", "examples": ["training-data:/mnist_data"]}
         parts["Mount"] = {"anyOf": [short, parts["Mount"]]}
         return {

@@ -94,7 +94,7 @@ def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, i
 
 
 def test_a_pod_may_end_longer_than_its_ranks() -> None:
-    pod = job_of(grace=90)["spec"]["template"]["spec"]
+    pod = job_of(grace="90s")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > 90, "its agent reports what became of them"
 
 

@@ -132,8 +132,8 @@ def test_the_last_word_on_requeueing_counts(
         ((), "MaxTime=00:01:00", 30),
         ((), "DefaultTime=00:02:00 MaxTime=1-00:00:00", 60),
         (("--slurm", "time=1:00:00"), "MaxTime=00:01:00", 90),
-        (("--grace", "172800"), "MaxTime=UNLIMITED", 65535),
-        (("--grace", "172800", "--slurm", "time=01:00:00"), "MaxTime=UNLIMITED", 1800),
+        (("--grace", "172800s"), "MaxTime=UNLIMITED", 65535),
+        (("--grace", "172800s", "--slurm", "time=01:00:00"), "MaxTime=UNLIMITED", 1800),
         (("--queue", "other"), "MaxTime=00:01:00", 45),
     ],
 )

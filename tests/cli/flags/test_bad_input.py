@@ -32,7 +32,12 @@ CASES = {
     "no ranks": (["-n", "0", "ok.py"], "-n 0 starts no rank", "take 1 or more"),
     "negative ranks": (["-n", "-3", "ok.py"], "-n -3 starts no rank", "take 1 or more"),
     "ranks that are no number": (["-n", "many", "ok.py"], "-n many is neither a number nor auto, gpu or cpu", ""),
-    "seconds that are no number": (["--start-timeout", "5s", "ok.py"], "'5s' is not a number", "--help"),
+    "seconds without a unit": (
+        ["--start-timeout", "5", "ok.py"],
+        "--start-timeout: '5' has no unit",
+        "did you mean 5s?",
+    ),
+    "grace without a unit": (["--grace", "5", "ok.py"], "--grace: '5' has no unit", "did you mean 5s?"),
     "gpus where there are none": (["-n", "gpu", "ok.py"], "no GPU that a process may use", "-n cpu"),
     "devices that are not there": (
         ["-n", "gpu", "--devices", "0,1", "ok.py"],
@@ -158,7 +163,7 @@ def test_flags_of_horovodruns_elastic_jobs(paceline: Paceline) -> None:
     ranges = ("--blacklist-cooldown-range", "20", "10")
     for flags, what in (
         (ranges, "--blacklist-cooldown-range: hosts come back only to a job with --min-np; add that"),
-        (("--min-np", "1", *ranges), "--blacklist-cooldown-range 20 10: MIN comes first, then MAX"),
+        (("--min-np", "1", *ranges), "--blacklist-cooldown-range 20s 10s: MIN comes first, then MAX"),
         (("--reset-limit", "1", "--max-restarts", "2"), "--reset-limit and --max-restarts say the same; give one of"),
     ):
         assert what in refusal(paceline, "horovodrun", "-np", "1", *flags, "script.py")

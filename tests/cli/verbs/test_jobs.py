@@ -423,7 +423,7 @@ def test_stop_now_ends_ranks_that_ignore_sigterm_though_the_agent_hangs(paceline
         print("here", flush=True)
         threading.Event().wait()
     """)
-    submit(paceline, "--name", "it", "--grace", "10000", "script.py")
+    submit(paceline, "--name", "it", "--grace", "10000s", "script.py")
     running(paceline, "it")
     agent = status(paceline, "it")["agent"]["pid"]
     os.kill(agent, signal.SIGSTOP)
@@ -565,10 +565,12 @@ def test_from_python(paceline: Paceline) -> None:
         import threading
 
         assert jobs.get(job.name).framework is None, "the script imports none"
-        again = jobs.resubmit(job.name, nproc=1, env={"LR": "1"})
-        assert (again.name, jobs.wait(again.name).ranks) == ("digits-1-2", 1)
-        assert [event["event"] for event in jobs.events(again.name)][-1] == "finished"
-        assert jobs.top(again.name) == {} and jobs.nodes()[0].cores
+        again = jobs.resubmit(job, nproc=1, env={"LR": "1"})
+        assert (again.name, jobs.wait(again, "10m").ranks) == ("digits-1-2", 1)
+        assert [event["event"] for event in jobs.events(again)][-1] == "finished"
+        assert jobs.top(again) == {} and jobs.nodes()[0].cores
+        recent = jobs.LogQuery(ranks=0, since="10m")
+        assert [it.text for it in jobs.logs(again, recent)] == [it.text for it in jobs.logs(again.name)] != []
         found = jobs.list_jobs()
         assert [it.name for it in found[:2]] == ["digits-1-2", "digits-1"] and found[2].name.startswith("train-")
         assert repr(found[1]).startswith("<Job digits-1 SUCCEEDED target=local ranks=2 age="), found
@@ -583,12 +585,24 @@ def test_from_python(paceline: Paceline) -> None:
             lambda: jobs.submit(train, on="here", hosts="there"),
             lambda: jobs.get("digits-1").result(),
             lambda: jobs.submit(threading.Lock, name="lock").result(),
+            lambda: jobs.resubmit("lock", args=[1]),
             lambda: jobs.scaleout("digits-1"),
+            lambda: jobs.submit(None),
+            lambda: jobs.submit("train.py", grace=5),
+            lambda: jobs.submit(train, kwargs=[1]),
+            lambda: jobs.get(1),
+            lambda: jobs.get("lock", on=1),
+            lambda: jobs.wait("lock", "10"),
+            lambda: jobs.logs("lock", "10m"),
+            lambda: jobs.logs("lock", jobs.LogQuery(since="1")),
+            lambda: jobs.logs("lock", jobs.LogQuery(ranks="0")),
+            lambda: jobs.submit(train, hosts=1),
         ):
             try:
                 wrong()
             except jobs.UserError as error:
                 print(error)
+        assert jobs.get("lock").framework is None, "the function imports none"
     """
     (paceline.folder / "client.py").write_text(example.removeprefix("python\n") + textwrap.dedent(more))
     out, err = paceline.start(python=(sys.executable, "client.py")).communicate()
@@ -603,7 +617,18 @@ def test_from_python(paceline: Paceline) -> None:
         "on and hosts both say where; give one",
         "job digits-1 is no function, so it has no result; see paceline logs digits-1",
         "rank 0 of job lock: its result cannot be pickled: TypeError: cannot pickle '_thread.lock' object",
+        "the arguments of a function are kept with it; submit it again with others: jobs.submit",
         "local: its jobs keep the machines that they started on",
+        "None is no JobSpec, script or function; give one of them",
+        "grace: 5 has no unit; did you mean 5s?",
+        "kwargs: write the arguments with their names, such as submit(train, kwargs={'lr': 0.1})",
+        "1 is no job; give its name, or what `submit` or `get` returned",
+        "on: 1 is no target; give its name",
+        "seconds: '10' has no unit; did you mean 10s?",
+        "'10m' is no LogQuery; write for example LogQuery(ranks=(0, 1), tail=10)",
+        "since: '1' has no unit; did you mean 1m?",
+        "ranks: '0' are no numbers of ranks; write for example (0, 1), or None for all",
+        "hosts: 1 are no names of hosts; write for example ['node1', 'node2']",
     ], err
 
 
@@ -627,7 +652,7 @@ def test_no_way_around_the_rules_for_names(paceline: Paceline) -> None:
 
 def test_a_time_limit_of_weeks(paceline: Paceline) -> None:
     paceline.script("")
-    submit(paceline, "--name", "it", "--time-limit", "30d", "--grace", "9999999", "script.py")
+    submit(paceline, "--name", "it", "--time-limit", "30d", "--grace", "9999999s", "script.py")
     assert paceline("wait", "it").returncode == 0
 
 

@@ -371,9 +371,9 @@ def test_parts_of_torchrun_that_mean_nothing_are_named(paceline: Paceline) -> No
     assert said[0].endswith("show such lines with paceline logs JOB --all --grep TEXT")
     said = refusal(paceline, "run", "--signals-to-handle", "SIGTERM,SIGWINCH", script)
     assert said.startswith("--signals-to-handle SIGWINCH: paceline handles SIGTERM, ")
-    said = refusal(paceline, "run", "--grace", "3", "--shutdown-timeout", "4", script)
+    said = refusal(paceline, "run", "--grace", "3s", "--shutdown-timeout", "4", script)
     assert said == "--grace and --shutdown-timeout say the same; give one of them"
-    assert planned(paceline, "--shutdown-timeout", "4", script)["job"]["grace"] == 4.0
+    assert planned(paceline, "--shutdown-timeout", "4", script)["job"]["grace"] == "4s"
 
 
 def test_the_signals_of_an_agent_are_those_that_the_flags_name() -> None:

@@ -25,7 +25,7 @@ STUBBORN = """
 
 
 def test_a_job_that_does_not_end_by_itself_is_ended_at_once(user: User) -> None:
-    user.submit(STUBBORN, name="it", nodes=2, devices=2, grace=300)
+    user.submit(STUBBORN, name="it", nodes=2, devices=2, grace="300s")
     user.wrote("it", "here", 2)
     job = user.get("it")
     assert (job.devices, job.allocated) == ((), 4), "which devices they have only the pods know"
@@ -43,7 +43,7 @@ def test_a_job_that_does_not_end_by_itself_is_ended_at_once(user: User) -> None:
 
 def test_a_node_that_is_lost_ends_a_job_of_fixed_size(user: User) -> None:
     user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", nodes=2,
-                placement="spread", silence=60)  # fmt: skip
+                placement="spread", silence="60s")  # fmt: skip
     user.wrote("it", "here", 2)
     lost = user.get("it").instances[1].node.partition("/")[0]
     user.cluster.crash(lost)
@@ -85,10 +85,8 @@ def test_a_time_limit(user: User) -> None:
 
 def test_nodes_that_do_not_come_are_named(user: User) -> None:
     user.cluster.cordon("node-2")
-    user.submit(STUBBORN, name="it", nodes=2, join_timeout=3, pod_template={"spec": {"affinity": {"podAntiAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": {"matchLabels": {"job-name": "it"}}, "topologyKey": "kubernetes.io/hostname"}
-        ]
-    }}}})  # fmt: skip
+    apart = {"labelSelector": {"matchLabels": {"job-name": "it"}}, "topologyKey": "kubernetes.io/hostname"}
+    template = {"spec": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}}}
+    user.submit(STUBBORN, name="it", nodes=2, join_timeout="3s", pod_template=template)
     job = user.ended("it")
     assert job.state == "FAILED" and "it-1 of 2 nodes did not come within 3 s" in str(job.error), job

@@ -179,7 +179,7 @@ def test_a_follower_compares_no_clocks(user: User, late: float) -> None:
 
 def test_the_logs_of_a_node_that_answers_are_shown_when_another_is_silent(user: User) -> None:
     script = "import threading; print('here', flush=True); threading.Event().wait()"
-    user.submit(script, name="it", nodes=2, silence=300, placement="spread")
+    user.submit(script, name="it", nodes=2, silence="300s", placement="spread")
     user.wrote("it", "here", 2)
     node = user.get("it").instances[1].node.partition("/")[0]
     user.cluster.cut(node)

@@ -27,7 +27,7 @@ SCRIPT = """
 
 def test_logs_of_pods_that_are_gone_are_read_from_the_volume(user: User) -> None:
     claim = user.cluster.claim("work")
-    user.submit(SCRIPT, name="it", nodes=2, data=["work:/saved"], log_dir="/saved/logs", placement="spread", grace=1)
+    user.submit(SCRIPT, name="it", nodes=2, data=["work:/saved"], log_dir="/saved/logs", placement="spread", grace="1s")
     job = user.ended("it")
     assert job.state == "FAILED" and job.logs.startswith("kept on volume work, in /saved/logs/it-")
     ended = {pod.index: pod for pod in user.backend()._find("it").pods if pod.is_over}

@@ -87,7 +87,7 @@ def test_from_submit_to_delete(make_user: Callable[..., User], kind: str) -> Non
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset"])  # those of kubeflow.org are alike
 def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str) -> None:
     user = make_user(*{OPERATORS[kind], "jobset"} if kind == "trainjob" else {OPERATORS[kind]}, nodes=1)
-    user.submit(WAIT, name="queued", kind=kind, queue="fast", grace=5)
+    user.submit(WAIT, name="queued", kind=kind, queue="fast", grace="5s")
     job = user.get("queued")
     assert (job.state, job.waiting) == ("PENDING", "queue fast has not admitted it yet"), job
     found = user.backend()._find("queued")
@@ -117,7 +117,7 @@ def test_a_queue_a_stop_and_a_failure(make_user: Callable[..., User], kind: str)
 def test_a_train_job_of_an_older_release(make_user: Callable[..., User]) -> None:
     user = make_user("trainer-2.2", "jobset")
     with pytest.raises(UserError, match=r"^--grace: a TrainJob of this cluster has it from its runtime \(torch-dist"):
-        user.submit("pass", name="it", kind="trainjob", grace=60)
+        user.submit("pass", name="it", kind="trainjob", grace="60s")
     user.submit("print('hello')", name="it", kind="trainjob")
     assert (user.ended("it").state, user.lines("it")) == ("SUCCEEDED", ["hello"])
 

@@ -44,7 +44,7 @@ def test_a_job_that_is_stopped_stays_so(user: User, kind: str) -> None:
     assert user.backend().stop(["waits"]) == {}
     assert user.get("waits").state == "STOPPED"
     add_queue(user.cluster)
-    user.submit(WAIT, name="runs", kind=kind, queue="fast", grace=5)
+    user.submit(WAIT, name="runs", kind=kind, queue="fast", grace="5s")
     user.wrote("runs", "here")
     assert user.backend().stop(["runs"]) == {}
     assert user.ended("runs").state == "STOPPED"

@@ -76,7 +76,7 @@ class Lasting:
 
 
 def test_logs_end_with_a_job_that_has_lost_a_node(user: User) -> None:
-    job = Lasting(user, nodes=2, max_restarts=1, silence=60, placement="spread")
+    job = Lasting(user, nodes=2, max_restarts=1, silence="60s", placement="spread")
     job.runs(2)
     node = job.pod(0)["spec"]["nodeName"]
     user.cluster.crash(node)
@@ -89,7 +89,7 @@ def test_logs_end_with_a_job_that_has_lost_a_node(user: User) -> None:
 
 @pytest.mark.nightly  # it waits until the silence is long enough
 def test_a_node_that_is_lost_without_a_word_is_replaced(user: User) -> None:
-    job = Lasting(user, nodes=2, max_restarts=1, silence=20, placement="spread")
+    job = Lasting(user, nodes=2, max_restarts=1, silence="20s", placement="spread")
     job.runs(2)
     node = job.pod(0)["spec"]["nodeName"]
     user.cluster.power_off(node)
@@ -104,7 +104,7 @@ def test_a_job_of_min_to_max_pods(
 ) -> None:
     cluster = make_cluster(minor=minor, capacity={"nvidia.com/gpu": "1"})
     user = User(cluster, tmp_path, monkeypatch)
-    job = Lasting(user, nodes="1:3", devices=1, silence=60)
+    job = Lasting(user, nodes="1:3", devices=1, silence="60s")
     job.runs(2)
     found = user.get(NAME)
     assert (found.nodes, found.ranks, found.state) == (2, 2, "RUNNING")
@@ -127,7 +127,7 @@ def test_a_job_of_fixed_size_survives_its_pods(
 ) -> None:
     cluster = make_cluster(minor=minor)
     user = User(cluster, tmp_path, monkeypatch)
-    job = Lasting(user, nodes=2, max_restarts=2, silence=60, placement="spread")
+    job = Lasting(user, nodes=2, max_restarts=2, silence="60s", placement="spread")
     job.runs(2)
 
     def delete(index: int) -> None:
@@ -202,7 +202,7 @@ def test_every_sample_is_trained_on_once_although_a_pod_is_lost(
     pytest.importorskip("torch")
     user = User(make_cluster(minor=minor), tmp_path, monkeypatch)
     where = "/end/checkpoints" if minor == 24 else None
-    job = Lasting(user, TRAIN, checkpoint_dir=where, nodes=2, max_restarts=2, silence=60, placement="spread")
+    job = Lasting(user, TRAIN, checkpoint_dir=where, nodes=2, max_restarts=2, silence="60s", placement="spread")
     job.runs(2)
     if minor == 24:
         user.cluster.oom(job.name(0))

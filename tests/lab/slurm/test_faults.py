@@ -125,8 +125,8 @@ def test_the_time_limit_of_a_job_and_of_a_chain_of_jobs(user: Client, cluster: C
     """Both at once: the limit is a matter of minutes."""
     pytest.importorskip("torch")
     training = Counting(user, 10_000)
-    training.submit("--grace", "110")  # so Slurm warns it at once
-    chain = Staying(user, "--grace", "110", "--chain", name="chain")
+    training.submit("--grace", "110s")  # so Slurm warns it at once
+    chain = Staying(user, "--grace", "110s", "--chain", name="chain")
     chain.runs(0, ranks=1)
     training.makes_steps(10)
     first = job(user, "chain")["external_id"]
@@ -200,7 +200,7 @@ def test_one_interrupt_lets_ranks_save(user: Client, cluster: Cluster) -> None:
     )
     for number in range(2):  # Slurm may signal all processes of a step, and signals of a moment arrive as one
         disk = user.folder / f"disk{number}"
-        run = user.start("run", "--on", "lab", "--nnodes", "2", "--grace", "120", script, str(disk))
+        run = user.start("run", "--on", "lab", "--nnodes", "2", "--grace", "120s", script, str(disk))
         assert run.stdout is not None and run.stderr is not None
         assert run.stdout.readline() == "here\n"
         run.send_signal(signal.SIGINT)

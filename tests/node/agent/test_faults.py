@@ -196,7 +196,7 @@ def test_ctrl_c_twice_stops_at_once(paceline: Paceline) -> None:
         while True:
             time.sleep(1000)
     """)
-    process = paceline.start("run", "--grace", "1000", "script.py")
+    process = paceline.start("run", "--grace", "1000s", "script.py")
     takes_signals(process)
     ready(paceline, 1)
     process.send_signal(signal.SIGINT)
@@ -229,7 +229,7 @@ def test_sigterm_to_the_client_stops_the_job(paceline: Paceline) -> None:
 
 def test_grace_ends_with_sigkill_to_grandchildren_too(paceline: Paceline) -> None:
     paceline.script(stubborn("signal.signal(15, signal.SIG_IGN)"))
-    process = paceline.start("run", "-n", "2", "--grace", "0.2", "script.py")
+    process = paceline.start("run", "-n", "2", "--grace", "0.2s", "script.py")
     takes_signals(process)
     ready(paceline, 2)
     process.send_signal(signal.SIGINT)

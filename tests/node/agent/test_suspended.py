@@ -57,7 +57,7 @@ def lives(pid: int) -> bool:
 def submitted(paceline: Paceline, script: str) -> dict[str, int]:
     """The processes of a job of two ranks that runs."""
     paceline.script(script)
-    assert paceline("submit", "-n", "2", "--name", "it", "--grace", "2", "script.py").returncode == 0
+    assert paceline("submit", "-n", "2", "--name", "it", "--grace", "2s", "script.py").returncode == 0
     folder = paceline.home / "jobs" / "it"
     eventually(lambda: len([log for log in folder.glob("logs/0/*.log") if log.stat().st_size]) == 2, "the ranks print")
     eventually(lambda: status(paceline)["state"] == "RUNNING", "the job runs")

@@ -138,7 +138,7 @@ def test_node_0_is_killed_while_the_job_stops(cluster: Cluster, paceline: Paceli
             threading.Event().wait(0.1)
     """)
     for rank in (0, 1):
-        cluster.start("--grace", "100", "script.py", nodes=2, rank=rank)
+        cluster.start("--grace", "100s", "script.py", nodes=2, rank=rank)
     eventually(lambda: all((paceline.folder / f"ready-{r}").exists() for r in (0, 1)), "ranks run")
     takes_signals(cluster.started[0])
     cluster.started[0].send_signal(signal.SIGINT)

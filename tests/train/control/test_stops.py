@@ -274,7 +274,7 @@ def test_ranks_that_are_before_and_behind_the_end_of_an_epoch(paceline: Paceline
             "    if run.is_main:\n        torch.save", "        run.mean(1, 2)\n    if run.is_main:\n        torch.save"
         )
     )
-    process = paceline.start("run", "-n", "2", "--grace", "600", "script.py")
+    process = paceline.start("run", "-n", "2", "--grace", "600s", "script.py")
     lines_until(process, f"step {wait_at} ")
     (paceline.folder / "go").touch()
     os.kill(status(paceline)["ranks"][1]["pid"], signal.SIGUSR2)

@@ -20,6 +20,7 @@ from paceline.backends.base import MOST_RANKS, Backend, Prepared, Shell
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
 from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
+from paceline.job.quantities import duration
 
 from . import target
 from .jobs import RemoteJobs
@@ -114,8 +115,9 @@ class Ssh(Backend):
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
         parts = prepared.parts.start(progress, rank_streams)
         self._jobs.add([(host, parts.started[host]["report"]) for host in parts.hosts])
-        hosts, cooldown = self._hosts.wanted, self._ssh.cooldown
-        return RemoteRun(parts, prepared.spec, self.where, rank_streams, wanted=hosts, cooldown=cooldown)
+        times = self._ssh.cooldown
+        cooldown = None if times is None else [duration(it) or 0.0 for it in times]
+        return RemoteRun(parts, prepared.spec, self.where, rank_streams, wanted=self._hosts.wanted, cooldown=cooldown)
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
         """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX."""

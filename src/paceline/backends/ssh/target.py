@@ -17,6 +17,7 @@ from paceline.backends.hosts import NAME, bare, example_for, printed_by
 from paceline.backends.remote.connection import Host, Silent
 from paceline.job.errors import UserError, nearest
 from paceline.job.model import Model
+from paceline.job.quantities import duration
 
 from . import asking
 from .unreachable import Silences
@@ -38,11 +39,14 @@ def _valid_hosts(hosts: Any) -> Any:
     return hosts
 
 
-def _range(seconds: Any) -> Any:
-    are_numbers = isinstance(seconds, list) and all(isinstance(it, (int, float)) for it in seconds)
-    if are_numbers and seconds and not (len(seconds) == 2 and 0 < seconds[0] <= seconds[1]):
-        raise ValueError(f"{seconds} are not two numbers of seconds, at first and at most; write [10, 100]")
-    return seconds
+def _range(times: Any) -> Any:
+    if not isinstance(times, (list, tuple)):
+        return times
+    times = list(map(str, times))
+    seconds = [duration(it, usual="s") or 0.0 for it in times]
+    if seconds and not (len(seconds) == 2 and 0 < seconds[0] <= seconds[1]):
+        raise ValueError(f"{times} are not two times, at first and at most; write for example ['10s', '100s']")
+    return times
 
 
 def _key(file: Any) -> Any:
@@ -62,7 +66,7 @@ class Options(Model, frozen=True, kw_only=True):
         root: the folder with the jobs there.
         exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
         host_discovery_script: prints the hosts that a watched job is to have.
-        cooldown: seconds that a watched job leaves out a host that has failed, at first and at most; [] for ever.
+        cooldown: for how long a watched job leaves out a host that has failed, at first and at most; [] for ever.
     """
 
     is_strict: ClassVar[bool] = True
@@ -73,7 +77,7 @@ class Options(Model, frozen=True, kw_only=True):
     root: str = "~/.local/state/paceline"
     exact: bool = False
     host_discovery_script: str | None = None
-    cooldown: list[float] | None = None
+    cooldown: list[str] | None = None
 
     parsers: ClassVar[dict[str, Any]] = {"hosts": _valid_hosts, "cooldown": _range, "identity_file": _key}
 

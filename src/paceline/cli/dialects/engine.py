@@ -309,7 +309,7 @@ def _flags_of(meaning: str, values: list[str]) -> list[tuple[str, ...]]:
         if word.startswith("-") or not found:
             found.append([word])
         else:
-            found[-1].append(word.replace("{}", " ".join(values)))
+            found[-1] += [word.replace("{}", value) for value in values] if "{}" in word else [word]
     return [tuple(words) for words in found]
 
 

@@ -49,7 +49,7 @@ _FLAGS: dict[str, Meaning] = {
     "--role NAME": "--role",
     "--numa-binding HOW": "--numa-binding",
     "--virtual-local-rank": "--virtual-local-rank",
-    "--shutdown-timeout SECONDS": "--grace",
+    "--shutdown-timeout SECONDS": "--grace {}s",
     "--signals-to-handle NAMES": "--signals-to-handle",
     "--monitor-interval SECONDS": Ignored("paceline waits for events"),
     "--event-log-handler NAME": Ignored("paceline records the events of a job; see paceline events JOB"),

@@ -149,9 +149,8 @@ JOB = [
     Option(
         ["--grace"],
         section="Job",
-        type=click.FloatRange(0),
-        metavar="SECONDS",
-        help="Time between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
+        metavar="30s",
+        help="Time between SIGTERM and SIGKILL when the job is stopped.  [default: 30s]",
     ),
     Option(
         ["--hang"],
@@ -345,7 +344,7 @@ TORCHRUN = [
         type=click.FloatRange(0),
         envvar="PET_SHUTDOWN_TIMEOUT",
         metavar="SECONDS",
-        help="The same as --grace.",
+        help="The same as --grace, in seconds.",
     ),
     Option(
         ["--signals-to-handle"],
@@ -396,9 +395,8 @@ HOROVODRUN = [
     Option(
         ["--start-timeout"],
         section="horovodrun",
-        type=click.FloatRange(0, min_open=True),
-        metavar="SECONDS",
-        help="How long to wait for the other machines.  [default: 600]",
+        metavar="10m",
+        help="How long to wait for the other machines.  [default: 10m]",
     ),
     Option(
         ["--min-np", "--min-num-proc"],
@@ -423,10 +421,9 @@ HOROVODRUN = [
     Option(
         ["--blacklist-cooldown-range", "cooldown"],
         section="horovodrun",
-        type=click.FloatRange(0, min_open=True),
         nargs=2,
         metavar="MIN MAX",
-        help="Seconds after which a host that has failed comes back: MIN, then twice as many each time, up to MAX.",
+        help="When a host that has failed comes back: after MIN, such as 10s, then twice that each time, up to MAX.",
     ),
     Option(["--output-filename"], section="horovodrun", metavar="DIR", help="The same as --log-dir, on this machine."),
 ]

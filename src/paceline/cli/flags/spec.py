@@ -11,6 +11,7 @@ from paceline.backends.base import MOST_RANKS
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
 from paceline.job.model import InvalidError
+from paceline.job.quantities import duration_text
 from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import JobSpec
 
@@ -222,13 +223,13 @@ def _meeting(given: dict[str, Any], nodes: int, on_hosts: bool) -> dict[str, Any
         port = port or endpoint_port or 29400
     meeting.update(main_address=address if nodes > 1 else None, main_port=port)
     meeting["node_rank"] = given["node_rank"] if nodes > 1 else None
-    times = _times(given["rdzv_conf"] or "")
+    times: dict[str, Any] = {name: duration_text(it) for name, it in _times(given["rdzv_conf"] or "").items()}
     if given["start_timeout"] is not None:
         times["join_timeout"] = given["start_timeout"]
     return {**times, "rendezvous": {key: value for key, value in meeting.items() if value is not None} or None}
 
 
-def _grace(given: dict[str, Any]) -> float | None:
+def _grace(given: dict[str, Any]) -> str | None:
     """Between SIGTERM and SIGKILL; also torchrun's flags that say how ranks are signalled are looked at."""
     for name in filter(None, (given["signals_to_handle"] or "").split(",")):
         if name.strip() not in HANDLED_SIGNALS:
@@ -236,8 +237,8 @@ def _grace(given: dict[str, Any]) -> float | None:
             raise UserError(f"--signals-to-handle {name.strip()}: paceline handles {handled}; leave it out")
     if given["grace"] is not None and given["shutdown_timeout"] is not None:
         raise UserError("--grace and --shutdown-timeout say the same; give one of them")
-    seconds: float | None = given["shutdown_timeout"] if given["grace"] is None else given["grace"]
-    return seconds
+    seconds: float | None = given["shutdown_timeout"]  # torchrun's unit
+    return cast("str | None", given["grace"]) if seconds is None else duration_text(seconds)
 
 
 def _times(conf: str) -> dict[str, float]:

@@ -13,6 +13,7 @@ from paceline.backends.base import Backend
 from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import submitted_options
+from paceline.job.quantities import duration
 
 from . import completion
 from .options import Option, Port
@@ -213,8 +214,13 @@ def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
         if given["cooldown"] is not None:
             raise UserError("--blacklist-cooldown-range: hosts come back only to a job with --min-np; add that")
         return text
-    if given["cooldown"] is not None and given["cooldown"][1] < given["cooldown"][0]:
-        raise UserError("--blacklist-cooldown-range {:g} {:g}: MIN comes first, then MAX".format(*given["cooldown"]))
+    if given["cooldown"] is not None:
+        try:
+            first, most_of_it = (duration(it, usual="s") or 0.0 for it in given["cooldown"])
+        except ValueError as error:
+            raise UserError(f"--blacklist-cooldown-range: {error}") from None
+        if not 0 < first <= most_of_it:
+            raise UserError("--blacklist-cooldown-range {} {}: MIN comes first, then MAX".format(*given["cooldown"]))
     if not hosts:
         raise UserError(f"{'--min-np' if least else '--max-np'} needs hosts; name some with -H or --hostfile")
     if text is not None:

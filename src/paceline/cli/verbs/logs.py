@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -22,7 +20,7 @@ from paceline.cli.terminal.colours import ColoursOnly
 from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.write import say, write
 from paceline.job.errors import UserError
-from paceline.job.quantities import NoUnitError, duration, show_time
+from paceline.job.quantities import moment, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -104,19 +102,10 @@ def _until_incomplete(lines: Iterable[LogLines], missing: list[Incomplete]) -> G
 
 
 def _since(text: str | None) -> float | None:
-    """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local."""
-    if text is None:
-        return None
     try:
-        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        pass
-    try:
-        return time.time() - (duration(text, usual="m") or 0.0)
-    except NoUnitError as error:
+        return None if text is None else moment(text)
+    except ValueError as error:
         raise UserError(f"--since {error}") from None
-    except ValueError:
-        raise UserError(f"--since {text!r} is not a time; write for example 10m, 2h or 2026-05-01T12:00:00") from None
 
 
 def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:

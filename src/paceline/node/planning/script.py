@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 # What trains with these uses optimizers, although it may not mention them.
 _TRAINERS = frozenset({"accelerate", "fastai", "lightning", "pytorch_lightning", "transformers"})
-_NEED_TORCH = _TRAINERS | {"paceline"}
+NEED_TORCH = _TRAINERS | {"paceline"}
 # These set variables from a file.
 _SETTERS = frozenset({"dotenv", "environs"})
 _MAX_FILES = 200
@@ -56,7 +56,7 @@ class Imports:
             for module, name in IMPORTS.items():
                 if module in level:
                     return name
-        return "torch" if self.every & _NEED_TORCH else None
+        return "torch" if self.every & NEED_TORCH else None
 
 
 def is_shell_text(path: Path, start: bytes | None = None) -> bool:
@@ -222,7 +222,7 @@ def _mentions(node: ast.AST, name: str) -> bool:
 
 
 def _top(names: Iterable[str]) -> set[str]:
-    return {name.partition(".")[0] for name in names}
+    return {name.partition(".")[0] for name in names if not name.startswith("paceline.node")}  # a function's own script
 
 
 def _names(nodes: Iterable[ast.AST]) -> frozenset[str]:
