@@ -42,6 +42,7 @@ from paceline.backends.registry import kinds_of_hosts, load, on_hosts
 from paceline.backends.story import story
 from paceline.job import job as records
 from paceline.job.errors import UserError
+from paceline.job.flags import ELSEWHERE
 from paceline.job.job import Instance, Node, Usage, Volume
 from paceline.job.model import dotted
 from paceline.job.quantities import duration, moment, show_duration
@@ -271,6 +272,9 @@ def _counts(nproc: int | None, hosts: str | Sequence[str] | None, fields: Mappin
     """How many nodes and ranks: hosts say it, unless others do."""
     if nproc is not None and "ranks" in fields:
         raise UserError("nproc and ranks say the same; give one of them")
+    for name in fields:
+        if ELSEWHERE.get(name) == "ranks":
+            raise UserError(f"{name}: unknown argument; did you mean nproc?")
     found: dict[str, Any] = {} if nproc is None else {"ranks": nproc}
     if hosts is not None:
         found = {"nodes": len(_listed(hosts)), "ranks": "slots", **found}

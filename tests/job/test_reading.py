@@ -99,6 +99,8 @@ def test_what_is_wrong_with_a_flag_is_not_laid_to_the_file(job_file: Any) -> Non
 
 CASES = {
     "unknown key": ("script: a.py\nrank: 2\n", ":2: rank: unknown key; did you mean ranks?"),
+    "key of another tool": ("script: a.py\nnprocs: 2\n", ":2: nprocs: unknown key; did you mean ranks?"),
+    "unlike any key": ("script: a.py\naccount: x\n", ":2: account: unknown key; choose one of args, backend, "),
     "unknown key comes before what is missing for it": ("data:\n- a:/b\n- volume: x\n  pth: /y\n", ":4: data[1].pth:"),
     "unknown nested key": ("script: a.py\ncode:\n  mod: git\n", ":3: code.mod: unknown key; did you mean mode?"),
     "missing nested key": ("script: a.py\ndata:\n- a:/b\n- volume: x\n", ":4: data[1].path: missing; add it"),

@@ -186,7 +186,7 @@ def _is_near(name: str, other: str) -> bool:
 
 
 def _one_line(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
+    context, hint = getattr(error, "ctx", None), ""
     if isinstance(error, click.NoSuchOption) and context is not None:
         from paceline.cli.dialects.tools import old_flag
 
@@ -199,7 +199,9 @@ def _one_line(error: click.ClickException) -> str:
             return answer
         near = [name for name in error.possibilities or () if _is_near(name, error.option_name)]
         error = click.NoSuchOption(error.option_name, possibilities=near[:1], ctx=context)
-    text = " ".join(error.format_message().split()).rstrip(".")
+        if not near and verb in ("run", "submit"):
+            hint = "; flags of the script stand behind SCRIPT"
+    text = " ".join(error.format_message().split()).rstrip(".") + hint
     for theirs, ours in (("integer", "a whole number"), ("float", "a number")):
         text = text.replace(f"a valid {theirs} range", ours).replace(f"a valid {theirs}", ours)
     if context is None:

@@ -23,7 +23,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     import difflib  # not needed where all is well
 
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, names, n=1)
     if close:
         return f"did you mean {close[0]}?"
     more = f" … ({len(names) - _MOST} more)" if len(names) > _MOST else ""

@@ -27,6 +27,23 @@ _MORE = {
     "--nproc-per-node": "ranks",
     "--shutdown-timeout": "grace",
 }
+# What other tools call a field of a job, with _.
+ELSEWHERE = {
+    **dict.fromkeys(("gpu", "num_gpus", "n_gpus", "gpu_count", "gpus_per_node", "num_devices"), "gpus"),
+    **dict.fromkeys(("nproc", "nprocs", "procs", "processes", "num_processes", "num_procs", "num_ranks"), "ranks"),
+    **dict.fromkeys(("n", "nproc_per_node", "ntasks_per_node", "ntasks", "slots", "world_size"), "ranks"),
+    **dict.fromkeys(("nnodes", "num_nodes", "node_count", "num_machines", "replicas", "workers"), "nodes"),
+    **dict.fromkeys(("cpu", "cores", "num_cpus", "cpus_per_task"), "cpus"),
+    **dict.fromkeys(("mem", "ram"), "memory"),
+    **dict.fromkeys(("time", "timeout", "walltime", "wall_time", "timeout_min"), "time_limit"),
+    **dict.fromkeys(("retry", "retries", "restarts", "max_retries", "backoff_limit"), "max_restarts"),
+    **dict.fromkeys(("environment", "envs", "env_vars", "environ"), "env"),
+    **dict.fromkeys(("entrypoint", "entry_point", "program", "file"), "script"),
+    **dict.fromkeys(("cwd", "workdir", "chdir"), "working_dir"),
+    **dict.fromkeys(("volumes", "mounts"), "data"),
+    **dict.fromkeys(("target", "on", "cluster"), "backend"),
+    "partition": "queue",
+}
 _FIELDS = {flag: field for field, flag in _NAMES.items()} | _MORE
 
 

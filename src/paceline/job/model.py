@@ -81,6 +81,7 @@ class Model(
     """
 
     is_strict: ClassVar[bool] = False  # if not, "3" is a number where only a number can be meant
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # what other tools call a field → its name
     parsers: ClassVar[dict[str, Any]] = {}  # field → what reads it; raises ValueError
 
     @classmethod
@@ -100,7 +101,7 @@ class Model(
             raise InvalidError((), "should be a mapping", fields)
         for name in fields:
             if name not in cls.__struct_fields__:
-                raise InvalidError((name,), f"unknown key; {nearest(str(name), cls.__struct_fields__)}")
+                raise InvalidError((name,), _unknown(cls, str(name)))
         parsed = {name: cls._parsed(name, value) for name, value in fields.items()}
         try:
             new = msgspec.convert(parsed, cls, strict=cls.is_strict)
@@ -214,8 +215,7 @@ def _explained(model: type[Model], fields: Mapping[str, Any], text: str) -> Inva
     if field is not None and what.startswith("Object missing"):
         return InvalidError((*key_path, field[1]), "missing; add it")
     if field is not None:
-        known = next(kind for kind in kinds if _is_model(kind)).__struct_fields__
-        return InvalidError((*key_path, field[1]), f"unknown key; {nearest(field[1], known)}")
+        return InvalidError((*key_path, field[1]), _unknown(next(filter(_is_model, kinds)), field[1]))
     value = _at(fields, key_path)
     limit = re.fullmatch(r"Expected `\w+` (?P<length>of length )?(?P<how>[<>]=?) (?P<number>.+)", what)
     if limit is not None:
@@ -223,6 +223,11 @@ def _explained(model: type[Model], fields: Mapping[str, Any], text: str) -> Inva
         return InvalidError(key_path, f"should {'have a length ' if limit['length'] else 'be '}{than}", value)
     message = f"should be {' or '.join(_words(kinds))}"
     return InvalidError(key_path, message, value, wants_text=str in kinds and not isinstance(value, str))
+
+
+def _unknown(model: type[Model], name: str) -> str:
+    meant = model.elsewhere.get(name.lower().replace("-", "_"))
+    return f"unknown key; {f'did you mean {meant}?' if meant else nearest(name, model.__struct_fields__)}"
 
 
 def _at(value: Any, key_path: KeyPath) -> Any:

@@ -16,6 +16,7 @@ from msgspec.structs import force_setattr
 from paceline.contract import CONTRACTS, GIT_CREDENTIALS
 
 from .errors import nearest
+from .flags import ELSEWHERE
 from .model import InvalidError, Model, each
 from .quantities import duration, duration_text
 from .quantities import memory as memory_size
@@ -266,6 +267,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
     ] = 10.0
     detached: Annotated[bool, Meta(description="outlive the terminal")] = False
 
+    elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
     parsers: ClassVar[dict[str, Any]] = {
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
         "memory": memory_size, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),

@@ -77,7 +77,7 @@ def test_hosts_become_a_target(paceline: Paceline, folder: Path, monkeypatch: py
         ((), "there is no terminal to ask on; give --script, --on, -n, or -y"),
         (("--script", "train.py", "-H", "node1"), "give -n, or -y"),
         (("-y", "--script", "trian.py"), "--script trian.py: no such file; did you mean train.py?"),
-        (("-y", "-n", "many"), "-n 'many' is neither a number nor gpu, cpu or auto"),
+        (("-y", "-n", "many"), "-n 'many' is neither a number from 1 on nor gpu, cpu"),
         (("-y", "-n", "0"), "-n"),
         (("-y", "--on", "slrum"), "--on slrum: no such target; did you mean slurm?"),
         (("-y", "--on", "ssh"), "--on ssh needs hosts; name them with -H"),

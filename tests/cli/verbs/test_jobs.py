@@ -609,7 +609,7 @@ def test_from_python(paceline: Paceline) -> None:
     assert out.startswith(expected), err
     assert out.removeprefix(expected).splitlines() == [
         "no job 'nosuch'",
-        "nprocs: unknown key; did you mean nodes?",
+        "nprocs: unknown argument; did you mean nproc?",
         "<lambda>: the function or its arguments cannot be pickled: cannot pickle '_thread.lock' object; "
         "make what cannot be pickled inside of it",
         "code: a function is all that such a job runs; leave it out",

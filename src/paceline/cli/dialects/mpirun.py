@@ -26,6 +26,10 @@ def _variable(line: Line, value: str) -> None:
         line.notes.append(f"-x {value} has no effect: it is not set here")
 
 
+def _limit(line: Line, value: str) -> None:
+    line.add("--time-limit", f"{value}s" if value.isdecimal() else value)
+
+
 def _parameter(line: Line, value: str) -> None:
     """A parameter of Open MPI is a variable of the ranks; the port of sshd is one of paceline's flags."""
     name, _, text = value.partition(" ")
@@ -116,7 +120,7 @@ MPIRUN = Tool(
         "-display-map --display-map -display-allocation --display-allocation": Ignored("--dry-run shows it"),
         "-prefix --prefix DIR": Ignored("what is on PATH of a host is used"),
         "-use-hwthread-cpus --use-hwthread-cpus": _BINDING,
-        "-timeout --timeout SECONDS": "--time-limit {}s",
+        "-timeout --timeout SECONDS": _limit,
         "-enable-recovery --enable-recovery": Ignored("--max-restarts N starts all ranks again"),
         "-max-restarts --max-restarts N": "--max-restarts",
         "-s -preload-binary --preload-binary": Refused("--sync-mode snapshot copies a job's code"),

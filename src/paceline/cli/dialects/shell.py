@@ -53,7 +53,7 @@ def commands(text: str) -> list[Command]:
         elif here == "\\":
             size = 2
             taken = text[place : place + 2].replace("\\\n", "")
-            taken = taken[1:] if quote and taken in ("\\$", "\\`") else taken
+            taken = taken[1:] if taken == "\\" or (quote and taken in ("\\$", "\\`")) else taken
         elif here == '"':
             quote = "" if quote else '"'
         elif (size := _expanded(text, place, "" if quote else words)) or (not quote and here in "*?[]{}~"):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError, nearest
+from paceline.job.flags import ELSEWHERE, flag_of
 
 from .engine import PYTHON, Line, Tool, knows, normal, parse
 from .shell import ASSIGNED, Command, bare, commands, given_to_shell, has_bare, is_expanded, is_variable, plain
@@ -79,17 +80,47 @@ _VERBS = {
     "runopts": "paceline run --help-all",
     "version": "paceline --version",
 }
-# Flags that no tool here has, or none in this form.
+# Flags that no tool here has, or none in this form; those of a verb stand behind it, of submit behind run.
 _ELSEWHERE = "paceline starts jobs on machines that are there: write --on TARGET, or -H HOSTS"
+_RESUMES = "paceline resubmit JOB goes on from its last checkpoint; a flag of the script stands behind SCRIPT"
+_FOLLOWS = "paceline run shows its job until it ends; of paceline submit, paceline logs -f JOB does"
+_ALL = "name the jobs, which paceline list shows"
 _FLAGS = {
-    "--nproc": "--nproc: write -n N, for ranks on each machine",
-    "--nprocs": "--nprocs: write -n N, for ranks on each machine",
-    "--world-size": "--world-size: write -np N, for ranks on all machines",
-    "--num-gpus": "--num-gpus: write -n gpu, for a rank per GPU; --gpus N asks for GPUs of each machine",
-    "--num-nodes": "--num-nodes: write --nnodes N",
-    "--cluster": f"--cluster: {_ELSEWHERE}",
-    "--cloud": f"--cloud: {_ELSEWHERE}",
-    "--use-spot": f"--use-spot: {_ELSEWHERE}; --max-restarts N survives lost ones",
+    "--nproc": "write -n N, for ranks on each machine",
+    "--nprocs": "write -n N, for ranks on each machine",
+    "--ranks": "write -n N, for ranks on each machine",
+    "--world-size": "write -np N, for ranks on all machines",
+    "--num-gpus": "write -n gpu, for a rank per GPU; --gpus N asks for GPUs of each machine",
+    "--cluster": _ELSEWHERE,
+    "--cloud": _ELSEWHERE,
+    "--use-spot": f"{_ELSEWHERE}; --max-restarts N survives lost ones",
+    "run --config": "a job file stands in the place of SCRIPT; a flag of the script stands behind it",
+    "run --resume": _RESUMES,
+    "run --resume-from": _RESUMES,
+    "run --resume-from-checkpoint": _RESUMES,
+    "run --device": "write --devices LIST, or --gpus N; --resources NAME=N asks a cluster for others",
+    "run --cpu": "write --cpus N; Accelerate's --cpu is --env ACCELERATE_USE_CPU=true",
+    "run --backend": "write --on TARGET; torch's is an argument of init_process_group in the script",
+    "run -d": "write --detach; srun's -d is --on slurm --slurm dependency=LIST",
+    "run --background": "write --detach",
+    "run --wait": _FOLLOWS,
+    "run --watch": _FOLLOWS,
+    "run --follow": _FOLLOWS,
+    "list --status": "write --state STATE",
+    "list --running": "write --state RUNNING",
+    "list -a": "write -A",
+    "logs --rank": "write -i N",
+    "logs -r": "write -i N",
+    "logs -n": "write -t N",
+    "logs --lines": "write -t N",
+    "stop --all": _ALL,
+    "stop -a": _ALL,
+    "stop --force": "write --now",
+    "delete --all": f"{_ALL}; paceline prune -s 0s deletes all that have ended",
+    "delete -f": "write --force",
+    "prune --all": "write -s 0s, for all that have ended",
+    "prune --older-than": "write -s 7d",
+    "resubmit --resume": "leave it out: paceline resubmit goes on from the last checkpoint",
 }
 _RESERVED = {"if", "then", "else", "elif", "while", "until", "do", "{", "!", "time", "exec"}  # words of the shell
 _KINDS = ("pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob")  # behind `arena submit`
@@ -326,6 +357,9 @@ def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
         name: of the flag.
         words: those behind the verb.
     """
+    of_verb = _FLAGS.get(f"{'run' if verb == 'submit' else verb} {name}")
+    if of_verb is not None:
+        return f"{name}: {of_verb}"
     given = [normal(word.partition("=")[0]) for word in words]
     letters = name[1:] if len(name) == 2 else "-"
     typed = (
@@ -352,7 +386,10 @@ def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
     if meant:
         lines = "; or of ".join(f"{known}, then write: {text}" for known, (text, _) in reversed(meant.items()))
         return f"that may be a line of {lines}"
-    return refused or _FLAGS.get(name)
+    if refused is None and name in _FLAGS:
+        return f"{name}: {_FLAGS[name]}"
+    field = ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "") if verb in ("run", "submit", "resubmit") else ""
+    return refused or (f"{name}: write {flag_of((field,))}" if field else None)
 
 
 def _here_too(line: Line, given: Sequence[str]) -> str:

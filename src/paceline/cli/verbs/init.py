@@ -67,6 +67,8 @@ def _init(**given: Any) -> int:
     path, hosts = Path(given["file"]), _hosts(given["hosts"])
     _refuse_path(path, given["force"])
     settings = load()
+    if given["ranks"] is not None:
+        _ranks(given["ranks"])
     may_ask = _may_ask(given)
 
     def answer(name: str, question: str, suggested: str, read: Callable[[str], Any]) -> Any:
@@ -178,12 +180,14 @@ def _hosts(text: str | None) -> list[str]:
 
 def _ranks(text: str) -> dict[str, Any]:
     """`2`, `2 gpus` for as many GPUs, or a word."""
-    found = re.fullmatch(r"(\d{1,4})(\s*gpus?)?", text)
+    found = re.fullmatch(r"([1-9]\d{0,3})(\s*gpus?)?", text)
     if found:
         count = int(found[1])
         return {"ranks": count, "devices": count} if found[2] else {"ranks": count}
     if text not in ("gpu", "cpu", "auto", "slots"):
-        raise UserError(f"-n {text!r} is neither a number nor gpu, cpu or auto; write for example 2, or '2 gpus'")
+        raise UserError(
+            f"-n {text!r} is neither a number from 1 on nor gpu, cpu or auto; write for example 2, or '2 gpus'"
+        )
     return {"ranks": text}
 
 
