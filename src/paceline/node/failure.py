@@ -83,6 +83,7 @@ def rank_failure(
         "cause": cause, "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name,
         "oom": oom, "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log),
         "symptom": symptom, "ended": ended, "age": 0.0, "advice": advised,
+        "collectives": str((record or {}).get("collectives", "")),
     }  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def node_failure(node: int, host: str, cause: Cause, message: str, exit_code: in
     return {
         "cause": cause, "rank": None, "node": node, "host": host, "pid": 0, "exit_code": exit_code, "signal": "",
         "oom": False, "message": message, "traceback": "", "has_traceback": False, "log": "", "symptom": False,
-        "ended": 0.0, "age": 0.0, "advice": "",
+        "ended": 0.0, "age": 0.0, "advice": "", "collectives": "",
     }  # fmt: skip
 
 

@@ -207,7 +207,10 @@ HUNG: list[dict[str, Any]] = [*EVENTS[:5], {"time": NOW - 60, "event": "hang", "
 HANGS = job("resnet-x3k2a", devices=["0", "1"], waiting=f"it hangs: {HUNG[-1]['hang']['line']}")
 ENDED: list[dict[str, Any]] = [
     *EVENTS[:5], {"time": NOW - 43200, "event": "finished", "state": "FAILED", "exit_code": 1, "failure": FAILURE,
-                  "others": [{"rank": 0, "node": 0, "message": "RuntimeError: Connection closed by peer"}]},
+                  "others": [{"rank": 0, "node": 0, "message": "RuntimeError: Connection closed by peer",
+                              "collectives": "all_reduce 1720 (Float [25557032]), which had not ended",
+                              "traceback": '  File "train.py", line 40, in step\n    loss.backward()\n'
+                                           "RuntimeError: Connection closed by peer"}]},
 ]  # fmt: skip
 
 ONE = Recorded("local", [RUNS], [HERE_NODE], USAGE, VOLUMES)

@@ -29,7 +29,7 @@ def join(nodes: int, peer: int = 0, **changes: Any) -> Message:
 def failed(rank: int, age: float, symptom: bool = False) -> Failure:
     return Failure(
         rank=rank, node=0, host="h", pid=1, exit_code=rank + 1, signal="", oom=False, message=f"rank {rank}",
-        traceback="", has_traceback=False, log="", symptom=symptom, ended=0.0, age=age,
+        traceback="", has_traceback=False, log="", symptom=symptom, ended=0.0, age=age, collectives="barrier 7",
     )  # fmt: skip
 
 
@@ -216,6 +216,19 @@ def test_no_more_nodes_leave_at_once_than_the_job_can_do_without() -> None:
     stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
     told = [(peer, m["do"]) for sender in range(3) for peer, m in coordinator.receive(sender, stopped)]
     assert told == [(2, "finish"), (0, "restart"), (1, "restart"), (0, "start"), (1, "start")]
+
+
+def test_the_last_lines_of_ranks_that_failed_later_are_told() -> None:
+    coordinator = Coordinator(1, 1, 0)
+    elastic(coordinator, 1)
+    failures = [{**failed(rank, age=10.0 - rank), "traceback": "1\n2\n3\n4\n5\n6\n7\n"} for rank in range(12)]
+    coordinator.receive(0, {"do": "failed"})
+    ((_, told),) = coordinator.receive(0, {"do": "stopped", "failures": failures, "main_port": 1, "ports": []})
+    assert (told["failure"]["rank"], len(told["others"])) == (0, 11)
+    assert told["others"][7] == {
+        "rank": 8, "node": 0, "message": "rank 8", "traceback": "2\n3\n4\n5\n6\n7", "collectives": "barrier 7",
+    }  # fmt: skip
+    assert told["others"][8] == {"rank": 9, "node": 0, "message": "rank 9"}
 
 
 def test_a_newcomer_does_not_stay_for_others_before_it_takes_part() -> None:

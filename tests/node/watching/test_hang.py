@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.node.ranks.answering import last_collectives
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.hang import find, grouped
 from paceline.node.watching.outside import Family, Process
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
@@ -52,6 +59,20 @@ def test_the_rank_behind_in_one_group_and_ahead_in_none_is_to_blame() -> None:
     found = find(ranks, 60.0)
     assert found is not None
     assert found["ranks"] == [3]
+
+
+def test_the_last_collective_of_a_rank_that_an_exception_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = {"is_p2p": False, "profiling_name": "gloo:all_reduce", "input_sizes": [[5]], "input_dtypes": ["Float"]}
+    entries = [
+        {"process_group": [group, ""], "collective_seq_id": number, "pg_id": group, **common}
+        for group, number in (("0", 6), ("0", 7), ("1", 2))
+    ]
+    status = {group: {"last_completed_collective": number} for group, number in (("0", "7"), ("1", "1"))}
+    recorded = json.dumps({"entries": entries, "pg_status": status}).encode()
+    c10d = SimpleNamespace(_dump_fr_trace_json=lambda: recorded)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=c10d)))
+    assert last_collectives() == "all_reduce 7 (Float [5]), all_reduce 2 (Float [5]), which had not ended"
 
 
 def test_different_collectives_under_one_number_are_a_mismatch() -> None:

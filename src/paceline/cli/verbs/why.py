@@ -77,13 +77,21 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield failed(failure)
     if failure.get("advice"):
         yield failure["advice"]
+    yield from _last_of(failure, "")
     for other in end["others"] if end else ():
         who = f"node {other['node']}" if other["rank"] is None else f"rank {other['rank']}"
         yield f"  after it {who}: {other['message']}"
+        yield from _last_of(other, "    ")
+
+
+def _last_of(failure: dict[str, Any], indent: str) -> Iterator[str]:
+    """What a rank that failed has entered and written last; older versions have not recorded all of it."""
+    if failure.get("collectives"):
+        yield f"{indent}the last collective that it had entered: {failure['collectives']}"
     text = str(failure.get("traceback") or "").rstrip("\n").split("\n")
     if text != [""]:
-        yield "it wrote last:"
-        yield from (f"  {line}" for line in text[-_MOST_TRACEBACK:])
+        yield f"{indent}it wrote last:"
+        yield from (f"{indent}  {line}" for line in text[-_MOST_TRACEBACK:])
 
 
 def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[str]:

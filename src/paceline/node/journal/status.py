@@ -28,6 +28,8 @@ class Failure(TypedDict):
         ended: when it failed, in seconds on the monotonic clock of its machine.
         age: seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
         advice: what to do about it, if its message is a usual one, or ""; older records have none.
+        collectives: the last one of each process group that a rank had entered which an exception ended, in words; ""
+            if that is not known; older records have none.
     """
 
     cause: Cause
@@ -46,14 +48,17 @@ class Failure(TypedDict):
     ended: float
     age: float
     advice: str
+    collectives: str
 
 
-class OtherFailure(TypedDict):
-    """A failure that is not the first one: where it was, and its message."""
+class OtherFailure(TypedDict, total=False):
+    """A failure that is not the first one: where it was, its message, and its last lines; see `Failure`."""
 
     rank: int | None
     node: int
     message: str
+    traceback: str
+    collectives: str
 
 
 class GuardRecord(TypedDict):

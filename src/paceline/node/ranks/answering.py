@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.stands import PROFILE, WHOLE, address, is_of_this_user
+from paceline.node.watching.typical import described
 
 from . import profiling
 from .evidence import evidence
@@ -106,6 +107,12 @@ def _frames(frame: FrameType | None) -> list[tuple[str, int, str]]:
         found.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name))
         frame = frame.f_back
     return found
+
+
+def last_collectives() -> str:
+    """The last collective of each group, in words; "" if there is none."""
+    last = {one["group"]: one for one in _collectives()} if "torch.distributed.distributed_c10d" in sys.modules else {}
+    return ", ".join(f"{described(one)}{'' if one['over'] else ', which had not ended'}" for one in last.values())
 
 
 def _collectives() -> list[Collective]:

@@ -181,6 +181,9 @@ def _record(
         "log_start": span[0],
         "log_end": span[1],
     }
+    if span[1] is not None:  # not before it is printed: that takes some time
+        with contextlib.suppress(Exception):  # what torch records is no public interface
+            record["collectives"] = answering.last_collectives()
     try:
         write_json(path, record)
     except OSError as failure:

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     Outbox = list[tuple[int, ToNode]]
 
 GATHERING, AGREEING, RUNNING, HALTING, FINISHED = "gathering", "agreeing", "running", "halting", "finished"
+_MOST_TOLD, _MOST_LINES = 8, 6  # failures after the first one whose last lines are told, and how many of these
 GONE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for the ranks of an attempt that has lost a node
 
 
@@ -577,11 +578,13 @@ def _finish(state: FinalState, exit_code: int, failures: list[Failure]) -> Finis
 
 
 def _outcome(failures: list[Failure]) -> Outcome:
-    """The first failure in full, the others by rank and message."""
+    """The first failure in full, the others by rank and message, and of some of them the last lines."""
     if not failures:
         return {"failure": None, "others": []}
     first = culprit(failures)
-    others: list[OtherFailure] = [
-        {"rank": f["rank"], "node": f["node"], "message": f["message"]} for f in failures if f is not first
-    ]
-    return {"failure": first, "others": sorted(others, key=lambda o: (o["rank"] is None, o["rank"] or 0))}
+    rest = sorted((f for f in failures if f is not first), key=lambda f: (f["rank"] is None, f["rank"] or 0))
+    others: list[OtherFailure] = [{"rank": f["rank"], "node": f["node"], "message": f["message"]} for f in rest]
+    for other, f in zip(others[:_MOST_TOLD], rest):
+        other["traceback"] = "\n".join(f["traceback"].rstrip("\n").split("\n")[-_MOST_LINES:])
+        other["collectives"] = f.get("collectives", "")
+    return {"failure": first, "others": others}
