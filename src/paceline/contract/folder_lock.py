@@ -17,14 +17,15 @@ import pwd
 import socket
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .machine import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 LOCK = ".paceline-holder"
-_OLDER = ".paceline-lock"  # that of versions in which everyone could open it, so that others may hold its lock
 _WHAT = "paceline's lock of a folder for checkpoints"
 _HEAD = json.dumps({"what": _WHAT})[:-1].encode()  # of the file
 _MOST = 65536  # bytes of it
@@ -131,7 +132,6 @@ def _take(path: Path, who: Holder) -> int | None:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # else it holds the lock, and has no name
                     raise
-            _remove_older(path.with_name(_OLDER))
             kept, fd = fd, -1
             return kept
         finally:
@@ -176,16 +176,6 @@ def _owner(path: Path) -> str | None:
         return f"user {pwd.getpwuid(user).pw_name}"
     except KeyError:
         return f"user {user}"
-
-
-def _remove_older(path: Path) -> None:
-    """Remove what a job of an older version has left."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            _remove_if_ours(fd, path)
-        finally:
-            os.close(fd)
 
 
 def _wait(fd: int, path: Path, who: Holder, waited: float) -> None:
@@ -235,15 +225,8 @@ def _me(rank: int, jobs: Iterable[str]) -> Holder:
         "rank": rank,
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "boot": _boot(),
+        "boot": boot_id(),
     }
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _is_ours(text: bytes) -> bool:

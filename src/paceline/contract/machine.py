@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 
 
 def machine_id() -> str:
@@ -13,9 +11,21 @@ def machine_id() -> str:
     Processes that share it reach each other over the loopback interface, and by the abstract names of Unix sockets.
     Where the kernel does not say enough, it is a random one, which nobody shares.
     """
+    import secrets  # those that ask for the last start alone need neither
+    import socket
+
+    boot = boot_id()
+    try:
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        boot = ""
+    return f"{boot} {socket.gethostname()} {network}" if boot else secrets.token_hex(16)
+
+
+def boot_id() -> str:
+    """Identifies the time since the machine's last start; empty where the kernel has no such file."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return f"{boot} {socket.gethostname()} {os.stat('/proc/self/ns/net').st_ino}"
+            return file.read().strip()
     except OSError:
-        return secrets.token_hex(16)
+        return ""

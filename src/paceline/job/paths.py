@@ -80,16 +80,10 @@ def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, 
 def _options(note: Path) -> dict[str, Any] | None:
     try:
         stored = json.loads(note.read_bytes())
-        options = stored.get("options") or {"hosts": [_in_brackets(host) for host in stored["hosts"]]}
+        options = stored["options"]
         return {**options, "hosts": [str(host) for host in options["hosts"]]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _in_brackets(host: str) -> str:
-    """A host as `-H` takes it; notes of older versions have IPv6 addresses without brackets."""
-    user, at, name = host.rpartition("@")
-    return f"{user}{at}[{name}]" if ":" in name else host
 
 
 def _ended(note: Path) -> float:

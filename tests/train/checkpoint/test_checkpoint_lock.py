@@ -112,7 +112,7 @@ def test_an_earlier_attempt_on_another_machine_is_not_waited_for(
 ) -> None:
     """As when a file server does not know that the machine with the lock is gone."""
     code = "import os, sys, signal; from pathlib import Path; from paceline.contract import folder_lock\n"
-    code += "folder_lock._boot = lambda: 'another'; folder_lock.socket.gethostname = lambda: 'far'\n"
+    code += "folder_lock.boot_id = lambda: 'another'; folder_lock.socket.gethostname = lambda: 'far'\n"
     code += "lock = folder_lock.FolderLock(Path(sys.argv[1]), 0, ['one', 'two']); print(flush=True); signal.pause()\n"
     env = {**os.environ, "PACELINE_ATTEMPT": "1", "PACELINE_JOB": "it"}
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=env)

@@ -7,6 +7,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from paceline.contract.machine import boot_id as boot_id  # noqa: PLC0414 - goes with the start time of a process
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -148,15 +150,6 @@ def rank_title(target: str, env: Mapping[str, str]) -> str:
     """The title of a rank: `train.py (rank 3 of 8, job digits-x)`."""
     rank, ranks, job = (env.get(f"PACELINE_{name}", "?") for name in ("RANK", "WORLD_SIZE", "JOB"))
     return f"{os.path.basename(target)} (rank {rank} of {ranks}, job {job})"
-
-
-def boot_id() -> str:
-    """Identifies the time since the machine's last start; empty where the kernel has no such file."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
+from paceline.contract.machine import boot_id
 from paceline.node.files import read_json, write_json
 
 from .call import Rejected, call
@@ -52,7 +53,5 @@ def asked(root: Path, seconds: float) -> str:
 
 def _here() -> str:
     """This machine since its last start, and the Slurm that it uses: some machines can choose one."""
-    boot = os.uname().nodename
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    return " ".join((boot, os.environ.get("SLURM_CONF", ""), shutil.which("scontrol") or ""))
+    start = boot_id() or os.uname().nodename
+    return " ".join((start, os.environ.get("SLURM_CONF", ""), shutil.which("scontrol") or ""))
