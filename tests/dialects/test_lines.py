@@ -71,6 +71,7 @@ LINES = {
     ),
     "mpirun -np 1 python a.py : -np 2 python b.py": "! mpirun A : B starts two programs; a job runs one program",
     "mpirun -app file": "! -app: a job runs one program",
+    "mpiexec -ppn 2 -f hosts -genv A 5 python t.py": "run -n 2 --hostfile hosts --env A=5 python t.py",
     # srun
     "srun -N2 --ntasks-per-node=4 --gres=gpu:4 -c 8 -t 1-12:00:00 -p gpu -A me python train.py": (
         "run --on slurm --nnodes 2 -n 4 --gpus 4 --time-limit 1d12h --queue gpu --slurm account=me --cpus 32 "
@@ -133,6 +134,8 @@ LINES = {
         "cat > c <<EOF\nlr: 1  # it's\n  - a\nEOF\npaceline run t.py"
     ),
     "cat <<< it && torchrun t.py": "cat <<< it && paceline run t.py",
+    "torchrun \\\n  t.py $@ \\": "run t.py $@",
+    'torchrun "$X': "! 'torchrun \"$X': no closing quotation",
     "(cd sub && torchrun t.py)": "(cd sub && paceline run t.py)",
     "for s in 1 2; do torchrun t.py $s; done": "for s in 1 2; do paceline run t.py $s; done",
     'srun -N 2 bash -c "torchrun --nnodes 2 --nproc_per_node 4 --node_rank \\$SLURM_PROCID t.py"': (
@@ -174,7 +177,8 @@ LINES = {
     ),
     "ssh node1 torchrun --nproc_per_node 2 t.py; ssh node1 ls": "paceline run -H node1 -n 2 t.py; ssh node1 ls",
     "python train.py --lr 1": "run python train.py --lr 1",
-    "srun -c $N python train.py": "! --cpus $N: write the number for a node",
+    "srun -c $N --mem $MEM python train.py": "srun -c $N --mem $MEM python train.py",
+    "srun -c x python train.py": "! --cpus x: write the number for a node",
     "bash job.sh": '! bash: the lines in the file matter; write paceline explain "$(cat job.sh)"',
     "squeue --me": "! squeue is no launcher; write paceline list",
     "": "! there is no line to explain",
@@ -201,7 +205,24 @@ LINES = {
     ),
     "accelerate launch --fp8_backend te train.py": "! --fp8-backend: give its settings to Accelerator()",
     "python -m accelerate.commands.launch train.py": "run train.py",
+    "accelerate launch --config_file settings.yaml --num_processes 2 train.py": (
+        "run --env ACCELERATE_MIXED_PRECISION=bf16 --env FSDP_USE_ORIG_PARAMS=false --env ACCELERATE_USE_FSDP=true -np "
+        "2 --env FSDP_MIN_NUM_PARAMS=100000000 --env FSDP_CPU_RAM_EFFICIENT_LOADING=true "
+        "--env FSDP_SYNC_MODULE_STATES=true train.py"
+    ),
+    "accelerate launch --config_file none.yaml t.py": "! --config-file none.yaml: No such file or directory; write the",
+    "accelerate launch --config_file $F t.py": "accelerate launch --config_file $F t.py",
+    # DeepSpeed
+    "deepspeed --num_gpus=4 --no_local_rank train.py --deepspeed_config d.json": (
+        "run -n 4 --use-env train.py --deepspeed_config d.json"
+    ),
+    "deepspeed --include localhost:0,1 --module pkg.train": "run --devices 0,1 -m -n gpu pkg.train",
+    "deepspeed --include a@b --num_gpus 2 $X t.py": "run -H a,b -n 2 $X t.py",
+    "deepspeed --include a:0,1@b:1 t.py": "! --include a:0,1@b:1: write -H HOST:N,…",
     # Arena
+    "arena submit etjob --name=e --workers=3 --max-workers=9 --image=I 'python e.py'": (
+        "submit --on kubernetes --name e --image I --nnodes 3:9 python e.py"
+    ),
     "arena --loglevel info submit pytorch --name=pytorch-git --gpus=1 --workers=3 --working-dir=/root --image=IMG "
     "--sync-mode=git --sync-source=https://h/mnist-pytorch.git --data=training-data:/mnist_data --tensorboard "
     "--logdir=/mnist_data/logs 'python /root/code/mnist-pytorch/mnist.py --epochs 10 --backend nccl'": (
@@ -267,6 +288,10 @@ LINES = {
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without GPUs that knows a cluster of Kubernetes."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.yaml").write_text(
+        "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\nmachine_rank: 0\nnum_processes: 8\n"
+        "tpu_env: []\nfsdp_config:\n  fsdp_use_orig_params: false\nuse_cpu: false\nrdzv_backend: static\n"
+    )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", "config")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -5,11 +5,21 @@ Source: accelerate 1.15, `commands/launch.py` and `utils/launch.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.job.errors import UserError
+
 from .cluster import has_devices
-from .engine import Ignored, Line, Refused, Tool
+from .engine import Ignored, Line, Refused, Tool, knows, normal, parse
 
 _PLUGIN = Refused("give its settings to Accelerator() in the script, as a plugin")
 _HOSTS = Refused("-H or --hostfile names the hosts, and --devices the GPUs")
+_SETTINGS = {"use_cpu": "cpu"}  # keys of its settings that are not called as their flag
+_NO_FLAGS = (
+    "compute_environment", "distributed_type", "main_training_function", "downcast_bf16", "rdzv_backend",
+    "same_network",
+)  # fmt: skip
 # What accelerate launch --use_fsdp sets where no flag says otherwise, and the plugin would not.
 _FSDP = {
     "FSDP_MIN_NUM_PARAMS": "100000000",
@@ -29,8 +39,53 @@ def _backend(line: Line, value: str) -> None:
     line.add("--env", f"ACCELERATE_DYNAMO_BACKEND={value.upper()}")
 
 
+def _later(line: Line, value: str) -> None:
+    """What `_finish` reads."""
+
+
+def _settings(path: str) -> list[str]:
+    """The flags that a file of `accelerate config` stands for.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or "it is no YAML"
+        raise UserError(f"--config-file {path}: {reason}; write the line where the file is") from None
+    if not isinstance(found, dict):
+        raise UserError(f"--config-file {path}: it holds no settings; accelerate config writes such a file")
+    for part in ("fsdp_config", "deepspeed_config", "dynamo_config"):
+        found |= found.get(part) or {}
+    kind = str(found.get("distributed_type", "no")).lower()
+    if kind in ("fsdp", "deepspeed", "megatron_lm"):
+        found[f"use_{kind}"] = True
+    alone = ("num_machines", "machine_rank", "main_process_ip") if found.get("num_machines") == 1 else ()
+    return [
+        f"--{_SETTINGS.get(name, name)}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in found.items()
+        if isinstance(value, (str, int, float)) and name not in (*_NO_FLAGS, *alone) and not name.startswith("tpu_")
+    ]
+
+
+def _add_settings(line: Line) -> None:
+    """What the file of settings says, but what flags say otherwise."""
+    words = _settings(line.given["--config-file"])
+    known = [word for word in words if knows(_LAUNCH, normal(word.partition("=")[0]))]
+    inner = parse(replace(_LAUNCH, finish=None), known)
+    given = {words[1].partition("=")[0] for words in line.flags if words[0] == "--env"}
+    line.flags[:0] = [it for it in inner.flags if it[0] != "--env" or it[1].partition("=")[0] not in given]
+    line.notes += inner.notes
+    line.notes += [f"{word} of the settings has no effect: it is unknown" for word in words if word not in known]
+
+
 def _finish(line: Line) -> None:
     """Without a number of processes there is one for each GPU; FSDP has settings of its own."""
+    if "--config-file" in line.given:
+        _add_settings(line)
     given = {pair.partition("=")[0] for _, pair in (words for words in line.flags if words[0] == "--env")}
     if "ACCELERATE_USE_FSDP" in given:
         line.flags += [("--env", f"{name}={value}") for name, value in _FSDP.items() if name not in given]
@@ -70,7 +125,7 @@ _LAUNCH = Tool(
         "--rdzv-conf K=V,…": "--rdzv-conf",
         "--same-network": "",
         "-q --quiet": "",
-        "--config-file FILE": Refused("give what it says by flags, or in a job file; see paceline init"),
+        "--config-file FILE": _later,
         "--main-training-function NAME": _NO_TPU,
         "--tpu": _NO_TPU,
         "--tpu-* VALUE": _NO_TPU,

@@ -89,6 +89,17 @@ _COMMON: dict[str, Meaning] = {
     "--model-name NAME": _SERVING,
     "--model-source URL": _SERVING,
 }
+_ET: dict[str, Meaning] = {
+    **_COMMON,
+    "--min-workers N": "",
+    "--max-workers N": "",
+    "--spot-instance": Ignored("ranks go on without nodes that are lost"),
+    "--max-wait-time SECONDS": Ignored("a job waits until there is room; paceline stop ends that"),
+    "--worker-restart-policy POLICY": Ignored("--max-restarts says how often ranks start again"),
+    "--launcher-* NAME=VALUE": Ignored("no pod is a launcher"),
+    "--worker-annotation NAME=VALUE": "--annotation",
+    "--ssh-secret NAME": Ignored("nodes need no sshd"),
+}
 _MPI: dict[str, Meaning] = {
     **_COMMON,
     "--gputopology": Ignored("--placement pack prefers few nodes"),
@@ -134,7 +145,7 @@ _TF: dict[str, Meaning] = {
 }
 
 
-def _submitted(framework: str | None) -> Tool:
+def _submitted(framework: str | None, flags: dict[str, Meaning]) -> Tool:
     """`arena submit KIND`."""
 
     def finish(line: Line) -> None:
@@ -149,6 +160,10 @@ def _submitted(framework: str | None) -> Tool:
         if line.get("--gpus") == "0":
             line.take("--gpus")
         _roles(line)
+        if "--min-workers" in line.given or "--max-workers" in line.given:
+            workers = line.take("--nnodes") or "1"
+            bounds = (line.given.get(flag, workers) for flag in ("--min-workers", "--max-workers"))
+            line.add("--nnodes", ":".join(bounds))
         if framework is not None and line.get("--framework") is None:
             line.add("--framework", framework)
         split_command(line)
@@ -157,7 +172,6 @@ def _submitted(framework: str | None) -> Tool:
             line.add("--working-dir", _WORKING_DIR)
         placed(line)
 
-    flags = {None: _COMMON, "tensorflow": _TF}.get(framework, _MPI)
     return Tool("arena submit", flags, "submit", finish, is_mixed=True)
 
 
@@ -263,10 +277,11 @@ _TOP_JOB = Tool(
     is_mixed=True,
 )
 _SUBMITTED = {
-    **dict.fromkeys(("pytorch", "pytorchjob", "py", "deepspeed", "deepspeedjob", "et", "etjob"), _submitted(None)),
-    **dict.fromkeys(("tf", "tfjob", "tensorflow"), _submitted("tensorflow")),
-    **dict.fromkeys(("mpi", "mpijob"), _submitted("mpi")),
-    **dict.fromkeys(("horovod", "horovodjob", "hj"), _submitted("horovod")),
+    **dict.fromkeys(("pytorch", "pytorchjob", "py", "deepspeed", "deepspeedjob"), _submitted(None, _COMMON)),
+    **dict.fromkeys(("et", "etjob"), _submitted(None, _ET)),
+    **dict.fromkeys(("tf", "tfjob", "tensorflow"), _submitted("tensorflow", _TF)),
+    **dict.fromkeys(("mpi", "mpijob"), _submitted("mpi", _MPI)),
+    **dict.fromkeys(("horovod", "horovodjob", "hj"), _submitted("horovod", _MPI)),
 }
 
 

@@ -95,6 +95,11 @@ MPIRUN = Tool(
         "-hostfile --hostfile -machinefile --machinefile -default-hostfile --default-hostfile FILE": "--hostfile",
         "-N -npernode --npernode N": "-n",
         "-pernode --pernode": "-n 1",
+        # of MPICH and Intel MPI
+        "-ppn -perhost N": "-n",
+        "-f FILE": "--hostfile",
+        "-hosts HOSTS": "-H",
+        "-env -genv NAME VALUE": lambda line, value: line.add("--env", value.replace(" ", "=", 1)),
         "-npersocket --npersocket -ppr --ppr N": Refused("-n N says how many ranks each host has"),
         "-nolocal --nolocal": Refused("name the hosts with -H, without this one"),
         "-x NAME[=VALUE]": _variable,

@@ -31,7 +31,12 @@ TOOLS = {
     "paddlecloud": "paddlecloud:PADDLECLOUD",
 }
 # Those whose lines are not read behind `paceline`, only explained.
-_EXPLAINED = {"sbatch": "srun:SBATCH", "salloc": "srun:SALLOC", "ssh": "ssh:SSH"}
+_EXPLAINED = {
+    "sbatch": "srun:SBATCH",
+    "salloc": "srun:SALLOC",
+    "ssh": "ssh:SSH",
+    "deepspeed": "deepspeed:DEEPSPEED",
+}
 _PROGRAMS = {
     **{tool: tool for tool in (*TOOLS, *_EXPLAINED)},
     "fleetrun": "paddle-launch",
@@ -125,7 +130,15 @@ _FLAGS = {
 _RESERVED = {"if", "then", "else", "elif", "while", "until", "do", "{", "!", "time", "exec"}  # words of the shell
 _KINDS = ("pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob")  # behind `arena submit`
 # How nodes find each other: of a launcher within a job, this is paceline's task.
-_MEETING = ("--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-id", "--standalone")
+_MEETING = (
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--standalone",
+)
 # Commands that start the command behind them.
 _WRAPPERS = {
     "env", "sudo", "timeout", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "strace", "xvfb-run", "nsys",
@@ -243,7 +256,7 @@ def _parts(command: Command) -> tuple[list[str], list[str]]:
         words = shlex.split(command.words)
     except ValueError as error:
         raise UserError(
-            f"{command.words!r}: {str(error).lower()}; put the line into quotes of the other kind"
+            f"{plain(command.words)!r}: {str(error).lower()}; put the line into quotes of the other kind"
         ) from None
     words = words[1:] if words[:1] == ["$"] else words
     others = (place for place, it in enumerate(words) if not (ASSIGNED.fullmatch(it) or plain(it) in _RESERVED))
@@ -283,11 +296,18 @@ def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
         is_script = is_alone and len(words) > 1 and PYTHON.fullmatch(os.path.basename(words[0])) is not None
         return Line(program=words, before=before) if is_script else None
     tool, typed = found
-    line = parse(tool, typed)
-    if _may_hold_flags(line.program) and tool.name in TOOLS:
-        line = Line(
-            tool.name, program=typed, notes=[f"it stays a line of {tool.name}, whose flags a variable may hold"]
-        )
+    try:
+        line = parse(tool, typed)
+        is_open = _may_hold_flags(line.program)
+    except UserError as error:
+        if not is_expanded(str(error)) or tool.name not in TOOLS:
+            raise
+        is_open = True  # only the shell knows the value
+    if is_open and tool.name in TOOLS:
+        why = f"it stays a line of {tool.name}, which is read when its variables have values"
+        line = Line(tool.name, program=typed, notes=[why])
+    elif is_open:
+        line.notes.append(f"{line.program[0]} is taken for the script; write flags of {tool.name} out")
     line.before = [*before, *line.before]
     if "nohup" in before:
         line.before.remove("nohup")

@@ -1,0 +1,69 @@
+"""The launcher of DeepSpeed.
+
+Source: DeepSpeed 0.18, `deepspeed/launcher/runner.py`.
+"""
+
+from __future__ import annotations
+
+from paceline.job.errors import UserError
+
+from .cluster import has_devices
+from .engine import Ignored, Line, Refused, Tool
+
+_BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding binds them to those near their GPU")
+_STARTS = Ignored("paceline starts the ranks itself")
+_ELASTIC = Refused("--num_nodes MIN:MAX says it")
+
+
+def _include(line: Line, value: str) -> None:
+    """HOST[:GPU,…][@HOST…]: hosts, or GPUs of this machine.
+
+    Raises:
+        UserError: it names GPUs of other hosts.
+    """
+    host, colon, gpus = value.partition(":")
+    if not colon:
+        line.add("-H", value.replace("@", ","))
+    elif host in ("localhost", "127.0.0.1") and "@" not in value:
+        line.add("--devices", gpus)
+    else:
+        raise UserError(f"--include {value}: write -H HOST:N,… for the number of ranks on each host")
+
+
+def _finish(line: Line) -> None:
+    """Without a number of GPUs there is one rank for each."""
+    if line.get("-n") is None and line.get("--hostfile") is None and (line.get("--devices") or has_devices(line)):
+        line.add("-n", "gpu")
+
+
+DEEPSPEED = Tool(
+    "deepspeed",
+    {
+        "--num-gpus --num-accelerators N": "-n",
+        "--num-nodes N|MIN:MAX": "--nnodes",
+        "-H --hostfile FILE": "--hostfile",
+        "-i --include SPEC": _include,
+        "-e --exclude SPEC": Refused("name the GPUs that it is to use, with --devices"),
+        "--master-addr HOST": "--master-addr",
+        "--master-port PORT": "--master-port",
+        "--node-rank I": "--node-rank",
+        "--module": "-m",
+        "--no-python": "--no-python",
+        "--no-local-rank": "--use-env",
+        "--enable-each-rank-log DIR": "--log-dir",
+        "--launcher NAME": _STARTS,
+        "--launcher-args ARGS": _STARTS,
+        "--no-ssh": "",
+        "--no-ssh-check": "",
+        "--ssh-port PORT": "-p",
+        "--force-multi": "",
+        "--save-pid": Ignored("paceline list shows the jobs"),
+        "--elastic-training": "",
+        "--min-elastic-nodes N": _ELASTIC,
+        "--max-elastic-nodes N": _ELASTIC,
+        "--autotuning MODE": Refused("it starts jobs by itself; start it by DeepSpeed"),
+        "--bind-cores-to-rank": _BINDING,
+        "--bind-core-list LIST": _BINDING,
+    },
+    finish=_finish,
+)
