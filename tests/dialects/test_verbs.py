@@ -166,7 +166,8 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
         ),
         ("submit mpirun -np 4 python script.py", "mpirun is no script; write: paceline submit -np 4 python script.py"),
         ("run accelerate launch script.py", "accelerate is no script; write: paceline run script.py"),
-        ("run deepspeed script.py", "deepspeed is no script; write paceline run -n gpu SCRIPT"),
+        ("run deepspeed script.py", "deepspeed is no script; write: paceline run script.py"),
+        ("run sbatch job.sh", "sbatch is no script; write paceline submit --on slurm SCRIPT"),
         (
             "submit python -u -m torch.distributed.launch --use_env script.py",
             "python -u -m torch.distributed.launch is no script; write: paceline submit --use-env script.py",
