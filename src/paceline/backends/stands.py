@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.node.watching.hang import find, grouped, who
+from paceline.node.watching.hang import find, grouped, stood
 from paceline.node.watching.live import SECONDS
 from paceline.node.watching.slowness import across, in_words
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.stands import Hang, Stand
 
-__all__ = ["SECONDS", "across", "grouped", "hang_of", "in_words", "who"]
+__all__ = ["SECONDS", "across", "grouped", "hang_of", "in_words", "stood"]
 
 
 def hang_of(stands: Sequence[Stand]) -> Hang | None:

@@ -208,6 +208,23 @@ def test_a_terminal_never_shows_a_part_of_a_number(cells: list[tuple[bool, str]]
         assert seen == whole or (is_text and len(seen) >= 8 and whole.startswith(seen[:-1]))
 
 
+def test_a_wide_table_has_at_least_the_columns_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    for width in range(20, 40):
+        monkeypatch.setenv("COLUMNS", str(width))
+        usual, wide = (set(table(ROWS, COLUMNS, output, Terminal())[0].split()) for output in ("table", "wide"))
+        assert usual - {"…"} <= wide, width
+
+
+def test_text_that_wraps_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    columns = [COLUMNS[0], Column("MORE", lambda row: row.get("error"), is_text=True, wraps=True)]
+    assert table(ROWS, columns, "table", Terminal()) == [
+        "NAME     MORE", "a        -", "train-1  out of", "         memory",
+    ]  # fmt: skip
+
+
 def test_a_table_needs_neither_models_nor_yaml() -> None:
     code = "import sys, paceline.cli.terminal.tables as o; o.show([], [], 'table', dict); o.show([], [], 'json', dict)"
     code += "; assert not {'msgspec', 'yaml'} & set(sys.modules)"

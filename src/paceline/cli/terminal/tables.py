@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import unicodedata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
@@ -44,6 +45,7 @@ class Column(Generic[Row]):
         text: what it shows of a row; None shows as `-`.
         wide: only in a wide table.
         is_text: text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not.
+        wraps: text, the last column, whose end a narrow terminal shows in further lines.
         is_optional: only in a table where some row has it.
         least: columns of the terminal that its text needs to be worth reading.
         keep: a narrow terminal has columns with a higher one first, and of equal ones the left.
@@ -54,6 +56,7 @@ class Column(Generic[Row]):
     text: Callable[[Row], str | None]
     wide: bool = False
     is_text: bool = False
+    wraps: bool = False
     is_optional: bool = False
     least: int = _LEAST
     keep: int = 0
@@ -134,8 +137,14 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
     columns, cells = [it for it, _ in found], [_clean([it.title, *texts]) for it, texts in found]
     widths = [max(map(len if "".join(texts).isascii() else display_width, texts)) for texts in cells]
     rooms = dict(enumerate(widths)) if width is None else _fit(widths, columns, width)
-    is_cut, last = len(rooms) < len(columns), max(rooms, default=0)
-    drawn = []
+    last = max(rooms, default=0)
+    is_cut = len(rooms) < len(columns) and sum(rooms.values()) + len(GAP) * (len(rooms) - 1) + len(_MORE) <= (width or 0)
+    drawn, more = [], {}  # more: row → the lines under its first one
+    for i in (i for i in rooms if columns[i].wraps and rooms[i] < widths[i]):
+        indent = " " * sum(rooms[other] + len(GAP) for other in rooms if other != i)
+        wrapped = [textwrap.wrap(text, rooms[i], break_on_hyphens=False, break_long_words=False) or [""] for text in cells[i]]
+        cells[i] = [parts[0] for parts in wrapped]
+        more = {row: [indent + part for part in parts[1:]] for row, parts in enumerate(wrapped)}
     for i, room in rooms.items():
         column, texts, fill = columns[i], cells[i], i < last
         if room < widths[i] or column.colours or not "".join(texts).isascii():
@@ -151,7 +160,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
         lines[0] = f"{lines[0]}{' ' * (rooms[last] - display_width(cells[last][0]))}{_MORE}"
     if colour:
         lines[0] = click.style(lines[0], bold=True)
-    return lines
+    return [line for row, first in enumerate(lines) for line in (first, *more.get(row, ()))]
 
 
 def _clean(texts: list[str | None]) -> list[str]:
@@ -161,21 +170,27 @@ def _clean(texts: list[str | None]) -> list[str]:
 
 
 def _fit(widths: list[int], columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
-    """Column → width, of those that fit: text is cut first, then columns are left out, then the first one is cut."""
+    """Column → width, of those that fit: text is cut first, then columns are left out, then the first one is cut.
+
+    A wide table has all columns that it would have if it was not.
+    """
     least = {i: min(widths[i], it.least) if it.is_text else widths[i] for i, it in enumerate(columns)}
 
     def excess(chosen: dict[int, int], more: bool) -> int:
         return sum(chosen.values()) + len(GAP) * (len(chosen) - 1) + (len(_MORE) if more else 0) - width
 
     is_cut = excess(least, False) > 0
-    chosen = {0: least[0]} if is_cut else least
+    usual = {i: room for i, room in least.items() if not columns[i].wide}
+    fits = excess(usual, False) <= 0
+    chosen = least if not is_cut else usual if fits else {0: least[0]}
     full = None  # the last `keep` of which there is no room for all
-    for i in sorted(range(1, len(columns)), key=lambda i: -columns[i].keep) if is_cut else ():
+    for i in sorted({*least} - {*chosen}, key=lambda i: (columns[i].wide, -columns[i].keep)):
         if columns[i].keep != full and excess({**chosen, i: least[i]}, True) <= 0:
             chosen[i] = least[i]
         else:
             full = columns[i].keep
     fitted = {i: widths[i] for i in sorted(chosen)}
+    is_cut = is_cut and not (fits and excess(chosen, True) > 0)
     while (over := excess(fitted, is_cut)) > 0 and (among := [i for i in fitted if fitted[i] > least[i]]):
         widest = max(among, key=fitted.__getitem__)
         others = max((fitted[i] for i in among if i != widest), default=0)

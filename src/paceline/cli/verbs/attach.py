@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from paceline.backends.stands import in_words, who
+from paceline.backends.stands import in_words, stood
 from paceline.backends.story import story
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import failed, known, rank_of
@@ -18,7 +18,7 @@ from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
-from paceline.job.quantities import show_time
+from paceline.job.quantities import duration_text, show_time
 
 _MOST_DEPTH = 3  # nested lists that are shown
 
@@ -38,11 +38,15 @@ def _details(event: dict[str, Any]) -> str:
     if event["event"] == "hang":
         return str(event["why"])
     if event["event"] == "stood":
-        return "; ".join(f"{who(it)}: {it['where']}{it['why'] and ': ' + it['why']}" for it in event["places"])
+        return "; ".join(map(stood, event["places"]))
     if event["event"] == "spent":
         return in_words(event["spent"])
     left_out = ("time", "event", "host", "logs", "failure", "others")
-    shown = {**event, "signal": signal.Signals(event["signal"]).name} if "signal" in event else event
+    shown = dict(event)
+    if "signal" in event:
+        shown["signal"] = signal.Signals(event["signal"]).name
+    if event.get("grace") is not None:
+        shown["grace"] = duration_text(event["grace"])
     parts = [
         f"{key}={_value(value)}" for key, value in shown.items() if key not in left_out and value not in (None, "", [])
     ]
@@ -67,7 +71,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
     Column("HOST", lambda event: event.get("host"), is_optional=True),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),
-    Column("DETAILS", _details, is_text=True),
+    Column("DETAILS", _details, is_text=True, wraps=True),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.backends.base import Watched, able
-from paceline.backends.stands import SECONDS, across, grouped, hang_of, in_words, who
+from paceline.backends.stands import SECONDS, across, grouped, hang_of, in_words, stood
 from paceline.backends.story import story
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import failed, known, runs
@@ -150,7 +150,7 @@ def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
 def _of_places(places: Sequence[Place]) -> Iterator[str]:
     for place in places:
         yield ""
-        yield f"{who(place)}: {': '.join(filter(None, (place['where'], place['why']))) or 'no line is known'}"
+        yield stood(place)
         yield from (f"    {_frame(frame)}" for frame in place["stack"][:_MOST_FRAMES])
         if len(place["stack"]) > _MOST_FRAMES:
             yield f"    … and {len(place['stack']) - _MOST_FRAMES} more"

@@ -141,6 +141,11 @@ def who(it: Place) -> str:
     return f"{_listed(it['ranks'])}{host}{pid}"
 
 
+def stood(it: Place) -> str:
+    """`rank 3 on gpu-1 (pid 4711): train.py:31 in load: it waits for a lock`."""
+    return f"{who(it)}: {': '.join(filter(None, (it['where'], it['why']))) or 'no line is known'}"
+
+
 def _at(it: Place, them: str = "") -> str:
     """Where ranks are, whose name `them` is where the words before have not said it."""
     one = len(it["ranks"]) == 1
