@@ -138,11 +138,15 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
     widths = [max(map(len if "".join(texts).isascii() else display_width, texts)) for texts in cells]
     rooms = dict(enumerate(widths)) if width is None else _fit(widths, columns, width)
     last = max(rooms, default=0)
-    is_cut = len(rooms) < len(columns) and sum(rooms.values()) + len(GAP) * (len(rooms) - 1) + len(_MORE) <= (width or 0)
+    is_cut = len(rooms) < len(columns) and sum(rooms.values()) + len(GAP) * (len(rooms) - 1) + len(_MORE) <= (
+        width or 0
+    )
     drawn, more = [], {}  # more: row → the lines under its first one
     for i in (i for i in rooms if columns[i].wraps and rooms[i] < widths[i]):
         indent = " " * sum(rooms[other] + len(GAP) for other in rooms if other != i)
-        wrapped = [textwrap.wrap(text, rooms[i], break_on_hyphens=False, break_long_words=False) or [""] for text in cells[i]]
+        wrapped = [
+            textwrap.wrap(text, rooms[i], break_on_hyphens=False, break_long_words=False) or [""] for text in cells[i]
+        ]
         cells[i] = [parts[0] for parts in wrapped]
         more = {row: [indent + part for part in parts[1:]] for row, parts in enumerate(wrapped)}
     for i, room in rooms.items():
