@@ -54,7 +54,6 @@ class Foreground(Protocol):
     """A job that ends with this process.
 
     Attributes:
-        name: of the job.
         first_line: the first message about it.
         max_restarts: how many restarts after failures it may have.
     """

@@ -45,7 +45,6 @@ class Sum:
 
     Attributes:
         operators: by name.
-        steps: how many.
         time: that they have taken, in microseconds.
     """
 

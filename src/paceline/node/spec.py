@@ -19,7 +19,6 @@ class Program:
     Attributes:
         kind: "script" (a Python file run as `python file`), "module" (`python -m name`) or "command" (any executable).
         target: the file, module or executable.
-        args: its arguments.
     """
 
     kind: str
@@ -53,7 +52,6 @@ class NodeSpec:
     """One node's part of a job.
 
     Attributes:
-        job: name of the job.
         job_id: identifies the job; every process of the job has it as PACELINE_JOB_ID.
         program: what each rank runs.
         framework: name of the contract that sets the ranks' variables.

@@ -31,7 +31,6 @@ class LocalRun:
 
         Args:
             progress: is called with how far it is.
-            shown: what of its output is shown.
 
         Raises:
             UserError: the job cannot run here.

@@ -66,7 +66,6 @@ class Limit:
 
     Attributes:
         seconds: how long the wait may take that began last.
-        is_over: whether it took longer.
         on_expiry: called when it takes longer; a wrapper of ssh may keep the output open when it has ended.
     """
 

@@ -92,7 +92,6 @@ class Options(Model, frozen=True, kw_only=True):
 
     Attributes:
         ssh: a login node that ssh reaches; the default is this machine.
-        port: of its sshd.
         identity_file: the private key.
         python: the interpreter on login node and nodes.
         root: a folder that all nodes share.

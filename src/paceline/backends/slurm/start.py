@@ -60,7 +60,6 @@ class Opened:
 
     Attributes:
         checked: the answer: `script`, the batch script, and `notes`, lines for the user.
-        answers: those that follow.
     """
 
     def __init__(self, login: Login, request: dict[str, Any], *, apart: bool) -> None:

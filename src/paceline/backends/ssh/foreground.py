@@ -46,7 +46,6 @@ class RemoteRun:
 
         Args:
             where: the flags that lead to its hosts.
-            shown: what of its output is shown.
             wanted: the hosts that it is to have as soon as they can be reached, if its number of hosts may change.
             cooldown: see `Cooldown`; None if hosts that have failed are taken back at once.
         """

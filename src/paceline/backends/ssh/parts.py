@@ -23,11 +23,9 @@ class Parts:
     """A job that is being started on hosts: unless it is kept or held, nothing of it stays, even if this process dies.
 
     Attributes:
-        name: of the job.
         hosts: node 0 first.
         started: their answers about the started parts.
         reports: those of the kept parts.
-        streams: the connections.
     """
 
     def __init__(

@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 
 
 class RemoteStart:
-    """A checked job that can be started on hosts of a target.
-
-    Attributes:
-        spec: the job.
-        notes: lines for the user.
-    """
+    """A checked job that can be started on hosts of a target."""
 
     def __init__(
         self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool, export: JobExport | None = None
@@ -117,7 +112,7 @@ class RemoteStart:
         """Start all parts of the job; they end unless the result is kept or held.
 
         Args:
-            shown: which output is shown; None for a job that goes on without the client.
+            rank_streams: which output is shown; None for a job that goes on without the client.
 
         Raises:
             UserError: it cannot run there, or its name is taken.

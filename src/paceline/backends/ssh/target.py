@@ -60,7 +60,6 @@ class Options(Model, frozen=True, kw_only=True):
 
     Attributes:
         hosts: names that ssh knows, each with the ranks on it: HOST[:SLOTS].
-        port: of their sshd.
         identity_file: the private key.
         python: the interpreter there.
         root: the folder with the jobs there.
@@ -110,7 +109,6 @@ class Hosts:
     """The hosts of a target.
 
     Attributes:
-        name: of the target.
         label: what a user calls it: its name, or the hosts as they were typed.
         given: the options with which flags named the hosts; None for a target of the settings.
         all: its hosts, as the settings or the flags have them.

@@ -21,7 +21,6 @@ class Option(click.Option):
     """A click option that stands under a heading in the help of its verb.
 
     Attributes:
-        section: the heading.
         is_rare: whether `--help` leaves it to `--help-all`.
         kind: of backend, whose flag it is: only help for that backend has it; None for all.
         kind_of: for `--on`: finds the kind of backend of a target; None if that is unknown.

@@ -41,7 +41,6 @@ class Column(Generic[Row]):
     """A column of a table.
 
     Attributes:
-        title: its heading.
         text: what it shows of a row; None shows as `-`.
         wide: only in a wide table.
         is_text: text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not.

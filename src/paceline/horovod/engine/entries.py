@@ -17,13 +17,11 @@ class Entry:
     """A submitted operation, and in the end its result.
 
     Attributes:
-        request: what was submitted.
         inputs: the tensors, detached.
         targets: where the results go, detached; None where their shape is not known before.
         outputs: what `synchronize` returns for `targets`: in place, the tensors themselves.
         grouped: whether the result is a list.
         ready: CUDA event after which the inputs are there; None on the CPU.
-        is_done: whether it has ended.
         error: why it failed; "" if it did not.
         received: splits received by alltoall; the value of a response without tensors.
         splits: the tensor in whose type and on whose device `received` is returned.

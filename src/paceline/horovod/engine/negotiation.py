@@ -34,7 +34,6 @@ class Request(NamedTuple):
         root: global rank of the root of a broadcast.
         prescale: factor before a reduction.
         postscale: factor after it.
-        device: type of the device.
         extra: the splits of alltoall; the ranks of a new process set.
     """
 

@@ -16,7 +16,6 @@ class Entry:
     """A job in the queue.
 
     Attributes:
-        job: its name.
         priority: a waiting job with a higher priority comes first.
         number: of two jobs with the same priority, the one with the lower number comes first.
         since: when it joined the queue, or got its devices, in seconds since the epoch.

@@ -47,8 +47,6 @@ class Part(TypedDict):
         state: what its agent recorded last; PENDING before it recorded anything.
         alive: whether a process works on it; None if that is not known.
         why: why nothing works on it although no end is recorded, or why it is not known whether something does.
-        host: name of the machine.
-        node_rank: of the node.
         has_begun: whether it takes part in an attempt, or did.
         nodes, ranks: how many the job has, if its agent knows it.
         job_id: identifies the job on all its machines.

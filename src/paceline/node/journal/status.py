@@ -15,7 +15,6 @@ class Failure(TypedDict):
         cause: decides what follows; `message` is for people.
         rank: its rank, or None when a node or paceline's own process failed.
         node: node rank.
-        host: name of the machine.
         pid: process id there.
         exit_code: 0 … 255; 128 + N for signal N.
         signal: name of the signal that killed it, or "".
@@ -23,7 +22,6 @@ class Failure(TypedDict):
         message: the exception's last line, or what else is known, in one line.
         traceback: what it printed last: the traceback, or the end of its log if there is none.
         has_traceback: whether `traceback` is one.
-        log: its log file.
         symptom: whether it looks like the consequence of another rank's end.
         ended: when it failed, in seconds on the monotonic clock of its machine.
         age: seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
@@ -134,7 +132,6 @@ class Status(TypedDict, total=False):
         restarts: how many restarts after failures there were.
         created, started, finished: seconds since the epoch.
         failure: the first failure, of a job that failed.
-        others: the other failures.
         start: the current attempt; None before the first one.
         coordinator: address and port of the coordinator.
         address: address and port at which this agent listens for the other agents.

@@ -25,8 +25,6 @@ class Output:
     """Bytes that a rank wrote.
 
     Attributes:
-        attempt: in which it ran.
-        rank: its rank.
         local_rank: on its node.
         stream: "out", "err", or "both" where both go to one file.
         data: the bytes.

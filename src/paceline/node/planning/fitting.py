@@ -339,15 +339,11 @@ def _gibibytes(number: int) -> str:
     return f"{number / (1 << 30):.1f} GiB"
 
 
-def check_checkpoint_dir(job: Mapping[str, Any], folder: Path | None = None) -> None:
-    """Check that no other job saves into this one's folder for checkpoints now, as far as this machine can know.
-
-    Args:
-        folder: folder in which the ranks start, if it is not the job's working dir.
-    """
+def check_checkpoint_dir(job: Mapping[str, Any]) -> None:
+    """Check that no other job saves into this one's folder for checkpoints now, as far as this machine can know."""
     if job["checkpoint_dir"] is None:
         return
-    saves_to = Path(folder or job["working_dir"], job["checkpoint_dir"])
+    saves_to = Path(job["working_dir"], job["checkpoint_dir"])
     if job["fresh"] and any(saves_to.glob("step-*")):
         raise Refused(
             f"--fresh: there are checkpoints in --checkpoint-dir {saves_to}, and the job would resume from them; "

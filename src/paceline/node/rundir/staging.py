@@ -105,7 +105,6 @@ class Reopened:
     """The run directory of a job that starts again.
 
     Attributes:
-        directory: the folder.
         lock: descriptor that holds its lock, for the agent to inherit.
     """
 

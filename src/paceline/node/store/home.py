@@ -24,7 +24,6 @@ class Home:
     """This machine's jobs below a folder. Machines may share the folder; each has its own part of a job there.
 
     Attributes:
-        root: the folder.
         jobs: folder of the run directories of this machine.
         is_remote: whether its clients are on other machines, and send paceline with their requests.
     """

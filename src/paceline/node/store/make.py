@@ -46,7 +46,6 @@ class Made(NamedTuple):
     """A job that has just been started.
 
     Attributes:
-        run: its folder.
         node: its part here.
         agent: the process that runs it.
         begin: position of its new events.

@@ -129,7 +129,6 @@ class Plan:
     Attributes:
         home: where it will be kept.
         here: the machine.
-        order: the order.
         asked: the requested job, with an absolute path as its working dir, unless it has code of its own.
         job: the job, completed as far as possible without its code.
         node: this node's part of it, likewise.

@@ -58,8 +58,6 @@ class Order:
     """What a fork of the server becomes: the agent of this job.
 
     Attributes:
-        run: its run directory.
-        env: the agent's environment.
         lock, log, lifeline: descriptors; None for a job that outlives its client.
         changes: variables that the imports have changed; None removes one.
         client: gets the wait status of the agent.

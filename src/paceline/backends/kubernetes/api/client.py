@@ -38,7 +38,6 @@ class Cluster:
     """The API server of a target. All that asks it raises `UserError` as `send` does.
 
     Attributes:
-        name: of the target.
         where: the flags that select it.
         calls: how many requests were sent.
         warnings: what the server has warned of in its answers to changes.

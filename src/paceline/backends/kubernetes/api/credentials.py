@@ -51,8 +51,6 @@ class Config(NamedTuple):
     """A context of the kubeconfig.
 
     Attributes:
-        context: its name.
-        namespace: where it leads.
         cluster: as it is written, with absolute paths.
         user: the same.
     """

@@ -31,7 +31,6 @@ class Found:
 
     Attributes:
         object: the Job, or an object of another kind.
-        kind: its kind.
         pods: its pods, by node rank; of several of a rank the newest comes last.
         why: what keeps it from having all its pods; None if nothing does.
     """

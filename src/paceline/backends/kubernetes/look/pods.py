@@ -28,8 +28,6 @@ class Pod:
     """A pod of a job.
 
     Attributes:
-        name: of it.
-        job: that it belongs to.
         index: the node rank.
         node: where it runs; "" before it has a node.
         phase: Pending, Running, Succeeded, Failed or Unknown.
@@ -37,12 +35,10 @@ class Pod:
         created: seconds since the epoch.
         started: when its program began; None before.
         finished: when it ended; None before.
-        restarts: of its container.
         exit_code: of its program; None before its end.
         report: the termination message of paceline's program; empty if there is none.
         waiting: what it waits for; None if it runs or nothing is known.
         error: why it failed, if its program could not say it.
-        is_leaving: it was told to end.
         is_out_of_memory: its program was killed because it used more than it may.
     """
 

@@ -40,10 +40,8 @@ class Clone:
     Attributes:
         source: its URL and the ref.
         commit: that all pods fetch; None if the client does not know it.
-        image: of the init container.
         secret: the name of the Secret with the credentials; None without any.
         credentials: what that Secret is made of; empty if it is there already.
-        env: variables of the init container.
     """
 
     source: git_source.Source

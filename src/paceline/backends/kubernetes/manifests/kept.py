@@ -25,7 +25,6 @@ class Kept(NamedTuple):
     """Where the logs of a job are kept.
 
     Attributes:
-        claim: the PersistentVolumeClaim.
         mount: where the job's pods have it.
         folder: of the job's logs, in the pods.
     """

@@ -83,15 +83,10 @@ class Order:
     """A job to be made.
 
     Attributes:
-        name: of the job.
-        spec: what the user asked for.
-        options: of the target.
-        namespace: where it goes.
         job_id: identifier that its nodes share.
         archive: of paceline; b"" for a job without an agent.
         code: of the job, packed (tar.gz); None if it has none of its own.
         clone: the code, if the pods fetch it by git; then `code` is None.
-        record: of the code.
         secrets: variables that are never shown.
         kind: the kind of object that it becomes.
         minor: version of the server: 24 is 1.24.

@@ -26,10 +26,8 @@ class Ending(NamedTuple):
     """How a job has ended, as its object says.
 
     Attributes:
-        is_success: whether it succeeded.
         time: when, in seconds since the epoch; None if the object does not say so.
         reason: such as BackoffLimitExceeded.
-        message: in words.
         is_late: whether a deadline ended it.
     """
 
@@ -46,7 +44,6 @@ class Kind(ABC):
     Attributes:
         name: as `--kind` calls it.
         title: as manifests call it.
-        group: of its API.
         versions: those that paceline can make, the best one first.
         plural: its name in paths.
         brought_by: what has to be installed for it.

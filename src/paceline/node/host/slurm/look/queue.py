@@ -57,7 +57,6 @@ class Entry(NamedTuple):
         partition: where it is.
         job_id: paceline's identifier; "" if its comment has none.
         task: its number as a task of an array, such as 12_3; "" if it is none.
-        name: of the job.
         folder: where it works.
         host: its first node, where its batch script runs; "" before it has one.
     """
@@ -198,7 +197,6 @@ class _Answer(NamedTuple):
     Attributes:
         time: when Slurm was asked that has answered; 0 if it never has.
         asked: when it was asked last.
-        entries: its jobs.
         failures: how often it has not answered since.
         problem: why; "" if it has answered.
     """
