@@ -16,7 +16,7 @@ def refuse(why):
 if sys.version_info < (3, 9):
     found = sys.executable + " in the image is Python " + ".".join(map(str, sys.version_info[:3]))
     refuse(found + ", too old; name Python 3.9 or newer with --image-python, take another image, or add --plain")
-import gzip, shutil, zipfile
+import gzip, runpy, shutil, zipfile
 def join(name, path):
     with open(path, "wb") as whole:
         for piece in sorted(glob.glob(os.path.join(here, name + "-*"))):
@@ -39,5 +39,6 @@ try:
 except (OSError, EOFError, zipfile.BadZipFile) as error:
     refuse("cannot unpack the job in " + work + ": " + str(error))
 entry = os.path.join(package, "paceline", "node", "__main__.py")
-os.execv(sys.executable, [sys.executable, entry, "pod", part, message])
+sys.path[0], sys.argv = os.path.dirname(entry), [entry, "pod", part, message]  # as if this Python had been started so
+runpy.run_path(entry, run_name="__main__")
 """
