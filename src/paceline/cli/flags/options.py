@@ -39,6 +39,13 @@ class Option(click.Option):
         self.section, self.is_rare, self.kind, self.kind_of = section, is_rare, kind, kind_of
 
 
+def in_section(section: str, *options: Option) -> list[Option]:
+    """These options, under a heading of the help."""
+    for option in options:
+        option.section = section
+    return list(options)
+
+
 class Count(click.IntRange):
     """A number of devices; their names belong to another flag."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.backends import registry
-from paceline.cli.flags.options import Count, Option, SectionedCommand
+from paceline.cli.flags.options import Count, Option, SectionedCommand, in_section
 from paceline.cli.terminal.write import say
 from paceline.job import settings_files
 from paceline.job.errors import UserError, nearest
@@ -310,37 +310,30 @@ init = SectionedCommand(
     callback=_init,
     help=_init.__doc__,
     params=[
-        Option(["--script"], section="Answers", metavar="FILE", help="Python file that each rank runs."),
-        Option(
-            ["-n", "--nproc-per-node", "ranks"],
-            section="Answers",
-            metavar="N|gpu|cpu|auto",
-            help="Ranks on each machine.",
+        *in_section(
+            "Answers",
+            Option(["--script"], metavar="FILE", help="Python file that each rank runs."),
+            Option(["-n", "--nproc-per-node", "ranks"], metavar="N|gpu|cpu|auto", help="Ranks on each machine."),
+            Option(
+                ["--on", "--backend", "on"],
+                metavar="WHERE",
+                help=f"{', '.join(registry.BACKENDS)}, or a target of the settings.",
+            ),
+            Option(["-H", "--hosts"], metavar="HOST[:SLOTS],…", help="Hosts that ssh reaches."),
+            Option(["--gpus", "devices"], type=Count(0), metavar="N", help="GPUs of each machine."),
+            Option(["--image"], metavar="IMAGE", help="Container image, for Kubernetes and Slurm."),
+            Option(["-y", "--yes"], is_flag=True, help="Ask nothing; take what would be suggested."),
         ),
-        Option(
-            ["--on", "--backend", "on"],
-            section="Answers",
-            metavar="WHERE",
-            help=f"{', '.join(registry.BACKENDS)}, or a target of the settings.",
+        *in_section(
+            "Files",
+            Option(["--file"], default="job.yaml", metavar="FILE.yaml", help="The job file.  [default: job.yaml]"),
+            Option(
+                ["--settings"],
+                type=click.Choice(["project", "user"]),
+                help="Write a target: into paceline.toml, or your own settings.  [default: project, for hosts only]",
+            ),
+            Option(["--target"], default="lab", metavar="NAME", help="Its name.  [default: lab]"),
+            Option(["--force"], is_flag=True, help="Overwrite the job file."),
         ),
-        Option(["-H", "--hosts"], section="Answers", metavar="HOST[:SLOTS],…", help="Hosts that ssh reaches."),
-        Option(["--gpus", "devices"], section="Answers", type=Count(0), metavar="N", help="GPUs of each machine."),
-        Option(["--image"], section="Answers", metavar="IMAGE", help="Container image, for Kubernetes and Slurm."),
-        Option(["-y", "--yes"], section="Answers", is_flag=True, help="Ask nothing; take what would be suggested."),
-        Option(
-            ["--file"],
-            section="Files",
-            default="job.yaml",
-            metavar="FILE.yaml",
-            help="The job file.  [default: job.yaml]",
-        ),
-        Option(
-            ["--settings"],
-            section="Files",
-            type=click.Choice(["project", "user"]),
-            help="Write a target: into paceline.toml, or your own settings.  [default: project, for hosts only]",
-        ),
-        Option(["--target"], section="Files", default="lab", metavar="NAME", help="Its name.  [default: lab]"),
-        Option(["--force"], section="Files", is_flag=True, help="Overwrite the job file."),
     ],
 )

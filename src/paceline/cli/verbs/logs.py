@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Incomplete, LogQuery
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.options import Option, SectionedCommand, in_section
 from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
 from paceline.cli.flags.selection import known as jobs_named
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
@@ -182,52 +182,43 @@ logs = SectionedCommand(
     params=[
         click.Argument(["job"], **OF_JOBS),
         *where_options(),
-        Option(
-            ["-i", "--instance", "instances"],
-            section="Ranks",
-            multiple=True,
-            metavar="N|master-0|worker-N",
-            help="A rank, by number or by its instance's name; repeatable.  [default: 0]",
+        *in_section(
+            "Ranks",
+            Option(
+                ["-i", "--instance", "instances"],
+                multiple=True,
+                metavar="N|master-0|worker-N",
+                help="A rank, by number or by its instance's name; repeatable.  [default: 0]",
+            ),
+            Option(["--all", "every"], is_flag=True, help="All ranks."),
         ),
-        Option(["--all", "every"], section="Ranks", is_flag=True, help="All ranks."),
-        Option(
-            ["--attempt"],
-            section="Lines",
-            type=click.IntRange(0),
-            metavar="K",
-            help="Output of attempt K: 0 is the first start.  [default: the last one]",
+        *in_section(
+            "Lines",
+            Option(
+                ["--attempt"],
+                type=click.IntRange(0),
+                metavar="K",
+                help="Output of attempt K: 0 is the first start.  [default: the last one]",
+            ),
+            Option(
+                ["-t", "--tail"],
+                type=click.IntRange(0),
+                metavar="N",
+                help="Only the last N lines, of each node if there are several.",
+            ),
+            Option(["--since"], metavar="10m|TIME", help="Only output since then: a duration, or an ISO 8601 time."),
+            Option(["--grep"], metavar="RE", help="Only lines with a match; lines above 1 MiB are searched in pieces."),
         ),
-        Option(
-            ["-t", "--tail"],
-            section="Lines",
-            type=click.IntRange(0),
-            metavar="N",
-            help="Only the last N lines, of each node if there are several.",
+        *in_section(
+            "Output",
+            Option(["-f", "--follow"], is_flag=True, help="Follow the output until the job ends, over restarts too."),
+            Option(
+                ["--raw", "unchanged"],
+                is_flag=True,
+                help="On a terminal, pass on all control sequences, not only colours; to a pipe or file they always "
+                "go.",
+            ),
+            Option(["--timestamps"], is_flag=True, help="Begin each line with the time it was written."),
         ),
-        Option(
-            ["--since"],
-            section="Lines",
-            metavar="10m|TIME",
-            help="Only output since then: a duration, or an ISO 8601 time.",
-        ),
-        Option(
-            ["--grep"],
-            section="Lines",
-            metavar="RE",
-            help="Only lines with a match; lines above 1 MiB are searched in pieces.",
-        ),
-        Option(
-            ["-f", "--follow"],
-            section="Output",
-            is_flag=True,
-            help="Follow the output until the job ends, over restarts too.",
-        ),
-        Option(
-            ["--raw", "unchanged"],
-            section="Output",
-            is_flag=True,
-            help="On a terminal, pass on all control sequences, not only colours; to a pipe or file they always go.",
-        ),
-        Option(["--timestamps"], section="Output", is_flag=True, help="Begin each line with the time it was written."),
     ],
 )

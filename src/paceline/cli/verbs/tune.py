@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.options import Option, SectionedCommand, in_section
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, output_option, show
@@ -50,35 +50,28 @@ _NOT_TRIED: dict[str, Any] = {
     "ttl": None, "labels": {}, "log_dir": None,
 }  # fmt: skip
 _NOT_WRITTEN = {"name", "detached", "rendezvous"}
-_TUNE = [
-    Option(
-        ["--methods"],
-        section="Trials",
-        metavar="NAME,…",
-        help=f"What to try, of {', '.join(TRIED)}.  [default: {_METHODS}]",
-    ),
+_TUNE = in_section(
+    "Trials",
+    Option(["--methods"], metavar="NAME,…", help=f"What to try, of {', '.join(TRIED)}.  [default: {_METHODS}]"),
     Option(
         ["--try", "settings"],
-        section="Trials",
         multiple=True,
         metavar="NAME[=V,…]",
         help=f"Another setting to try, of {', '.join(SETTINGS)}; repeatable.  [default: workers]",
     ),
     Option(
         ["--steps"],
-        section="Trials",
         type=click.IntRange(_FEWEST),
         metavar="N",
         help=f"Steps to measure of each, after {SETTLING} that are not measured.  [default: {_STEPS}]",
     ),
     Option(
         ["-w", "--write"],
-        section="Trials",
         metavar="FILE.yaml",
         help="The job file that gets the choice.  [default: the one that is tuned, or a new one named as SCRIPT]",
     ),
-    Option(["--no-write"], section="Trials", is_flag=True, help="Write no job file."),
-]
+    Option(["--no-write"], is_flag=True, help="Write no job file."),
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Warms, able
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.options import Option, SectionedCommand, in_section
 from paceline.cli.flags.selection import warn
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, output_option, show
@@ -84,23 +84,24 @@ warm = SectionedCommand(
     help=_warm.__doc__,
     params=[
         *where_options(),
-        Option(["--framework"], section="Process", metavar="NAME", help="What to import.  [default: torch]"),
-        Option(["--preload"], section="Process", metavar="MODULE,…", help="More modules to import."),
-        Option(
-            ["-n", "--nproc-per-node", "ranks"],
-            section="Process",
-            type=click.IntRange(1),
-            metavar="N",
-            help="For jobs of so many ranks on a machine: they share its cores.  [default: 1]",
+        *in_section(
+            "Process",
+            Option(["--framework"], metavar="NAME", help="What to import.  [default: torch]"),
+            Option(["--preload"], metavar="MODULE,…", help="More modules to import."),
+            Option(
+                ["-n", "--nproc-per-node", "ranks"],
+                type=click.IntRange(1),
+                metavar="N",
+                help="For jobs of so many ranks on a machine: they share its cores.  [default: 1]",
+            ),
+            Option(
+                ["--for", "seconds"],
+                metavar="10m",
+                help=f"End it when it has started no job for this time.  [default: {_DEFAULT}]",
+            ),
+            Option(["--list", "listed"], is_flag=True, help="Show those that are kept warm."),
+            Option(["--stop"], is_flag=True, help="End them; jobs that they have started go on."),
         ),
-        Option(
-            ["--for", "seconds"],
-            section="Process",
-            metavar="10m",
-            help=f"End it when it has started no job for this time.  [default: {_DEFAULT}]",
-        ),
-        Option(["--list", "listed"], section="Process", is_flag=True, help="Show those that are kept warm."),
-        Option(["--stop"], section="Process", is_flag=True, help="End them; jobs that they have started go on."),
         output_option(),
     ],
 )
