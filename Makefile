@@ -16,7 +16,7 @@ ALL := tests --ignore tests/frameworks $(wildcard fake_kubernetes)
 HERE := tests --ignore tests/lab --ignore tests/frameworks
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +42,8 @@ $(FRAMEWORKS)/.ready: pyproject.toml tests/frameworks/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt -e .
 	@touch $@
+
+environments: $(VENV)/.dev $(FRAMEWORKS)/.ready ## What all tests need; `make -j2` sets both up at once
 
 demo: $(VENV)/.examples ## Train on real data with two ranks
 	$(BIN)/paceline run -n 2 examples/digits.py
