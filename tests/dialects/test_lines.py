@@ -84,6 +84,11 @@ LINES = {
         "run --on slurm --nnodes 2 --slurm gres=gpu:a100:4 --time-limit 30m -n 4 train.py"
     ),
     "srun --mem 4x python t.py": "! --mem 4x is no size of Slurm's",
+    "srun --jobid $SLURM_JOBID --tmp 5G python t.py": "run --on slurm --slurm tmp=5G python t.py",
+    "srun --jobid 5 python t.py": "! --jobid 5: run the line in the shell of that allocation",
+    "srun apptainer exec i.sif torchrun t.py": "run --on slurm apptainer exec i.sif torchrun t.py",
+    "torchrun --help": "torchrun --help",
+    "~/env/bin/mpirun -np 2 python t.py": "run -np 2 python t.py",
     "srun --pty bash": "! --pty: start the job, then paceline attach JOB",
     # Paddle, of 2020
     "python -m paddle.distributed.launch --selected_gpus='0,1' --log_dir=/tmp/mylog train.py": (
@@ -222,6 +227,9 @@ LINES = {
     # Arena
     "arena submit etjob --name=e --workers=3 --max-workers=9 --image=I 'python e.py'": (
         "submit --on kubernetes --name e --image I --nnodes 3:9 python e.py"
+    ),
+    """arena submit pytorch --name=e --image=I "'python e.py --lr 1'\"""": (
+        "submit --on kubernetes --name e --image I python e.py --lr 1"
     ),
     "arena --loglevel info submit pytorch --name=pytorch-git --gpus=1 --workers=3 --working-dir=/root --image=IMG "
     "--sync-mode=git --sync-source=https://h/mnist-pytorch.git --data=training-data:/mnist_data --tensorboard "

@@ -247,7 +247,7 @@ _SCALE: dict[str, Meaning] = {
 _LIST = Tool(
     "arena list",
     {
-        "-A --all-namespaces": "-A",
+        "-A --all-namespaces --allNamespaces": "-A",
         "-o --output FORMAT": "-o",
         "-T --type KIND": Refused("paceline list shows all kinds, with the column FRAMEWORK; leave it out"),
         "--all-users --allUsers": "",

@@ -364,6 +364,7 @@ def split_command(line: Line) -> None:
         line.program = ["sh", "-c", command]
         return
     try:
-        line.program = shlex.split(command)
+        while len(line.program) == 1 and " " in line.program[0].strip():  # "'python t.py'" of Arena's pages
+            line.program = shlex.split(line.program[0])
     except ValueError as error:
         raise UserError(f"{command!r}: {str(error).lower()}; close the quotation") from None

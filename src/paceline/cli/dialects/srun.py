@@ -5,16 +5,24 @@ Source: `man srun` of Slurm 25.11.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
 from paceline.job.errors import UserError
 
 from .engine import Ignored, Line, Refused, Tool, say_program, split_command
+from .shell import plain
 from .tools import unwrap
 
 _BINDING = Ignored("ranks share the cores that Slurm gives the job; --numa-binding binds them to those near their GPU")
 _UNITS = {"K": "Ki", "M": "Mi", "G": "Gi", "T": "Ti"}
+# Those of sbatch, too, that mean the same there.
+_OPTIONS = (
+    "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "extra-node-info", "gpu-freq",
+    "gpus-per-socket", "mincpus", "network", "prefer", "priority", "profile", "sockets-per-node", "threads-per-core",
+    "time-min", "tmp", "tres-bind", "tres-per-task", "wckey",
+)  # fmt: skip
 _STEP = Ignored("paceline makes the step")
 
 
@@ -106,6 +114,13 @@ def _later(line: Line, value: str) -> None:
     """What `_finish` counts."""
 
 
+def _jobid(line: Line, value: str) -> None:
+    """An allocation: only that of the shell which reads the line will do."""
+    own = os.environ.get("SLURM_JOB_ID")
+    if value != own and not re.fullmatch(r"\$\{?SLURM_JOB_?ID\}?", plain(value)):
+        raise UserError(f"--jobid {value}: run the line in the shell of that allocation")
+
+
 def _command(line: Line, value: str) -> None:
     line.program = [value]
 
@@ -163,13 +178,16 @@ SRUN = Tool(
         "-i --input FILE": Refused("the ranks of a job in Slurm read no standard input; leave it out"),
         "--pty": Refused("start the job, then paceline attach JOB opens a shell in the place of a rank"),
         "--multi-prog": Refused("a job runs one program; start one job for each"),
-        "--jobid ID": Refused("run the line in the shell of that allocation"),
+        "--jobid ID": _jobid,
+        "--het-group LIST": Refused("a job runs one program; start one job for each"),
+        "--signal SIGNAL": Refused("--grace says how long ranks have, from the warning of Slurm on"),
+        **{f"--{name} VALUE": _option(name) for name in _OPTIONS},
         "-K --kill-on-bad-exit [N]": Ignored("a rank that fails always ends the job"),
         "-W --wait SECONDS": Ignored("a rank that fails always ends the job"),
         "-u --unbuffered": "",
         "-v --verbose": "-v",
         "-Q --quiet": "",
-        "--cpu-bind --cpu_bind HOW": _BINDING,
+        "--cpu-bind --cpu_bind --accel-bind HOW": _BINDING,
         "--gpu-bind HOW": Ignored(
             "ranks choose their GPU by LOCAL_RANK; --virtual-local-rank shows each its own alone"
         ),

@@ -161,13 +161,13 @@ def recognised(words: Sequence[str]) -> tuple[Tool, list[str]] | None:
         rest = rest[1:]
     if not rest:
         return None
-    if PYTHON.fullmatch(os.path.basename(rest[0])) or is_expanded(rest[0]):  # $PYTHON, $(which python)
+    name = _PROGRAMS.get(os.path.basename(rest[0]))
+    if name is None and (PYTHON.fullmatch(os.path.basename(rest[0])) or is_expanded(rest[0])):  # $(which python)
         rest = [word for word in rest[:2] if word != "-u"] + rest[2:]
         if rest[1:2] == ["-m"] and len(rest) > 2 and rest[2] in _MODULES:
             known, *verb = _MODULES[rest[2]].split()
             return load(known), [*verb, *rest[3:]]
         return None
-    name = _PROGRAMS.get(os.path.basename(rest[0]))
     if name == "sbatch" and not any(word.startswith("--wrap") for word in rest):
         return None
     if name is None or (name in ("salloc", "ssh") and not _starts_one(" ".join(rest[1:]))):
@@ -195,6 +195,10 @@ def unwrap(line: Line) -> None:
     inner = None if found is None else parse(*found)
     if inner is not None:
         inner.take(*_MEETING)
+    if program and os.path.basename(program[0]) in _WRAPPERS and _starts_one(" ".join(program)):
+        line.notes.append(
+            f"the launcher behind {program[0]} starts on every rank: leave it out, and give paceline its flags"
+        )
     if text is not None and (any(map(has_bare, inner.words())) if inner is not None else _starts_one(text)):
         shell = line.program[0]
         line.notes.append(f"the launcher within {shell} -c starts on every rank: write its line without {shell} -c")
@@ -298,14 +302,14 @@ def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
     tool, typed = found
     try:
         line = parse(tool, typed)
-        is_open = _may_hold_flags(line.program)
+        is_open = _may_hold_flags(line.program) or line.helped is not None
     except UserError as error:
         if not is_expanded(str(error)) or tool.name not in TOOLS:
             raise
         is_open = True  # only the shell knows the value
     if is_open and tool.name in TOOLS:
-        why = f"it stays a line of {tool.name}, which is read when its variables have values"
-        line = Line(tool.name, program=typed, notes=[why])
+        notes = [f"it stays a line of {tool.name}, which is read when its variables have values"]
+        line = Line(tool.name, program=typed, notes=notes if any(map(is_expanded, typed)) else [])
     elif is_open:
         line.notes.append(f"{line.program[0]} is taken for the script; write flags of {tool.name} out")
     line.before = [*before, *line.before]
@@ -340,7 +344,8 @@ def _unknown(found: Sequence[Command]) -> str:
         return f"{name} may hold a launcher; then write paceline before it: paceline {' '.join(words)}"
     if name in _VERBS:
         return f"{name} is no launcher; write {_VERBS[name]}"
-    return f"{name} is no launcher that paceline knows; they are {', '.join(TOOLS)}, and python -m of their modules"
+    known = ", ".join((*TOOLS, *_EXPLAINED))
+    return f"{name} is no launcher that paceline knows; they are {known}, and python -m of their modules"
 
 
 # -- old flags and verbs behind verbs of paceline ----------------------------------------------------------------------
