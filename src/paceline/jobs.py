@@ -61,6 +61,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_MOST = 60  # characters of a text that the repr of a job has
+
+
 class Job(records.Job):
     """What was known of a job when it was looked at; `get` looks again."""
 
@@ -98,7 +101,8 @@ class Job(records.Job):
         return results(self._there, _known(self.name, self._there), every=every)
 
     def __repr__(self) -> str:
-        cells = (f"{title.lower()}={text}" for title, text in _cells(self).items() if title not in ("JOB", "STATE"))
+        texts = {title: text if len(text) <= _MOST else f"{text[:_MOST]}…" for title, text in _cells(self).items()}
+        cells = (f"{title.lower()}={text}" for title, text in texts.items() if title not in ("JOB", "STATE"))
         return f"<Job {self.name} {self.state} {' '.join(cells)}>"
 
     def _repr_html_(self) -> str:
@@ -106,7 +110,11 @@ class Job(records.Job):
 
 
 class Jobs(list[Job]):
-    """Jobs, which a notebook shows as a table."""
+    """Jobs, which a notebook shows as a table, and Python one a line."""
+
+    def __repr__(self) -> str:
+        lines = ",\n ".join(map(repr, self))
+        return f"[{lines}]"
 
     def _repr_html_(self) -> str:
         rows = [_cells(job) for job in self]

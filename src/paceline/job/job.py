@@ -152,8 +152,10 @@ class Job:
         return self.is_over and self.ttl is not None and now - (self.kept_since or now) >= self.ttl
 
     def duration(self, now: float) -> float | None:
-        """Seconds from its start to its end, or to `now`."""
-        return None if self.started is None else (self.finished or now) - self.started
+        """Seconds from its start to its end, or to `now`; None before it, or if nobody knows whether it runs."""
+        if self.started is None or (self.finished is None and self.state == "LOST"):
+            return None
+        return (self.finished or now) - self.started
 
     @classmethod
     def from_record(cls, record: JobRecord) -> Job:

@@ -126,6 +126,13 @@ def test_places_of_ranks_that_go_on() -> None:
     ]  # fmt: skip
 
 
+def test_a_rank_without_workers_loads_itself() -> None:
+    one = stand(0, {})
+    fetch = ["/opt/venv/lib/python3.12/site-packages/torch/utils/data/_utils/fetch.py", 54, "fetch"]
+    one["answer"]["threads"][0]["frames"].append(fetch)
+    assert grouped([one])[0]["why"] == "it loads the next batch itself"
+
+
 def test_what_a_waiting_process_does_is_no_work() -> None:
     one, family = Activity(0.0), Family(1.0, [("S", "python3")])
     for cpu, all_cpu, state, children, now, idle in (

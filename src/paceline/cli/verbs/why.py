@@ -58,17 +58,23 @@ def _ask(job: Job) -> list[Stand]:
 def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     """How the job is, and what failed."""
     code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
-    passed = None if job.started is None else (job.finished or time.time()) - job.started
+    passed = job.duration(time.time())
     since = "" if passed is None else f" {'after' if job.is_over else 'for'} {show_duration(passed)}"
     yield f"job {job.name}: {job.state}{code}{since}"
-    if job.waiting and not job.waiting.startswith("it hangs"):  # `_of_hangs` says it
+    is_told = any(event["event"] == "hang" for event in happened)  # by `_of_hangs`
+    if job.waiting and not (is_told and job.waiting.startswith("it hangs")):
         reason = job.waiting.removeprefix("it ")
-        yield f"it {reason}" if reason.startswith("waits ") else f"it waits: {reason}"
+        yield f"it {reason}" if reason.startswith(("waits ", "hangs")) else f"it waits: {reason}"
+    if job.state == "STARTING":
+        last = happened[-1]
+        is_importing = last["event"] == "importing"
+        since = show_duration(time.time() - last["time"])
+        yield f"it imports {', '.join(last['what'])}, for {since}" if is_importing else "its ranks have not started yet"
     restarts = [event for event in happened if event["event"] == "restarting"]
     for event in restarts[-3:]:
         why = failed(event["failure"]) if event.get("failure") else event.get("why") or "it was asked to"
         yield f"{show_time(event['time'])} it started again: {why}"
-    end = next((event for event in reversed(happened) if event["event"] == "finished" and event.get("failure")), None)
+    end = _failed_end(happened)
     failure = end["failure"] if end and job.state == "FAILED" else None
     if failure is None:
         if job.error:
@@ -82,6 +88,11 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         who = f"node {other['node']}" if other["rank"] is None else f"rank {other['rank']}"
         yield f"  after it {who}: {other['message']}"
         yield from _last_of(other, "    ")
+
+
+def _failed_end(happened: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The last end of the job that had a failure."""
+    return next((event for event in reversed(happened) if event["event"] == "finished" and event.get("failure")), None)
 
 
 def _last_of(failure: dict[str, Any], indent: str) -> Iterator[str]:
@@ -99,10 +110,13 @@ def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> 
     begun = max((number for number, event in enumerate(happened) if event["event"] == "started"), default=0)
     found = [event for event in happened[begun:] if event["event"] == "hang"]
     stood = [event for event in happened[begun:] if event["event"] == "stood"]
+    end = _failed_end(happened)
+    own = {failure["rank"] for failure in (end["failure"], *end["others"])} if end else set()  # ended by themselves
     for event in stood if places and not found else ():
-        yield ""
-        yield f"{show_time(event['time'])} where the ranks were that were stopped:"
-        yield from _of_places(event["places"])
+        if stopped := [place for place in event["places"] if not own.issuperset(place["ranks"])]:
+            yield ""
+            yield f"{show_time(event['time'])} where the ranks were that were stopped:"
+            yield from _of_places(stopped)
     if found:
         yield ""
         hang: Hang = found[-1]["hang"]

@@ -21,6 +21,8 @@ _OF_FRAMES = tuple(
     (re.compile(file), re.compile(function), words)
     for file, function, words in (
         (r"torch/utils/data/dataloader\.py", r"_(try_)?get_(data|batch)|_next_data", _LOADS),
+        (r"torch/utils/data/_utils/fetch\.py|paceline/train/data/(workers|part_reader)\.py", "",
+         "it loads the next batch itself"),
         (r"torch/utils/data/_utils/", "", _LOADS),
         (r"paceline/train/data/", "", "it waits for the next batch"),
         (r"distributed_c10d\.py", r"init_process_group|new_group|_new_process_group_helper|_store_based_barrier",
