@@ -236,7 +236,7 @@ class Spent(TypedDict, total=False):
         computing, gpu, ddp, single: see `Answer`.
         busy: the share of the workers that had a batch to load while the main thread waited for them.
         iterations: over batches, of all ranks.
-        collectives: for each batch; by_hand: the share of the time in those that the script calls itself.
+        collectives: of a rank per second; by_hand: the share of the time in those that the script calls itself.
         pace: the rank that waits least for others; its `others` are all ranks here.
         busiest: the same, if it keeps the others here waiting.
         rate: bytes per second that processes which load have read here.

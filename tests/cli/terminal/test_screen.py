@@ -25,6 +25,21 @@ class Job:
     first_line: str = "1 rank"
     max_restarts: int = 0
 
+    @staticmethod
+    def unreported_end() -> tuple[int, list[str]]:
+        return 0, []
+
+
+def test_nodes_are_compared_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(RankStreams({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
+    for host, exchange in (("gpu-1", 0.6), ("gpu-2", 0.1)):
+        pace = {"rank": 5, "exchange": exchange, "others": exchange, "part": "loading", "line": "train.py:5"}
+        screen.show(Event("spent", {"spent": {"host": host, "ranks": 4, "pace": pace}, "causes": [f"{host} is slow"]}))
+    screen.close()
+    *_, first, second, third = capfd.readouterr().err.splitlines()
+    assert (first, second) == ("paceline: gpu-1 is slow", "paceline: gpu-2 is slow")
+    assert "wait for those on gpu-2, of which rank 5 is at train.py:5 (loading)" in third
+
 
 def test_what_paceline_says_does_not_command_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     screen = Screen(RankStreams({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]

@@ -117,7 +117,9 @@ loader = torch.utils.data.DataLoader(torch.ones(10, 8), num_workers=2, persisten
 while SECONDS:
     for batch in loader:
         work(0.01)
-        if step(): SECONDS = 0
+        if step():
+            SECONDS = 0
+            break
 """
 _FAR = """
 there, end = os.pipe()
@@ -183,7 +185,7 @@ CAUSES: dict[str, tuple[int, str, str]] = {
     "far storage": (1, _FAR, "from slow storage, .* while the local temporary folder gives"),
     "unused parameters": (2, _GRADIENTS.format(options="find_unused_parameters=not FIXED"), "find_unused_parameters"),
     "small buckets": (2, _GRADIENTS.format(options="bucket_cap_mb=25 if FIXED else 0.05"), "bucket_cap_mb=25"),
-    "exchange by hand": (2, _BY_HAND, "collectives of the script for each batch"),
+    "exchange by hand": (2, _BY_HAND, "collectives of the script per second"),
     "small batches": (1, _OPTIMIZER, "a batch twice as large"),
     "many small files": (1, _MANY_FILES, "many small files"),
     "evaluation on one rank": (2, _ALONE, "wait for rank 0, which evaluates alone"),

@@ -140,7 +140,7 @@ def test_nodes_are_compared() -> None:
 
 def test_what_happens_once_is_no_part_of_a_step() -> None:
     samples, own = Samples(), (SCRIPT, 3, "<module>")
-    fetch = (f"{TORCH}/utils/data/_utils/fetch.py", 54, "fetch")
+    fetch, loader = (f"{TORCH}/utils/data/_utils/fetch.py", 54, "fetch"), f"{TORCH}/utils/data/dataloader.py"
     for number, frames in enumerate((
         [(f"{TORCH}/optim/__init__.py", 9, "<module>"), ("<frozen importlib._bootstrap>", 241, "_call"), own],
         [(f"{TORCH}/distributed/rendezvous.py", 9, "_create_c10d_store"),
@@ -149,10 +149,11 @@ def test_what_happens_once_is_no_part_of_a_step() -> None:
         [(f"{TORCH}/nn/modules/module.py", 9, "_call_impl"), (f"{TORCH}/_dynamo/convert_frame.py", 8, "_compile"), own],
         [("/tmp/torchinductor_ada/x/y.py", 9, "call"), (f"{TORCH}/_inductor/output_code.py", 8, "__call__"), own],
         [(f"{TORCH}/serialization.py", 8, "load"), (SCRIPT, 5, "__getitem__"), fetch, own],
+        [(loader, 8, "__init__"), (loader, 9, "__iter__"), own],
     )):  # fmt: skip
         answer: Any = {"threads": [{"name": "MainThread", "frames": frames}]}
         samples.add(Asked("", 0, 0, 0, 7), answer, Process("R"), float(number))
-    parts = ["import", "joining", "restore", "compile", "forward", "loading"]
+    parts = ["import", "joining", "restore", "compile", "forward", "loading", "start of workers"]
     assert sorted(samples.spent()["parts"]) == sorted(parts)
 
 
@@ -218,11 +219,12 @@ def test_the_rate_of_a_folder(tmp_path: Path) -> None:
         ({"exchange": 0.25}, {"ddp": {**_DDP, "finds_unused": True, "unused": 4}}, None),
         ({"exchange": 0.3}, {"ddp": {**_DDP, "buckets": 10}}, "10 buckets of 2 MB on average; .* up to 24 %"),
         ({"forward": 0.8}, {"gpu": True, "step": 1.0, "ddp": {**_DDP, "buckets": 10, "exposed": 0.4}}, "10 buckets"),
-        ({"exchange": 0.4}, {"collectives": 20.0, "by_hand": 0.4}, "in 20 collectives of the script.* up to 38 %"),
-        ({"exchange": 0.25}, {"collectives": 20.0, "by_hand": 0.0}, None),
+        ({"exchange": 0.4}, {"collectives": 90.0, "by_hand": 0.4}, "in 90 collectives of the script.* up to 40 %"),
+        ({"exchange": 0.25}, {"collectives": 90.0, "by_hand": 0.0}, None),
         ({"optimizer": 0.6}, {}, "60 % .* a batch twice as large would save about 30 %"),
         ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.3, "gpu_memory": 0.1}, "twice as large would save about 50 %"),
         ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.3, "gpu_memory": 0.8}, "reduce-overhead.* up to 70 %"),
+        ({"forward": 0.5, "compile": 0.4}, {"gpu": True, "gpu_use": 0.3, "gpu_memory": 0.1}, None),
         ({"loading": 0.9}, {"gpu": True, "gpu_use": 0.3, "gpu_memory": 0.1}, "^90 % .* num_workers=[^\n]*$"),
         ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.9, "single": True}, "in float32; torch.autocast"),
         ({"forward": 0.9}, {"gpu": True, "gpu_use": 0.9, "single": False}, None),

@@ -65,7 +65,7 @@ def _ddp(known: dict[str, Any]) -> Ddp:
     hundredth one later."""
     return {
         "finds_unused": bool(known["find_unused_parameters"]), "unused": known.get("unused_parameter_size", 0),
-        "buckets": len(known["bucket_sizes"].split(",")), "bytes": known["total_parameter_size_bytes"],
+        "buckets": max(1, known.get("num_buckets_reduced", 1)), "bytes": known["total_parameter_size_bytes"],
         "exposed": (known.get("avg_backward_comm_time", 0) - known.get("avg_backward_compute_comm_overlap_time", 0))
         / 1e9,
     }  # fmt: skip

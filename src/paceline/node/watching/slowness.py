@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.contract.stands import Spent
 
 _MOST = 3  # causes that are named
-_MANY = 8  # collectives for a batch
+_MANY = 50  # collectives per second
 _MOST_WORKERS = 16  # that are recommended
 _SMALL = 4096.0  # bytes of a read, on average, below which files are small
 _IDLE_WORKERS = 0.6  # of the workers that are waited for have a batch to load, at most
@@ -21,6 +21,7 @@ _FAR = 0.25  # of what the local temporary folder gives, below which a storage i
 _WORK = 0.4  # of a core, below which a worker waits
 _BUCKET, _FIRST_BUCKET = 25e6, 1e6  # bytes that torch puts into a bucket
 _MOST_USE = 0.6  # of the time in which a GPU that waits for Python computes
+_STEPS = 0.8  # of the time in which the main thread computes steps, and so nothing else keeps a GPU idle
 _MOST_MEMORY = 0.5  # of a GPU, below which a larger batch fits
 _STILL = 0.6  # of the samples, from which on the main thread waits, and does not compute
 # The library's names of the parts of a step, and those of samples.
@@ -113,18 +114,16 @@ class _Seen:
         return (self.spent.get("used", math.inf) / ranks - self.compute) / (self.workers or 1)
 
     @property
-    def collectives(self) -> tuple[float, float]:
-        """How many a step has, and how many are enough for DistributedDataParallel."""
-        ddp = self.spent.get("ddp")
-        if ddp is None:
-            return self.spent.get("collectives", 0.0), 1.0
+    def buckets(self) -> tuple[int, int]:
+        """How many a step of DistributedDataParallel has, and how many are enough."""
+        ddp = self.spent["ddp"]
         return ddp["buckets"], 1 + math.ceil(max(0, ddp["bytes"] - _FIRST_BUCKET) / _BUCKET)
 
     @property
     def waits_for_python(self) -> bool:
         """Whether GPUs are idle while nothing but Python keeps them waiting."""
-        others = self.share("loading", "workers", "exchange", "checkpoint", "logging", "item", "copy", "evaluation")
-        return self.spent.get("gpu_use", 1.0) < _MOST_USE and others < 1 - _MOST_USE - 0.2
+        steps = self.share("script", "forward", "backward", "optimizer")
+        return self.spent.get("gpu_use", 1.0) < _MOST_USE and steps >= _STEPS
 
     @property
     def waited(self) -> float:
@@ -246,20 +245,20 @@ _CAUSES = (
         and not it.spent["ddp"]["unused"],
         "{percent} % of {of} exchanges with other ranks{at}, with find_unused_parameters=True although all parameters "
         "are used", "without it there is one collective less, which would save up to {saved}",
-        lambda it: it.share("exchange") / (it.collectives[0] + 1),
+        lambda it: it.share("exchange") / (it.buckets[0] + 1),
     ),
     _Cause(
-        ("exchange",), 0.1, lambda it: "ddp" in it.spent and it.collectives[0] > 2 * it.collectives[1],
-        "{percent} % of {of} exchanges with other ranks{at}, in {collectives:.0f} buckets of {bucket} on average",
-        "bucket_cap_mb=25 makes {enough:.0f} of them, which would save up to {saved}",
-        lambda it: it.share("exchange") * (1 - it.collectives[1] / it.collectives[0]),
+        ("exchange",), 0.1, lambda it: "ddp" in it.spent and it.buckets[0] > 2 * it.buckets[1],
+        "{percent} % of {of} exchanges with other ranks{at}, in {buckets} buckets of {bucket} on average",
+        "bucket_cap_mb=25 makes {enough} of them, which would save up to {saved}",
+        lambda it: it.share("exchange") * (1 - it.buckets[1] / it.buckets[0]),
     ),
     _Cause(
-        ("exchange",), 0.2, lambda it: "ddp" not in it.spent and it.collectives[0] >= _MANY
-        and it.spent.get("by_hand", 0.0) > 0.5 * it.share("exchange"),
-        "{percent} % of {of} exchanges with other ranks{at}, in {collectives:.0f} collectives of the script for each "
-        "batch", "one for all tensors together would save up to {saved}; for gradients, DistributedDataParallel does "
-        "it beside the backward pass", lambda it: it.share("exchange") * (1 - 1 / it.collectives[0]),
+        ("exchange",), 0.2, lambda it: it.spent.get("collectives", 0.0) >= _MANY
+        and it.spent["by_hand"] > 0.5 * it.share("exchange"),
+        "{percent} % of {of} exchanges with other ranks{at}, in {collectives:.0f} collectives of the script per "
+        "second", "few for all tensors together would save up to {saved}; for gradients, DistributedDataParallel does "
+        "it beside the backward pass", lambda it: it.share("exchange"),
     ),
     _Cause(
         ("exchange",), 0.3, lambda it: True,
@@ -375,8 +374,7 @@ def _words(it: _Seen, cause: _Cause, share: float, saved: float) -> dict[str, ob
         "queued": round(it.queued * 100), "rate": _size(it.reads) if it.reads < math.inf else "",
         "by_more": amount(1 - it.left), "idle": round(100 - 100 * spent.get("busy", 0.0)),
         "further": 4 * (spent.get("loader", {}).get("prefetch") or 2), "local": _size(spent.get("local", 0.0)),
-        "collectives": it.collectives[0], "enough": it.collectives[1],
-        "bucket": _size(spent["ddp"]["bytes"] / it.collectives[0]) if "ddp" in spent else "",
+        **(_of_ddp(it) if "ddp" in spent else {}), "collectives": spent.get("collectives", 0.0),
         "gpu_use": round(100 * spent.get("gpu_use", 0.0)), "gpu_memory": round(100 * spent.get("gpu_memory", 0.0)),
         **{key: spent.get(key, "") for key in ("computing", "ranks", "cores")},
         **({**busiest, "others": round(busiest["others"] * 100)} if busiest else {}),
@@ -404,6 +402,11 @@ def across(nodes: Sequence[Spent]) -> list[str]:
         f"save about {(waits - pace['exchange']) * 100:.0f} % of the time; look at this host: other processes, "
         "temperature, swapping, its storage and network"
     ]
+
+
+def _of_ddp(it: _Seen) -> dict[str, object]:
+    count, enough = it.buckets
+    return {"buckets": count, "enough": enough, "bucket": _size(it.spent["ddp"]["bytes"] / count)}
 
 
 def in_words(spent: Spent) -> str:

@@ -107,9 +107,10 @@ class Samples:
         }  # fmt: skip
         if sums.get("seconds"):
             spent["queued"] = round(sums["queued"] / sums["seconds"], 3)
+            spent["collectives"] = round(sums["entered"] / sums["seconds"], 1)
         if sums.get("batches"):
             spent["step"] = sums["batch_seconds"] / sums["batches"]
-            for key in ("read", "reads", "collectives"):
+            for key in ("read", "reads"):
                 spent[key] = sums[key] / sums["batches"]
         if sums.get("waits"):
             spent["busy"] = round(sums["busy"] / sums["waits"], 3)
@@ -150,7 +151,7 @@ class _Mark(NamedTuple):
     process: Process = Process()
     of: int | None = None
     done: float = 0
-    entered: int = 0  # collectives
+    entered: int = 0  # collectives, of all groups
 
 
 class _OfRank:
@@ -169,14 +170,17 @@ class _OfRank:
 
     def add(self, pid: int, answer: Answer, process: Process, now: float) -> None:
         """Take in an answer."""
-        before, self._before = self._before, _Mark(now, process)
+        mark = _Mark(now, process, *_batches(answer), sum(answer.get("numbers", {}).values()))
+        before, self._before = self._before, mark
         if pid != self.pid:  # another attempt
             self.pid, self._times_before, self._times = pid, self.times(), {}
             self._batch = _Mark()
         elif before.time:
-            passed = {"seconds": now - before.time, "queued": process.queued - before.process.queued}
-            entered = sum(answer.get("numbers", {}).values())
-            self.sums = _total((self.sums, passed, self._batches(_Mark(now, process, *_batches(answer), entered))))
+            passed = {
+                "seconds": now - before.time, "queued": process.queued - before.process.queued,
+                "entered": max(0, mark.entered - before.entered),
+            }  # fmt: skip
+            self.sums = _total((self.sums, passed, self._batches(mark)))
         self._times = answer.get("times", {})
         frames = answer["threads"][0]["frames"] if answer["threads"] else []
         own = next((frame for frame in frames if is_of_user(frame[0])), None)
@@ -208,7 +212,6 @@ class _OfRank:
         return {
             "batches": now.done - before.done, "batch_seconds": now.time - before.time,
             "read": now.process.read - before.process.read, "reads": now.process.reads - before.process.reads,
-            "collectives": now.entered - before.entered,
         }  # fmt: skip
 
     def times(self) -> dict[str, float]:
@@ -248,9 +251,10 @@ def _part(frames: Sequence[tuple[str, int, str]], runs: tuple[int, ...] | None) 
         if path.search(file) and name.search(function)
     ), "")  # fmt: skip
     own = [frame for frame in frames if is_of_user(frame[0])]
-    if any(_FETCH.search(file) for file, _, _ in frames):
+    is_fetching = any(_FETCH.search(file) for file, _, _ in frames)
+    if is_fetching:
         found = "loading"  # whatever the data set calls for it
-    for path, name, part in _ONCE if found != "loading" else ():
+    for path, name, part in () if is_fetching else _ONCE:
         if any(path.search(file) and name.search(function) for file, _, function in frames):
             return part
     if found != "exchange" and any(_EVALUATES.search(function) for _, _, function in own):
