@@ -221,8 +221,10 @@ LINES = {
     "deepspeed --num_gpus=4 --no_local_rank train.py --deepspeed_config d.json": (
         "run -n 4 --use-env train.py --deepspeed_config d.json"
     ),
+    "deepspeed --help": "! deepspeed is no launcher; write paceline run -n gpu SCRIPT",
     "deepspeed --include localhost:0,1 --module pkg.train": "run --devices 0,1 -m -n gpu pkg.train",
-    "deepspeed --include a@b --num_gpus 2 $X t.py": "run -H a,b -n 2 $X t.py",
+    "deepspeed --include a@b --num_gpus $N t.py": "run -H a,b -n $N t.py",
+    "deepspeed $X t.py": "! deepspeed: a variable may hold its flags; write them out",
     "deepspeed --include a:0,1@b:1 t.py": "! --include a:0,1@b:1: write -H HOST:N,…",
     # Arena
     "arena submit etjob --name=e --workers=3 --max-workers=9 --image=I 'python e.py'": (

@@ -212,6 +212,7 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
         ("init -n 0", "-n '0' is neither a number from 1 on nor gpu"),
         ("torchrun --explain --max_restarts many script.py", "Invalid value for '--max-restarts': 'many' is not a"),
         ("torchrun --explain", "Missing argument 'SCRIPT'"),
+        ("train.py --lr 1", "train.py is no verb; write paceline run train.py"),
         ("status x", "paceline has no verb 'status'; write paceline get JOB"),
         ("mpiexec -n 2 x", "paceline has no verb 'mpiexec'; write paceline mpirun"),
         ("torchrun --nope", "torchrun has no flag --nope; "),

@@ -299,24 +299,33 @@ def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
     if found is None:
         is_script = is_alone and len(words) > 1 and PYTHON.fullmatch(os.path.basename(words[0])) is not None
         return Line(program=words, before=before) if is_script else None
-    tool, typed = found
-    try:
-        line = parse(tool, typed)
-        is_open = _may_hold_flags(line.program) or line.helped is not None
-    except UserError as error:
-        if not is_expanded(str(error)) or tool.name not in TOOLS:
-            raise
-        is_open = True  # only the shell knows the value
-    if is_open and tool.name in TOOLS:
-        notes = [f"it stays a line of {tool.name}, which is read when its variables have values"]
-        line = Line(tool.name, program=typed, notes=notes if any(map(is_expanded, typed)) else [])
-    elif is_open:
-        line.notes.append(f"{line.program[0]} is taken for the script; write flags of {tool.name} out")
+    line = _line_of(*found)
+    if line is None:
+        return None
     line.before = [*before, *line.before]
     if "nohup" in before:
         line.before.remove("nohup")
         line.notes.append("nohup is not needed: a job of paceline submit, or run --detach, outlives the terminal")
     return line
+
+
+def _line_of(tool: Tool, typed: list[str]) -> Line | None:
+    """What a line of a tool becomes; one whose flags only the shell knows, or that asks for help, stays as it is."""
+    try:
+        line = parse(tool, typed)
+        is_open = _may_hold_flags(line.program)
+    except UserError as error:
+        if not is_expanded(str(error)):
+            raise
+        line, is_open = Line(), True
+    if tool.name not in TOOLS:
+        if is_open:
+            raise UserError(f"{tool.name}: a variable may hold its flags; write them out")
+        return line if line.helped is None else None
+    if not is_open and line.helped is None:
+        return line
+    why = f"it stays a line of {tool.name}, which is read when its variables have values"
+    return Line(tool.name, program=typed, notes=[why] if is_open else [])
 
 
 def _may_hold_flags(program: Sequence[str]) -> bool:
@@ -357,6 +366,8 @@ def old_verb(verb: str, own: Sequence[str]) -> str:
         return f"paceline has no verb {verb!r}; write {_VERBS[verb]}"
     if verb in _PROGRAMS:
         return f"paceline has no verb {verb!r}; write paceline {_PROGRAMS[verb]}"
+    if verb.endswith((".py", ".sh", ".yaml", ".yml")):
+        return f"{verb} is no verb; write paceline run {verb}"
     return f"paceline has no verb {verb!r}; {nearest(verb, own)}"
 
 
@@ -421,7 +432,9 @@ def _here_too(line: Line, given: Sequence[str]) -> str:
     """A line; if it goes to Slurm only because its flags are srun's, also what it is on machines without."""
     if line.get("--on") != "slurm" or "--on" in given:
         return line.text()
-    there = Line(line.verb, [it for it in line.flags if it[0] not in ("--on", "--queue", "--slurm")], line.program)
+    there = Line(
+        line.verb, [it for it in line.flags if it[0] not in ("--on", "--queue", "--slurm", "--array")], line.program
+    )
     if there.take("--nnodes") not in (None, "1"):
         there.flags.insert(0, ("-H", "HOST1,HOST2"))
     return f"{line.text()}; without Slurm: {there.text()}"
