@@ -69,8 +69,7 @@ class ForkServer:
 
     def import_framework(self) -> None:
         """Import what the ranks share, and decide whether they can be forked afterwards."""
-        began = time.monotonic()
-        why = ""
+        began, before, why = time.monotonic(), len(sys.modules), ""
         for name in self.spec.preload if self.method == "fork" else ():
             try:
                 import_shared(name)
@@ -80,7 +79,8 @@ class ForkServer:
                 self.method, why = "exec", f"importing {name} failed: {traceback.format_exc(limit=1)}"
             if name == "torch._dynamo" and (tempfile := cast("Any", sys.modules.get("tempfile"))) is not None:
                 tempfile.tempdir = None  # torch has asked for this folder, and the script may set TMPDIR afterwards
-        if self.method == "fork" and not why:
+        is_warm = self.spec.preload and len(sys.modules) == before  # the server has imported them, and looked
+        if self.method == "fork" and not why and not is_warm:
             why = unsafe_to_fork()
             self.method = "exec" if why else "fork"
         gc.collect()
