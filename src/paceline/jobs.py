@@ -13,8 +13,10 @@ a user can correct raises `UserError`, with one line; for several hosts one for 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
+import inspect
 import os
 import tempfile
 import time
@@ -152,8 +154,10 @@ def prepare(spec: JobSpec, on: str | None = None) -> Prepared:
     Raises:
         UserError: the job cannot run, or its name is taken.
     """
+    if not isinstance(spec, JobSpec):
+        raise UserError(f"{spec!r} is no JobSpec; write for example JobSpec(script='train.py')")
     _warn_of_secrets(spec)
-    return load(on or spec.backend).prepare(spec)
+    return (load(spec.backend) if on is None else _load(on)).prepare(spec)
 
 
 def submit(
@@ -204,6 +208,11 @@ def submit(
     from paceline.backends.functions import write
 
     name = str(getattr(what, "__name__", "function"))
+    with contextlib.suppress(ValueError):  # of what is written in C nobody knows what it takes
+        try:
+            inspect.signature(what).bind(*args, **(kwargs or {}))
+        except TypeError as error:
+            raise UserError(f"{name}: {error}; correct args and kwargs") from None
     with tempfile.TemporaryDirectory(prefix="paceline-function-") as folder:
         given.update(write(functools.partial(what, *args, **(kwargs or {})), name, Path(folder)))
         return _started(JobSpec(**given), there)
@@ -236,6 +245,8 @@ def resubmit(
     if there is not None and there.describe([name]).jobs:
         here = there
     old = _known(name, here)
+    added = {key: changes[key] for key in ("env", "labels", "options", "secrets") if changes.get(key) is not None}
+    JobSpec(script="", **added)  # refuses what cannot be added
     if "args" in changes:
         changes["args"] = tuple(map(str, _listed_args(changes["args"])))
     again.refuse_running(old, here)
@@ -413,7 +424,7 @@ def scalein(name: str | records.Job, hosts: str | Sequence[str] | int, on: str |
     return able(there, Elastic).scalein(name, hosts if isinstance(hosts, int) else _names(hosts))
 
 
-def tensorboard(name: str | records.Job, logdir: str | None = None, on: str | None = None) -> str:
+def tensorboard(name: str | records.Job, logdir: str | os.PathLike[str] | None = None, on: str | None = None) -> str:
     """The address of a job's TensorBoard, which is started if there is none.
 
     Args:
@@ -425,9 +436,11 @@ def tensorboard(name: str | records.Job, logdir: str | None = None, on: str | No
         UserError: there is no such job, or its TensorBoard has no address here.
     """
     name, there = _with(name, on)
+    if not isinstance(logdir, (str, os.PathLike, type(None))):
+        raise UserError(f"logdir: {logdir!r} is no folder")
     if isinstance(there, Forwards):
         raise UserError(f"a command leads a port here to it: paceline tensorboard{there.where} {name}")
-    return able(there, TensorBoards).open_tensorboard(name, logdir, _warn)
+    return able(there, TensorBoards).open_tensorboard(name, None if logdir is None else os.fspath(logdir), _warn)
 
 
 def stop_tensorboard(name: str | records.Job, on: str | None = None) -> bool:
@@ -452,7 +465,7 @@ def delete(name: str | records.Job, on: str | None = None) -> None:
     Raises:
         UserError: there is no such job, or it has not ended.
     """
-    name, there = _at(name, on)
+    name, there = _with(name, on)
     there.delete([name])
 
 
@@ -505,8 +518,9 @@ def _checked(query: LogQuery) -> LogQuery:
         raise UserError(f"{query!r} is no LogQuery; write for example LogQuery(ranks=(0, 1), tail=10)")
     ranks, since = (query.ranks,) if isinstance(query.ranks, int) else query.ranks, query.since
     for field in ("tail", "attempt"):
-        if not isinstance(getattr(query, field), (int, type(None))):
-            raise UserError(f"{field}: {getattr(query, field)!r} is no whole number")
+        number = getattr(query, field)
+        if number is not None and not (isinstance(number, int) and number >= 0):
+            raise UserError(f"{field}: {number!r} is no whole number from 0 on")
     if ranks is not None and not (isinstance(ranks, (list, tuple, range)) and all(isinstance(it, int) for it in ranks)):
         raise UserError(f"ranks: {ranks!r} are no numbers of ranks; write for example (0, 1), or None for all")
     try:

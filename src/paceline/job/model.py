@@ -67,7 +67,11 @@ def dotted(key_path: KeyPath) -> str:
 class _Validating(msgspec.StructMeta):
     """Has constructors validate; msgspec's own does so only for what it decodes."""
 
-    def __call__(cls, **fields: Any) -> Any:
+    def __call__(cls, *unnamed: Any, **fields: Any) -> Any:
+        if unnamed:
+            raise InvalidError(
+                (), f"{cls.__name__} takes its fields by name, such as {next(iter(cls.__struct_fields__))}=…"
+            )
         return cls.validated(fields)  # type: ignore[attr-defined]  # of a Model
 
 

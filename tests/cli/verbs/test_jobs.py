@@ -597,6 +597,11 @@ def test_from_python(paceline: Paceline) -> None:
             lambda: jobs.logs("lock", jobs.LogQuery(since="1")),
             lambda: jobs.logs("lock", jobs.LogQuery(ranks="0")),
             lambda: jobs.submit(train, hosts=1),
+            lambda: jobs.submit(train, (1, 2, 3)),
+            lambda: jobs.JobSpec("train.py"),
+            lambda: jobs.prepare("train.py"),
+            lambda: jobs.resubmit("digits-1", env="LR=1"),
+            lambda: jobs.delete("nosuch"),
         ):
             try:
                 wrong()
@@ -629,6 +634,11 @@ def test_from_python(paceline: Paceline) -> None:
         "since: '1' has no unit; did you mean 1m?",
         "ranks: '0' are no numbers of ranks; write for example (0, 1), or None for all",
         "hosts: 1 are no names of hosts; write for example ['node1', 'node2']",
+        "train: too many positional arguments; correct args and kwargs",
+        "JobSpec takes its fields by name, such as name=…",
+        "'train.py' is no JobSpec; write for example JobSpec(script='train.py')",
+        "env 'LR=1': should be a mapping of names to values",
+        "no job 'nosuch'",
     ], err
 
 

@@ -253,6 +253,7 @@ top.add_command(
         "job",
         callback=_job,
         help=_job.__doc__,
+        short_help="Show what jobs use now, and have requested.",
         params=[
             click.Argument(["jobs"], nargs=-1, metavar="[JOB]…", **OF_JOBS),
             Option(["-A", "--all", "every"], is_flag=True, help="Also jobs that have ended."),
@@ -267,6 +268,7 @@ top.add_command(
         "node",
         callback=_node,
         help=_node.__doc__,
+        short_help="Show what machines have, and what is in use.",
         params=[*where_options(), watch_option(), output_option()],
     )
 )
