@@ -180,7 +180,9 @@ LINES = {
     "ssh -p 22 -tl me node1 'cd /x && torchrun --nnodes 2 --node_rank 1 --nproc_per_node 4 t.py --name \"a b\"'": (
         "run -H me@node1 -p 22 --working-dir /x -n 4 t.py --name 'a b'"
     ),
-    "ssh node1 torchrun --nproc_per_node 2 t.py; ssh node1 ls": "paceline run -H node1 -n 2 t.py; ssh node1 ls",
+    "ssh $H torchrun --nproc_per_node $N t.py; ssh node1 ls": "paceline run -H $H -n $N t.py; ssh node1 ls",
+    "ssh node1 'source env; torchrun t.py'": "run -H node1 --no-python sh -c 'source env ; torchrun t.py'",
+    """srun bash -c 'torchrun t.py "$X"'""": """run --on slurm --no-python bash -c 'torchrun t.py "$X"'""",
     "python train.py --lr 1": "run python train.py --lr 1",
     "srun -c $N --mem $MEM python train.py": "srun -c $N --mem $MEM python train.py",
     "srun -c x python train.py": "! --cpus x: write the number for a node",

@@ -5,6 +5,8 @@ Source: `man ssh` of OpenSSH 9.
 
 from __future__ import annotations
 
+import shlex
+
 from .engine import Ignored, Line, Tool, say_program
 from .shell import commands, plain
 from .tools import unwrap
@@ -24,8 +26,10 @@ def _finish(line: Line) -> None:
     inside = commands(plain(" ".join(command)))
     if len(inside) > 1 and inside[0].words.startswith("cd ") and inside[0].end in ("&&", ";"):
         line.add("--working-dir", inside.pop(0).words.removeprefix("cd ").strip())
-    text = " ".join(part for it in inside for part in (it.words, it.redirected, it.end) if part)
-    line.program = ["sh", "-c", text]
+    line.program = shlex.split(inside[0].words)
+    if len(inside) > 1 or inside[0].redirected:
+        parts = (part for it in inside for part in (it.words, it.redirected, it.end) if part)
+        line.program = ["sh", "-c", " ".join(parts)]
     unwrap(line)
     if line.take("--nnodes") not in (None, "1"):
         line.notes.append("one line starts the ranks of all hosts; name them, as -H HOST1,HOST2")

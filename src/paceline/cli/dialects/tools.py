@@ -16,7 +16,7 @@ from .engine import PYTHON, Line, Tool, knows, normal, parse
 from .shell import ASSIGNED, Command, bare, commands, given_to_shell, has_bare, is_expanded, is_variable, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # verb → where its table is
 TOOLS = {
@@ -199,7 +199,7 @@ def unwrap(line: Line) -> None:
         line.notes.append(
             f"the launcher behind {program[0]} starts on every rank: leave it out, and give paceline its flags"
         )
-    if text is not None and (any(map(has_bare, inner.words())) if inner is not None else _starts_one(text)):
+    if text is not None and (any(map(_of_rank(text), inner.words())) if inner is not None else _starts_one(text)):
         shell = line.program[0]
         line.notes.append(f"the launcher within {shell} -c starts on every rank: write its line without {shell} -c")
         return
@@ -216,6 +216,11 @@ def unwrap(line: Line) -> None:
     line.flags += [words for words in inner.flags if words[0] not in has or words[0] == "--env"]
     line.notes += inner.notes
     line.program = inner.program
+
+
+def _of_rank(text: str) -> Callable[[str], bool]:
+    """Says whether a word in TEXT of `sh -c TEXT` has a variable of each rank, not of the shell that reads the line."""
+    return has_bare if is_expanded(text) else is_expanded
 
 
 def explained(text: str) -> tuple[str, list[str]]:
