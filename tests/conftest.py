@@ -188,6 +188,18 @@ class Paceline:
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
+    def on_terminal(self, *args: str, **kwargs: object) -> tuple[int, bytes]:
+        """Run a command line on a terminal that does not know its size; its exit code, and all that is shown."""
+        ours, theirs = os.openpty()
+        process = self.start(*args, **{"stdout": theirs, "stderr": theirs, **kwargs})  # type: ignore[arg-type]
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # what reading a terminal ends with once nobody writes to it
+            while data := os.read(ours, 4096):
+                seen += data
+        os.close(ours)
+        return process.wait(GENEROUS), seen
+
     def run(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
         """`paceline run …`."""
         return self("run", *args, **kwargs)

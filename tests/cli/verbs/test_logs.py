@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -224,16 +223,9 @@ def test_a_job_does_not_command_the_terminal(paceline: Paceline, flags: tuple[st
     """)
     submit(paceline, *(flag for flag in flags if flag == "-n2"))
     ended(paceline)
-    ours, theirs = pty.openpty()
     flags = tuple(flag for flag in flags if flag != "-n2")
-    process = paceline.start("logs", "job", *flags, stdout=theirs, stderr=subprocess.DEVNULL)
-    os.close(theirs)
-    text = b""
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while data := os.read(ours, 1000):
-            text += data
-    os.close(ours)
-    assert process.wait(GENEROUS) == 0
+    code, text = paceline.on_terminal("logs", "job", *flags, stderr=subprocess.DEVNULL)
+    assert code == 0
     assert b"\x1b[32mgreen\x1b[0m " in text
     assert (b"\x1b]52;c;cm0=\x07" in text) == ("--raw" in flags)
     assert (rb"\x1b]52;c;cm0=\x07" in text) == ("--raw" not in flags)

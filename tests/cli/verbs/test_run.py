@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -412,16 +411,8 @@ def test_bars_that_ask_for_a_terminal_are_drawn_on_one(paceline: Paceline) -> No
         for _ in track(range(20)):
             time.sleep(0.03)
     """)
-    ours, theirs = pty.openpty()  # one that does not know its size, as some do not
-    process = paceline.start("run", "script.py", stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # what reading a terminal ends with once nobody writes to it
-        while data := os.read(ours, 4096):
-            seen += data
-    os.close(ours)
-    assert process.wait() == 0
-    assert seen.count(b"%") > 2
+    code, seen = paceline.on_terminal("run", "script.py")
+    assert code == 0 and seen.count(b"%") > 2
 
 
 DECLARES = """

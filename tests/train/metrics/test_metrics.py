@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import pty
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -374,15 +371,8 @@ def script(paceline: Paceline, before: str = "", options: str = "") -> str:
 
 def on_terminal(paceline: Paceline) -> str:
     """What a terminal gets to show, over the whole job."""
-    ours, theirs = pty.openpty()
-    process = paceline.start("run", "-n", "2", "script.py", stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # what reading a terminal ends with once nobody writes to it
-        while data := os.read(ours, 4096):
-            seen += data
-    os.close(ours)
-    assert process.wait() == 0, seen
+    code, seen = paceline.on_terminal("run", "-n", "2", "script.py")
+    assert code == 0, seen
     return seen.decode()
 
 

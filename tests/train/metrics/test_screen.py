@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import re
 import textwrap
 from typing import TYPE_CHECKING
@@ -165,15 +162,8 @@ def test_a_pipe_shows_what_the_file_has(paceline: Paceline, what: str, ranks: in
 )
 def test_a_terminal_shows_what_the_file_has(paceline: Paceline, what: str) -> None:
     script(paceline, what)
-    ours, theirs = pty.openpty()
-    process = paceline.start("run", "-n", "2", "script.py", stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # what reading a terminal ends with once nobody writes to it
-        while data := os.read(ours, 4096):
-            seen += data
-    os.close(ours)
-    assert process.wait() == (3 if "exception" in what else 0), seen
+    code, seen = paceline.on_terminal("run", "-n", "2", "script.py")
+    assert code == (3 if "exception" in what else 0), seen
     agrees(screen(seen.decode()), file(paceline), last="exception" not in what)
 
 
