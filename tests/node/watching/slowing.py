@@ -95,7 +95,7 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 t = torch.ones(8)
 while True:
-    work(0.02)
+    work(0.005)
     if RANK == 1 and not FIXED: time.sleep(0.06)
     model(torch.ones(4, 8)).sum().backward()
     t[0] = step()
