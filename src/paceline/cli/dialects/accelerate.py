@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.job.errors import UserError
 
 from .cluster import has_devices
-from .engine import Ignored, Line, Refused, Tool, knows, normal, parse
+from .engine import Ignored, Line, Refused, Tool, knows, later, normal, parse
 
 _PLUGIN = Refused("give its settings to Accelerator() in the script, as a plugin")
 _HOSTS = Refused("-H or --hostfile names the hosts, and --devices the GPUs")
@@ -37,10 +37,6 @@ def _devices(line: Line, value: str) -> None:
 
 def _backend(line: Line, value: str) -> None:
     line.add("--env", f"ACCELERATE_DYNAMO_BACKEND={value.upper()}")
-
-
-def _later(line: Line, value: str) -> None:
-    """What `_finish` reads."""
 
 
 def _settings(path: str) -> list[str]:
@@ -125,7 +121,7 @@ _LAUNCH = Tool(
         "--rdzv-conf K=V,…": "--rdzv-conf",
         "--same-network": "",
         "-q --quiet": "",
-        "--config-file FILE": _later,
+        "--config-file FILE": later,
         "--main-training-function NAME": _NO_TPU,
         "--tpu": _NO_TPU,
         "--tpu-* VALUE": _NO_TPU,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 from .cluster import CLUSTER, place, placed
-from .engine import Ignored, Line, Refused, Tool, split_command
+from .engine import Ignored, Line, Refused, Tool, later, split_command
 from .tools import unwrap
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ _COMMON: dict[str, Meaning] = {
 }
 _ET: dict[str, Meaning] = {
     **_COMMON,
-    "--min-workers N": "",
-    "--max-workers N": "",
+    "--min-workers N": later,
+    "--max-workers N": later,
     "--spot-instance": Ignored("ranks go on without nodes that are lost"),
     "--max-wait-time SECONDS": Ignored("a job waits until there is room; paceline stop ends that"),
     "--worker-restart-policy POLICY": Ignored("--max-restarts says how often ranks start again"),

@@ -8,9 +8,8 @@ from __future__ import annotations
 from paceline.job.errors import UserError
 
 from .cluster import has_devices
-from .engine import Ignored, Line, Refused, Tool
+from .engine import BINDING, Ignored, Line, Refused, Tool
 
-_BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding binds them to those near their GPU")
 _STARTS = Ignored("paceline starts the ranks itself")
 _ELASTIC = Refused("--num_nodes MIN:MAX says it")
 
@@ -62,8 +61,8 @@ DEEPSPEED = Tool(
         "--min-elastic-nodes N": _ELASTIC,
         "--max-elastic-nodes N": _ELASTIC,
         "--autotuning MODE": Refused("it starts jobs by itself; start it by DeepSpeed"),
-        "--bind-cores-to-rank": _BINDING,
-        "--bind-core-list LIST": _BINDING,
+        "--bind-cores-to-rank": BINDING,
+        "--bind-core-list LIST": BINDING,
     },
     finish=_finish,
 )

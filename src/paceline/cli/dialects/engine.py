@@ -33,6 +33,9 @@ class Refused(str):
     """The reason why a flag cannot be honoured, and what to do instead."""
 
 
+BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding binds them to those near their GPU")
+
+
 @dataclass(frozen=True, eq=False)
 class Tool:
     """A tool that people come from.
@@ -190,6 +193,15 @@ def _names(tool: Tool) -> list[str]:
         if isinstance(inner, Tool):
             found.setdefault(inner, name)
     return list(found.values())
+
+
+def later(line: Line, value: str) -> None:
+    """What a flag becomes that `finish` of its tool reads from `given`."""
+
+
+def command(line: Line, value: str) -> None:
+    """What a flag becomes that holds the program, in quotes."""
+    line.program = [value]
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from paceline.job.errors import UserError
 
-from .engine import PYTHON, Ignored, Line, Refused, Tool, say_program
-
-_BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding binds them to those near their GPU")
+from .engine import BINDING, PYTHON, Ignored, Line, Refused, Tool, say_program
 
 
 def _variable(line: Line, value: str) -> None:
@@ -105,14 +103,14 @@ MPIRUN = Tool(
         "-x NAME[=VALUE]": _variable,
         "-mca --mca -gmca --gmca --prtemca --pmixmca KEY VALUE": _parameter,
         "-wdir --wdir -wd --wd DIR": "--working-dir",
-        "-bind-to --bind-to WHAT": _BINDING,
-        "-bind-to-core --bind-to-core -bind-to-socket --bind-to-socket": _BINDING,
-        "-cpu-set --cpu-set -cpu-list --cpu-list -cf -cartofile --cartofile WHAT": _BINDING,
+        "-bind-to --bind-to WHAT": BINDING,
+        "-bind-to-core --bind-to-core -bind-to-socket --bind-to-socket": BINDING,
+        "-cpu-set --cpu-set -cpu-list --cpu-list -cf -cartofile --cartofile WHAT": BINDING,
         "-map-by --map-by HOW": _NUMBERED,
         "-bynode --bynode -byslot --byslot -bycore --bycore -bysocket --bysocket": _NUMBERED,
         "-rank-by --rank-by HOW": Ignored("ranks are numbered host by host"),
-        "-cpus-per-rank --cpus-per-rank -cpus-per-proc --cpus-per-proc N": _BINDING,
-        "-report-bindings --report-bindings": _BINDING,
+        "-cpus-per-rank --cpus-per-rank -cpus-per-proc --cpus-per-proc N": BINDING,
+        "-report-bindings --report-bindings": BINDING,
         "-rf -rankfile --rankfile FILE": Refused("ranks are numbered host by host; give the hosts in this order"),
         "-allow-run-as-root --allow-run-as-root": "",
         "-oversubscribe --oversubscribe": Ignored("-H HOST:SLOTS says how many ranks a host has"),
@@ -124,7 +122,7 @@ MPIRUN = Tool(
         "-stdin --stdin RANK": "--stdin",
         "-display-map --display-map -display-allocation --display-allocation": Ignored("--dry-run shows it"),
         "-prefix --prefix DIR": Ignored("what is on PATH of a host is used"),
-        "-use-hwthread-cpus --use-hwthread-cpus": _BINDING,
+        "-use-hwthread-cpus --use-hwthread-cpus": BINDING,
         "-timeout --timeout SECONDS": _limit,
         "-enable-recovery --enable-recovery": Ignored("--max-restarts N starts all ranks again"),
         "-max-restarts --max-restarts N": "--max-restarts",

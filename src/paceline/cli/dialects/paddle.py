@@ -11,7 +11,7 @@ import socket
 from paceline.job.errors import UserError
 
 from .cluster import has_devices
-from .engine import Ignored, Line, Refused, Tool
+from .engine import Ignored, Line, Refused, Tool, later
 from .shell import is_expanded
 
 _NO_SERVERS = Refused("paceline trains without parameter servers; leave the flags for them out")
@@ -96,19 +96,15 @@ def _finish(line: Line) -> None:
         line.add("--framework", "paddle")
 
 
-def _later(line: Line, value: str) -> None:
-    """What `_finish` reads."""
-
-
 PADDLE_LAUNCH = Tool(
     "paddle-launch",
     {
         "--devices --gpus --selected-gpus --seletected-gpus LIST": _devices,
         "--npus --xpus LIST": Refused("paceline knows GPUs alone; write --nproc_per_node N"),
         "--nproc-per-node N": "-n",
-        "--ips --cluster-node-ips LIST": _later,
-        "--node-ip IP": _later,
-        "--use-paddlecloud": _later,
+        "--ips --cluster-node-ips LIST": later,
+        "--node-ip IP": later,
+        "--use-paddlecloud": later,
         "--nnodes N|MIN:MAX": "--nnodes",
         "--master HOST:PORT": _master,
         "--rank I": "--node-rank",

@@ -10,7 +10,7 @@ import shlex
 from paceline.job.errors import UserError
 
 from .cluster import placed
-from .engine import Ignored, Line, Refused, Tool, split_command
+from .engine import Ignored, Line, Refused, Tool, command, split_command
 from .tools import unwrap
 
 _ACCOUNT = Ignored("paceline asks no server; the cluster knows you by its own credentials")
@@ -37,10 +37,6 @@ def _priority(line: Line, value: str) -> None:
 def _kind(line: Line, value: str) -> None:
     if value.upper() not in ("NCCL2", "COLLECTIVE"):
         raise UserError(f"--distribute-job-type {value}: {_NO_SERVERS}")
-
-
-def _command(line: Line, value: str) -> None:
-    line.program = [value]
 
 
 def _finish(line: Line) -> None:
@@ -70,7 +66,7 @@ _TRAIN = Tool(
     "paddlecloud job train",
     {
         "--job-name NAME": "--name",
-        "--start-cmd COMMAND": _command,
+        "--start-cmd COMMAND": command,
         "--k8s-trainers N": "--nnodes",
         "--k8s-gpu-cards N": "--gpus",
         "--k8s-cpu-cores N": "--cpus",

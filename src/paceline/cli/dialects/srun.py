@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from paceline.job.errors import UserError
 
-from .engine import Ignored, Line, Refused, Tool, say_program, split_command
+from .engine import Ignored, Line, Refused, Tool, command, later, say_program, split_command
 from .shell import plain
 from .tools import unwrap
 
@@ -110,19 +110,11 @@ def _finish(line: Line) -> None:
     say_program(line)
 
 
-def _later(line: Line, value: str) -> None:
-    """What `_finish` counts."""
-
-
 def _jobid(line: Line, value: str) -> None:
     """An allocation: only that of the shell which reads the line will do."""
     own = os.environ.get("SLURM_JOB_ID")
     if value != own and not re.fullmatch(r"\$\{?SLURM_JOB_?ID\}?", plain(value)):
         raise UserError(f"--jobid {value}: run the line in the shell of that allocation")
-
-
-def _command(line: Line, value: str) -> None:
-    line.program = [value]
 
 
 def _batch(line: Line) -> None:
@@ -140,10 +132,10 @@ SRUN = Tool(
         "-N --nodes N[-M]": _nodes,
         "-n --ntasks N": "-np",
         "--ntasks-per-node --tasks-per-node N": "-n",
-        "-c --cpus-per-task N": _later,
-        "-G --gpus N": _later,
+        "-c --cpus-per-task N": later,
+        "-G --gpus N": later,
         "--gpus-per-node [TYPE:]N": _gpus,
-        "--gpus-per-task N": _later,
+        "--gpus-per-task N": later,
         "--gres LIST": _gres,
         "--mem SIZE": _memory,
         "--mem-per-cpu SIZE": _option("mem-per-cpu"),
@@ -209,7 +201,7 @@ SBATCH = Tool(
     "sbatch",
     {
         **SRUN.flags,
-        "--wrap COMMAND": _command,
+        "--wrap COMMAND": command,
         "-o --output FILE": _EACH,
         "-e --error FILE": _EACH,
         "-a --array LIST": "--slurm array={}",

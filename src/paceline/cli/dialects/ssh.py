@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import shlex
 
-from .engine import Ignored, Line, Tool, say_program
+from .engine import Ignored, Line, Tool, later, say_program
 from .shell import commands, plain
 from .tools import unwrap
 
 _OWN = Ignored("paceline connects as your settings of ssh say; write it there")
 _SWITCHES = "46AaCfGgKkMNnqsTtVvXxYy"
 _OPTIONS = "BbcDEeFIJLmOoPQRSWw"
-
-
-def _user(line: Line, value: str) -> None:
-    """What `_finish` reads."""
 
 
 def _finish(line: Line) -> None:
@@ -42,7 +38,7 @@ SSH = Tool(
     {
         "-p PORT": "-p",
         "-i FILE": "-i",
-        "-l USER": _user,
+        "-l USER": later,
         **{f"-{letter}": "" for letter in _SWITCHES},
         **{f"-{letter} VALUE": _OWN for letter in _OPTIONS},
     },
