@@ -302,9 +302,9 @@ def test_durations_from_python() -> None:
 
 def test_a_job_that_was_stored_has_its_durations_in_seconds() -> None:
     """Also one of a version that took numbers from its user."""
-    stored = {"script": "a.py", "ttl": 60, "time_limit": 0.5}
+    stored = {"script": "a.py", "ttl": 60, "time_limit": 0.5, "grace": 0.0, "silence": 20}
     spec = JobSpec.from_stored(stored)
-    assert (spec.ttl, spec.time_limit) == (60.0, 0.5)
+    assert (spec.ttl, spec.time_limit, spec.grace, spec.silence) == (60.0, 0.5, 0.0, 20.0)
     assert spec.stored(only_given=True) == stored
     with pytest.raises(UserError, match="has no unit"):
         JobSpec.from_stored({**stored, "ttl": "60"})

@@ -258,7 +258,10 @@ def _count_of_devices(job: Job) -> str | None:
     """How many devices a job has whose names are not known; that it needs none."""
     if job.allocated is not None:
         return f"{job.allocated} allocated" if job.allocated else None
-    return "none" if job.devices_asked == 0 else None
+    asked = job.devices_asked
+    if asked and not job.is_over:
+        return f"{asked if isinstance(asked, int) else ', '.join(asked)} requested"
+    return "none" if asked == 0 else None
 
 
 def _pairs(labels: Mapping[str, str], between: str) -> str | None:

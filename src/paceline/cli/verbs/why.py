@@ -131,7 +131,7 @@ def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> 
 def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What the ranks spent their time on, and what of that can be less; of each node the same, once it has ended."""
     found = [event for event in happened if event["event"] == "spent"]
-    if not found and job.slow:
+    if not found and job.slow and not (job.waiting or "").startswith("it hangs"):  # then it is no exchange that is slow
         yield ""
         yield from job.slow
     for event in found:
