@@ -190,8 +190,7 @@ def test_a_job_is_refused_while_another_has_the_folder(paceline: Paceline) -> No
     (paceline.folder / "end").unlink()
     began.unlink()
     shutil.rmtree(paceline.folder / "home" / "jobs" / "one" / "checkpoints", ignore_errors=True)
-    done = paceline("resubmit", "one")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("resubmit", "one")
     again = done.stdout.strip()
     eventually((paceline.folder / f"began-{again}-0").exists, "it goes on")
     (paceline.folder / "end").touch()

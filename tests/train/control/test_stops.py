@@ -115,8 +115,7 @@ def test_stopped_by_the_user_and_started_again(paceline: Paceline, workers: int)
     assert f"step {last + 1} " not in out
     assert status(paceline)["state"] == "STOPPED"
 
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "script.py")
     assert done.stdout.splitlines()[0] == f"epoch {last // 7} step {last + 1} attempt 0"
     assert len(done.stdout.splitlines()) == 21 - last
     assert weights(paceline) == undisturbed
@@ -151,8 +150,7 @@ def test_a_job_that_is_preempted_asks_to_be_resumed(paceline: Paceline) -> None:
     code, _, err = finish(process)
     assert code == 75, err
     assert "paceline: SIGUSR2: stopped after step" in err
-    done = paceline.run("-n", "1", "script.py")  # and with another number of ranks
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "1", "script.py")  # and with another number of ranks
     assert done.stdout.splitlines()[-1] == "epoch 2 step 21 attempt 0"
 
 
@@ -201,8 +199,7 @@ def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline,
     _, _, err = finish(process)
     last = stopped_after(err)
     assert last % 7 in (3, 6, 0)
-    done = paceline.run("-n", "1", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "1", "script.py")
     assert len(done.stdout.splitlines()) == 21 - last
 
 

@@ -35,8 +35,7 @@ def train(paceline: Paceline, what: str) -> str:
 
 
 def test_a_worker_that_hangs_before_it_begins_is_replaced(paceline: Paceline) -> None:
-    done = paceline.run("-n", "1", train(paceline, "signal.pause()"))
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "1", train(paceline, "signal.pause()"))
     assert done.stdout.splitlines() == ["0 1 2 3 4 5 6 7 8 9 10 11"] * 2
     assert "a loader worker did not begin within" in done.stderr  # of another one, too, on a busy machine
 

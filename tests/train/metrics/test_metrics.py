@@ -337,8 +337,7 @@ def test_tensorboard_shows_the_last_attempt_of_each_step(paceline: Paceline) -> 
                             run._metrics._board.close()  # all is written that is to be forgotten
                             os._exit(1)
     """)
-    done = paceline.run("-n", "2", "--max-restarts", "1", "script.py")
-    assert done.returncode == 0, done.stderr
+    paceline.succeeds("run", "-n", "2", "--max-restarts", "1", "script.py")
     lines = read(paceline.job() / "metrics.jsonl")
     assert [(line["attempt"], line["step"]) for line in lines] == [(0, 10), (0, 20), (0, 30), (1, 35), (1, 40)]
     events = accumulator.EventAccumulator(str(paceline.job() / "tensorboard"))
@@ -378,8 +377,7 @@ def on_terminal(paceline: Paceline) -> str:
 
 def test_a_pipe_gets_plain_lines(paceline: Paceline) -> None:
     script(paceline)
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "script.py")
     lines = [line for line in done.stderr.splitlines() if line.startswith("epoch")]
     assert [line.split(" samples/s")[0].rpartition(" ")[0] for line in lines] == [
         "epoch 1/2 step 15/15 loss 0.52",
@@ -449,8 +447,7 @@ def test_others_can_read_how_far_it_is(paceline: Paceline) -> None:
                     if epoch == 2 and run.step == 34:
                         break
     """)
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "script.py")
     seen = json.loads(done.stdout)
     assert (seen["epoch"], seen["epochs"], seen["steps"]) == (1, 3, 15)
     assert 1 <= seen["step"] <= 14

@@ -190,16 +190,14 @@ def test_a_result_is_shown_before_the_next_reduction_begins(paceline: Paceline) 
                     lines = open(os.environ["PACELINE_RUN_DIR"] + "/metrics.jsonl").read()
                     print(lines.count('"step": 6,'), flush=True)
     """)
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "script.py")
     assert [line for line in done.stderr.splitlines() if line.startswith("epoch 1 step 7/8 loss 5 ")], done.stderr
     assert done.stdout == "1\n"
 
 
 def test_the_step_in_which_a_loop_is_left_counts_if_its_batch_was_used(paceline: Paceline) -> None:
     script(paceline, "the loop is left after its step")
-    done = paceline.run("-n", "2", "script.py")
-    assert done.returncode == 0, done.stderr
+    done = paceline.succeeds("run", "-n", "2", "script.py")
     shown = [line.split(" step ")[1].split()[0] for line in done.stderr.splitlines() if " step " in line]
     assert shown == ["5/7", "7/7", "3/7"], "the second loop has the two batches that the first one left"
     assert {line["step"] for line in map(json.loads, (paceline.job() / "metrics.jsonl").open())} == {5, 7, 10}
