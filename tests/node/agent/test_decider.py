@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.node.agent import attempt, decider, decision
 from paceline.node.agent.attempt import FAILURE_GRACE, ORDER_WAIT, SYMPTOM_WAIT
 from paceline.node.agent.decider import decide
-from paceline.node.agent.decision import ANSWER_SECONDS
+from paceline.node.agent.decision import ANSWER_SECONDS, View
 from paceline.node.agent.state import begin
 from paceline.node.failure import TIMED_OUT
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
@@ -24,7 +24,6 @@ from paceline.node.spec import NodeSpec, Program, Request
 
 if TYPE_CHECKING:
     from paceline.node.agent.messages import Action, Event
-    from paceline.node.agent.view import View
 
 GRACE, JOIN = 7.0, 60.0
 
@@ -61,7 +60,7 @@ class World:
         self.ended: list[int] = []
         self.has_server = self.is_ready = self.resumes = self.is_over = self.has_met = self.leads = False
         self.is_swept = False
-        self.failures: list[dict[str, Any]] = []
+        self.failed: list[dict[str, Any]] = []
         self.server_failure, self.server_cause, self.missing = "", "agent", "1"
         self.awaited = 0.0
         self.last_call_until: float | None = None
@@ -70,12 +69,8 @@ class World:
         self.happens({"on": "begin"})
 
     @property
-    def clock(self) -> float:
-        return self.now
-
-    @property
-    def has_ranks(self) -> bool:
-        return bool(self.running or self.ended)
+    def current(self) -> list[int]:
+        return self.running + self.ended
 
     @property
     def have_started(self) -> bool:
@@ -85,11 +80,18 @@ class World:
     def has_live_ranks(self) -> bool:
         return bool(self.running)
 
+    def view(self) -> View:
+        me = cast("Any", self)
+        return View(me, me, me.status, self.now)
+
+    def failures(self) -> list[dict[str, Any]]:
+        return self.failed
+
     def happens(self, event: Event) -> None:
         """As `Agent` does it."""
         more = True
         while more:
-            before, view = copy.deepcopy(self.state), cast("View", self)
+            before, view = copy.deepcopy(self.state), self.view()
             self.state, actions = decide(before, event, view, self.now)
             assert decide(before, event, view, self.now) == (self.state, actions), "it depends on nothing else"
             for action in actions:
@@ -117,7 +119,7 @@ class World:
             self.running.remove(rank)
             self.ended.append(rank)
         if failure:
-            self.failures.append({"signal": "", "symptom": False, **failure})
+            self.failed.append({"signal": "", "symptom": False, **failure})
         self.happens({"on": "ranks changed"})
 
     def runs(self) -> World:
@@ -151,7 +153,7 @@ class World:
             self.has_met, self.leads = True, self._leads
             self.happens({"on": "met"})
         elif do == "launch":
-            self.running, self.ended, self.failures = [0, 1], [], []
+            self.running, self.ended, self.failed = [0, 1], [], []
             self.has_server, self.resumes, self.status["start"] = True, False, {}
         elif do == "terminate" and not self.is_ready:
             self.has_server, self.running = False, []
@@ -207,7 +209,7 @@ def test_the_cause_of_symptoms_is_waited_for(one: World, cause_comes: bool) -> N
     assert one.sent == []
     before = one.now
     if cause_comes:
-        one.failures.append({"signal": "", "symptom": False})
+        one.failed.append({"signal": "", "symptom": False})
         one.happens({"on": "ranks changed"})
     else:
         one.waits()
@@ -498,7 +500,7 @@ def test_whatever_happens_an_agent_ends_or_waits_for_something(
     ended = world.state
     for event in events:
         if not isinstance(event, str):
-            assert decide(ended, event, cast("View", world), world.now) == (ended, []), "it is over"
+            assert decide(ended, event, world.view(), world.now) == (ended, []), "it is over"
 
 
 def test_signals_that_ask_to_leave() -> None:

@@ -32,11 +32,10 @@ from paceline.node.spec import CURRENT_SECONDS, NodeSpec
 from paceline.node.watching.slowness import causes
 
 from .decider import decide
-from .decision import ANSWER_SECONDS
+from .decision import ANSWER_SECONDS, View
 from .state import begin
 from .status import JobStatus
 from .tensorboard import JobBoard
-from .view import View
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ class Agent:
         self.claim: DeviceClaim | None = None
         self.tensorboard = JobBoard(self.loop, run)
         self.status = JobStatus(run, spec, socket.gethostname())
-        self.view = View(self.ranks, self.participant, self.status)
         self.state = begin(spec, has_lifeline=lifeline is not None)
         self.watch = self._watch()
         self.events: collections.deque[Event] = collections.deque()
@@ -138,7 +136,8 @@ class Agent:
             self.status.record(self.ranks.current.values())
         is_settled = False
         while not is_settled:
-            self.state, actions = decide(self.state, event, self.view, time.monotonic())
+            view = View(self.ranks, self.participant, self.status.current, time.time())
+            self.state, actions = decide(self.state, event, view, time.monotonic())
             for action in actions:
                 self._carry_out(action)
             is_settled = not actions and not self.state.may_go_on

@@ -22,35 +22,35 @@ class Attempt(Step):
 
     def check_ranks(self) -> None:
         """After a change of the ranks: record it, and send the coordinator what it waits for."""
-        view, state = self.view, self.state
-        if state.is_newcomer and view.is_ready:
+        ranks, state = self.ranks, self.state
+        if state.is_newcomer and ranks.is_ready:
             self.set(is_newcomer=False)
             self.send({"do": "prepared"})
-        if view.status["state"] != "RUNNING" and not state.halted and view.have_started and view.has_live_ranks:
-            started = view.status["started"]
+        if self.status["state"] != "RUNNING" and not state.halted and ranks.have_started and ranks.has_live_ranks:
+            started = self.status["started"]
             if started is None and self.spec.time_limit is not None:
                 self.arm("limit", self.spec.time_limit)
-            self.write(state="RUNNING", started=started or view.clock)
+            self.write(state="RUNNING", started=started or self.clock)
         if state.reported or state.halted:
-            if view.server_failure and (self.state.is_newcomer or not view.has_ranks):
-                self.fail(view.server_failure, view.server_cause)
+            if ranks.server_failure and (self.state.is_newcomer or not ranks.current):
+                self.fail(ranks.server_failure, ranks.server_cause)
         else:
             self.report()
 
     def report(self) -> None:
         """Send the coordinator the result of the attempt here, unless it is open."""
-        view, waited = self.view, self.state.waited
-        failures = view.failures
+        ranks, waited = self.ranks, self.state.waited
+        failures = ranks.failures()
         if "order" not in waited and any(failure["signal"] == "SIGTERM" for failure in failures):
             self.wait("order", ORDER_WAIT)
-        elif view.is_over and not failures:
+        elif ranks.is_over and not failures:
             self.reported({"do": "over"})
-        elif "saved" not in waited and view.resumes and view.has_live_ranks and not failures:
+        elif "saved" not in waited and ranks.resumes and ranks.has_live_ranks and not failures:
             self.wait("saved", self.spec.grace)
-        elif view.resumes and not failures:
+        elif ranks.resumes and not failures:
             self.reported({"do": "preempted", "final": self.state.preempted})
-        elif not view.has_live_ranks:
-            self.reported(self.failed() if failures or view.server_failure else {"do": "done"})
+        elif not ranks.has_live_ranks:
+            self.reported(self.failed() if failures or ranks.server_failure else {"do": "done"})
         elif failures and self.spec.framework != "indexed":
             if "cause" not in waited:
                 self.wait("cause", SYMPTOM_WAIT)
@@ -61,7 +61,7 @@ class Attempt(Step):
 
     def failed(self) -> ToCoordinator:
         """That a rank has failed; or that it was ended by the signal that asks it to give way, before it could save."""
-        if self.state.preempted and any(failure["signal"] == "SIGUSR2" for failure in self.view.failures):
+        if self.state.preempted and any(failure["signal"] == "SIGUSR2" for failure in self.ranks.failures()):
             return {"do": "preempted", "final": True}
         return {"do": "failed"}
 
@@ -103,11 +103,11 @@ class Attempt(Step):
     def report_stopped(self) -> None:
         """No rank of the attempt is left here."""
         self.set(start=None)
-        failures = self.view.failures
+        failures = self.ranks.failures()
         if self.state.hung:
             failures = [node_failure(self.node_rank, self.host, "hang", self.state.hung)]
-        if why := self.view.server_failure:
-            failures = [node_failure(self.node_rank, self.host, self.view.server_cause, why)]
+        if why := self.ranks.server_failure:
+            failures = [node_failure(self.node_rank, self.host, self.ranks.server_cause, why)]
         self.write()
         self.do({"do": "send stopped", "failures": failures})
         self.await_answer()
@@ -123,8 +123,8 @@ class Attempt(Step):
 
     def await_programs(self) -> None:
         """How mpirun ends may say why its ranks have."""
-        if self.view.awaited:
-            self.enter("programs", self.view.awaited)
+        if self.ranks.awaited:
+            self.enter("programs", self.ranks.awaited)
         else:
             self.terminate()
 
@@ -135,7 +135,7 @@ class Attempt(Step):
 
     def kill(self) -> None:
         """SIGKILL to the ranks that are left."""
-        if self.view.has_live_ranks:
+        if self.ranks.has_live_ranks:
             self.do({"do": "kill"})
             self.enter("kill", SERVER_SECONDS)
         else:
@@ -143,7 +143,7 @@ class Attempt(Step):
 
     def sweep(self) -> None:
         """End what the ranks have left behind; without a fork server there is nothing."""
-        if self.view.has_live_ranks or not self.view.has_server:
+        if self.ranks.has_live_ranks or not self.ranks.has_server:
             self.finish_stop()
         else:
             self.do({"do": "sweep", "grace": 0.0 if self.state.at_once else SWEEP_GRACE})
@@ -151,7 +151,7 @@ class Attempt(Step):
 
     def finish_stop(self) -> None:
         """If ranks are left, or what they started, nothing helps but to end the fork server, and all with it."""
-        if self.view.has_live_ranks or (self.state.phase == "sweep" and not self.view.is_swept):
+        if self.ranks.has_live_ranks or (self.state.phase == "sweep" and not self.ranks.is_swept):
             self.do({"do": "end server"})
         self.do({"do": "stopped"})
         self.enter("stopped")

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from paceline.node.journal.records import Record
     from paceline.node.rendezvous.messages import Alone, Finish, Halt, Hung, Refuse, Restart, Search, Start
 
+    from .decision import View
     from .messages import Action, Event, Granted, Queued, Signal, Stalled, Word
     from .state import State
-    from .view import View
 
 AFTER_LAST_CALL = 1.0  # seconds from the end of a last call until the start is there
 
@@ -119,7 +119,7 @@ class _Step(Attempt):
         queued: Record = {
             "event": "queued", "need": waiting["need"], "ahead": waiting["ahead"], "problem": waiting["problem"]
         }  # fmt: skip
-        self.write(*([] if self.view.status["waiting"] else [queued]), waiting=waiting)
+        self.write(*([] if self.status["waiting"] else [queued]), waiting=waiting)
 
     def grant(self, event: Granted) -> None:
         """It has them."""
@@ -141,7 +141,7 @@ class _Step(Attempt):
 
     def met(self) -> None:
         """A coordinator is found, or none; wait for its messages."""
-        if self.state.phase == "meeting" and not self.view.leads:  # the coordinator knows best which nodes are missing
+        if self.state.phase == "meeting" and not self.others.leads:  # the coordinator knows best which nodes are missing
             self.arm("join", self.spec.join_timeout)
         self.enter("open")
 
@@ -195,7 +195,7 @@ class _Step(Attempt):
 
     def miss_others(self) -> None:
         """Other nodes are missing, unless there are enough: then they start soon."""
-        until = self.view.last_call_until
+        until = self.others.last_call_until
         if until is not None:
             self.arm("join", max(until - self.now, 0.0) + AFTER_LAST_CALL)
             return
@@ -207,7 +207,7 @@ class _Step(Attempt):
             if spec.hosts
             else "; start `paceline run` on each with the same --nnodes, --master-addr and --master-port"
         )
-        why = f"{self.view.missing} of {needed} nodes did not come within {within:g} s{do}"
+        why = f"{self.others.missing} of {needed} nodes did not come within {within:g} s{do}"
         self.send({"do": "give up", "why": why})
         self.fail(why, "nodes missing")
 
@@ -218,7 +218,7 @@ class _Step(Attempt):
 
     def end_doubt(self) -> None:
         """End a job whose client was killed before it confirmed the job on all nodes, unless the job has begun."""
-        if self.view.status["start"] is None:
+        if self.status["start"] is None:
             self.fail(
                 "the command that submitted it ended before it had confirmed the job on all hosts, and the job did not"
                 f" start within {DOUBT_SECONDS:g} s; submit it again",
@@ -229,7 +229,7 @@ class _Step(Attempt):
 
     def stall(self, event: Stalled) -> None:
         """No rank here goes on, or they do again."""
-        if not event["stands"] and self.view.status["state"] == "RUNNING":
+        if not event["stands"] and self.status["state"] == "RUNNING":
             self.write(waiting=None)
         if not self.state.halted and not self.state.reported and self.spec.hang_after is not None:
             self.send({"do": "stands", "after": self.spec.hang_after, "stands": event["stands"]})
@@ -240,7 +240,7 @@ class _Step(Attempt):
         why = f"for {found['seconds']:.0f} s {found['line']}"
         self.write({"event": "hang", "why": why, "hang": found}, waiting={"problem": f"it hangs: {found['line']}"})
         first = found["places"][0]["ranks"][0]
-        if self.spec.restarts_when_hung and any(rank["rank"] == first for rank in self.view.status["ranks"]):
+        if self.spec.restarts_when_hung and any(rank["rank"] == first for rank in self.status["ranks"]):
             self.set(hung=f"the ranks hung: {found['line']}")
             if not self.state.reported and not self.state.halted:
                 self.reported({"do": "failed"})
@@ -288,7 +288,7 @@ class _Step(Attempt):
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self.set(preempted=self.state.preempted or number == signal.SIGUSR2)
             self.do({"do": "signal", "signal": number})
-        elif number == signal.SIGTERM and self.spec.peers and self.view.has_met:
+        elif number == signal.SIGTERM and self.spec.peers and self.others.has_met:
             self.leave()
         elif number != signal.SIGHUP or not self.spec.detached:
             self.ask_to_stop(number)
@@ -324,7 +324,7 @@ class _Step(Attempt):
     def lose_client(self) -> None:
         """Let the job go on without this node, on which its client has no connection any more, or stop it."""
         self.set(has_no_client=True)
-        if self.spec.least < self.spec.nodes and self.view.has_met:
+        if self.spec.least < self.spec.nodes and self.others.has_met:
             self.send({"do": "leave or stop", "signal": signal.SIGHUP})
         else:
             self.ask_to_stop(signal.SIGHUP)
@@ -332,7 +332,7 @@ class _Step(Attempt):
     def expect_all(self) -> None:
         """All agents of the job run: those of other nodes join soon unless they wait for devices, or are lost."""
         spec = self.spec
-        if self.view.has_met and not self.view.leads:
+        if self.others.has_met and not self.others.leads:
             return
         if spec.hosts and spec.nodes > 1 and not spec.joins and spec.request is None and not self.state.has_met_all:
             self.set(join_within=min(self.state.join_within, PATIENCE * spec.silence))
@@ -355,7 +355,7 @@ class _Step(Attempt):
             return
         self.set(stop_signal=number)
         self.disarm("join", "limit")
-        if not self.view.has_met:  # no other node knows of this one yet
+        if not self.others.has_met:  # no other node knows of this one yet
             self.stop_alone()
         else:
             self.send({"do": "stop", "signal": number})
@@ -396,7 +396,7 @@ class _Phase(NamedTuple):
 
 
 def _has_no_live_ranks(it: _Step) -> bool:
-    return not it.view.has_live_ranks
+    return not it.ranks.has_live_ranks
 
 
 def _is_to_end(it: _Step) -> bool:
@@ -404,7 +404,7 @@ def _is_to_end(it: _Step) -> bool:
 
 
 def _has_cause(it: _Step) -> bool:
-    return not all(failure["symptom"] for failure in it.view.failures)
+    return not all(failure["symptom"] for failure in it.ranks.failures())
 
 
 _PHASES = {
@@ -417,13 +417,13 @@ _PHASES = {
     # A failure that does not look like the consequence of another one.
     "cause": _Phase(lambda it: _has_no_live_ranks(it) or _has_cause(it) or _is_to_end(it), _Step.end_wait),
     "save": _Phase(
-        lambda it: _has_no_live_ranks(it) or it.state.at_once or it.is_to_halt or not it.view.is_ready,
+        lambda it: _has_no_live_ranks(it) or it.state.at_once or it.is_to_halt or not it.ranks.is_ready,
         _Step.await_programs,
     ),
-    "programs": _Phase(lambda it: it.state.at_once or not it.view.awaited, _Step.terminate),
+    "programs": _Phase(lambda it: it.state.at_once or not it.ranks.awaited, _Step.terminate),
     "terminate": _Phase(lambda it: _has_no_live_ranks(it) or it.state.at_once, _Step.kill),
     "kill": _Phase(_has_no_live_ranks, _Step.sweep),
-    "sweep": _Phase(lambda it: it.view.is_swept or not it.view.has_server, _Step.finish_stop),
+    "sweep": _Phase(lambda it: it.ranks.is_swept or not it.ranks.has_server, _Step.finish_stop),
     "stopped": _Phase(lambda it: True, _Step.after_stop),
 }
 _REACHED = {

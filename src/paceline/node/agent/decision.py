@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node.failure import node_failure
 from paceline.node.signals import EXIT_REPLACED
@@ -12,14 +12,32 @@ from paceline.node.signals import EXIT_REPLACED
 if TYPE_CHECKING:
     from paceline.contract.records import Cause, FinalState
     from paceline.node.journal.records import Record
+    from paceline.node.journal.status import Status
+    from paceline.node.ranks.launcher import Ranks
     from paceline.node.rendezvous.messages import ToCoordinator
+    from paceline.node.rendezvous.participant import Participant
 
     from .messages import Action
     from .state import Phase, State
-    from .view import View
 
 ANSWER_SECONDS = 10.0  # how long the coordinator may take to answer a node that asked to stop
 _ENDS_ATTEMPT = ("halt", "search", "alone")  # messages
+
+
+class View(NamedTuple):
+    """What a decision depends on besides the event and the agent's own state, as of now.
+
+    Attributes:
+        ranks: of this node.
+        others: the other nodes, as far as this one knows them.
+        status: what is recorded.
+        clock: seconds since the epoch.
+    """
+
+    ranks: Ranks
+    others: Participant
+    status: Status
+    clock: float
 
 
 class Step:
@@ -31,7 +49,8 @@ class Step:
     """
 
     def __init__(self, state: State, view: View, now: float) -> None:
-        self.state, self.view, self.now = state, view, now
+        self.state, self.now = state, now
+        self.ranks, self.others, self.status, self.clock = view
         self.spec = state.spec
         self.actions: list[Action] = []
 
@@ -97,12 +116,12 @@ class Step:
     @property
     def host(self) -> str:
         """The name of this machine."""
-        return self.view.status["agent"]["host"]
+        return self.status["agent"]["host"]
 
     @property
     def node_rank(self) -> int:
         """This node's number; 0 before it has one."""
-        return self.view.status["node_rank"] or 0
+        return self.status["node_rank"] or 0
 
     def record_stop(self, number: int) -> None:
         """Record that the ranks are being stopped with the job."""
