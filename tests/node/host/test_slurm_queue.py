@@ -318,20 +318,3 @@ def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, mon
     (tmp_path / "rows").write_text(line(State="PENDING", RestartCnt="1", Reason="JobHeldUser", **row) + "\n")
     with pytest.raises(Refused, match="job it does not run now: Slurm has requeued it; its user holds it"):
         describe.slurm_shell(Home(it.root), request)
-
-
-@pytest.mark.parametrize(
-    ("word", "state"), [("COMPLETED", "SUCCEEDED"), ("FAILED", "FAILED"), ("CANCELLED", "STOPPED")]
-)
-def test_a_job_of_an_earlier_version_whose_nodes_shared_no_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, state: str
-) -> None:
-    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it", "options": {"broadcast": True}}
-    options = {"slurm": {}, "broadcast": True}
-    it = job(tmp_path, spec=spec, created=1.0, options=options, data=[], node={"working_dir": "/"})
-    it.add_id("7")
-    (tmp_path / "rows").write_text(line(JobID="7", State=word, Comment='paceline:abc {"next": null}') + "\n")
-    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
-    (found,) = describe.slurm_describe(Home(it.root), {"names": ["it"], "since": None})["jobs"]
-    assert found["state"] == state
-    assert describe.slurm_spec(Home(it.root), {"name": "it"})["spec"]["options"] == {}, "it can be submitted again"

@@ -40,7 +40,7 @@ class Agent:
     def part(self) -> None:
         self.has_met = False
 
-    def follow(self, address: tuple[str, int], timeout: float) -> bool:
+    def follow(self, address: tuple[str, int], timeout: float) -> AgentStatus:
         self.looks += 1
         raise ConnectionRefusedError
 

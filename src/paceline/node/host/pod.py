@@ -49,6 +49,9 @@ _WIDEST = 6  # bytes of a letter in JSON: \\u00fc
 # one has failed, and their logs. Nodes report an end within a second, so those that end soon after it stay too.
 _LATER = 0.3
 _REFUSED = 2  # the exit code if the job cannot run
+_OF_RECORD = (  # what the message has of the job's record
+    "state", "error", "attempt", "restarts", "framework", "started", "finished", "progress", "checkpoint", "slow",
+)  # fmt: skip
 
 
 def main(file: str, message: str) -> int:
@@ -210,19 +213,7 @@ def summary(record: JobRecord | None, failure: Failure | None, exit_code: int) -
     """
     found: dict[str, Any] = {"exit_code": exit_code, "failure": failure}
     if record is not None:
-        keys = (
-            "state",
-            "error",
-            "attempt",
-            "restarts",
-            "framework",
-            "started",
-            "finished",
-            "progress",
-            "checkpoint",
-            "slow",
-        )
-        found.update((key, value) for key, value in record.items() if key in keys)
+        found.update((key, value) for key, value in record.items() if key in _OF_RECORD)
         found["ranks"] = [[rank["rank"], rank["exit_code"]] for rank in record["instances"]]
         found["commit"] = (record["code"] or {}).get("commit")
     return {key: value for key, value in found.items() if value not in (None, [], {})}

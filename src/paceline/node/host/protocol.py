@@ -20,19 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from io import BufferedReader
 
-
-class Moved(TypedDict, total=False):
-    """What only a part has that goes on from a job elsewhere.
-
-    Keys:
-        brought: what comes with it, see `plan.Brought`, and `bytes`, the size of the checkpoint's archive, 0 if the
-            checkpoint is there already or goes to another node.
-    """
-
-    brought: Mapping[str, Any] | None
+    from typing_extensions import NotRequired
 
 
-class Part(Moved):
+class Part(TypedDict):
     """What a client asks a machine elsewhere to make: its part of a job. Most keys are those of `plan.Order`.
 
     Keys:
@@ -47,6 +38,8 @@ class Part(Moved):
         token: secret with which the nodes authenticate each other.
         slots: number of slots of the machine if it has no accelerators.
         code: record of the job's code; None if it has no code of its own.
+        brought: what comes from a job elsewhere that it goes on from, see `plan.Brought`, and `bytes`, the size of the
+            checkpoint's archive, 0 if the checkpoint is there already or goes to another node.
     """
 
     job: dict[str, Any]
@@ -60,6 +53,7 @@ class Part(Moved):
     token: str | None
     slots: int
     code: Mapping[str, Any] | None
+    brought: NotRequired[Mapping[str, Any] | None]
 
 
 class StartRequest(Part):
@@ -93,27 +87,7 @@ class PlanRequest(Part):
     start: Mapping[str, Any] | None
 
 
-class _Later(TypedDict, total=False):
-    """What only a part has whose code does not come with it.
-
-    Keys:
-        cloned: the folder beside the request into which git has fetched it; its commit is in the file `commit` there.
-    """
-
-    cloned: str | None
-
-
-class _Kept(TypedDict, total=False):
-    """What only a part has whose logs are kept elsewhere too.
-
-    Keys:
-        kept_logs: the folder; see `kept_log.py`.
-    """
-
-    kept_logs: str | None
-
-
-class BatchRequest(Part, _Later, _Kept):
+class BatchRequest(Part):
     """A part that a scheduler starts, see `batch.py`.
 
     Keys:
@@ -126,6 +100,9 @@ class BatchRequest(Part, _Later, _Kept):
             agent finds it.
         peers: where the agents listen, by node rank, if the scheduler starts another node for one that is lost.
         late_nodes: whether the scheduler starts nodes of an elastic job also when it has ended.
+        cloned: the folder beside the request into which git has fetched the code; its commit is in the file `commit`
+            there.
+        kept_logs: the folder in which its logs are kept too, see `kept_log.py`.
     """
 
     root: str
@@ -134,6 +111,8 @@ class BatchRequest(Part, _Later, _Kept):
     address_variable: str | None
     peers: Sequence[str]
     late_nodes: bool
+    cloned: NotRequired[str | None]
+    kept_logs: NotRequired[str | None]
 
 
 def encoded(answer: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline._version import __version__
 from paceline.contract import TOKEN, handshake
@@ -18,8 +18,8 @@ from paceline.node.machine.network import LOOPBACK, is_loopback, is_own_ip
 from paceline.node.signals import EXIT_REPLACED
 
 from .coordinator import GATHERING, Coordinator
-from .handshake import Listener
-from .links import Follower, Leader
+from .handshake import Listener, connect
+from .links import Leader, Link
 from .peers import Peers
 from .quorum import Standing, agent_id
 from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
@@ -79,8 +79,8 @@ class Participant:
         self._address = spec.local_address or spec.main_address or LOOPBACK
         self._only = ""  # the address at which alone this agent listens
         self._listener = Listener(loop, self._token, self._status, self._admit)
-        self._link: Leader | Follower | None = None
-        self._parted: list[Leader | Follower] = []
+        self._link: Leader | Link | None = None
+        self._parted: list[Leader | Link] = []
         self._nodes: list[NodeEntry] = []  # of the last attempt
         self._leader: tuple[str, int] | None = None  # address of the coordinator
         self._leader_id = ""
@@ -156,7 +156,7 @@ class Participant:
             if address is not None and (peers.have_begun or not self.leads):
                 self.part()
                 with contextlib.suppress(OSError):
-                    if self.follow(address, CONNECT_SECONDS):
+                    if self.follow(address, CONNECT_SECONDS)["leads"]:
                         return
             elif not self.leads and spec.node_rank == 0 and peers.may_begin(spec.least == spec.nodes):
                 self.lead()
@@ -237,7 +237,7 @@ class Participant:
         while not self._is_over():
             remaining = join_by() - time.monotonic()
             try:
-                status = self._try_to_follow(address, max(0.1, min(CONNECT_SECONDS, remaining)))
+                status = self.follow(address, max(0.1, min(CONNECT_SECONDS, remaining)))
                 if self._link is not None:
                     return
                 if status["leader"] is not None:
@@ -258,33 +258,28 @@ class Participant:
                 return
             self._loop.run_until(self._is_over, CONNECT_PAUSE)
 
-    def follow(self, address: tuple[str, int], timeout: float) -> bool:
-        """Try once to follow an agent; returns whether it leads, and this node follows it now.
+    def follow(self, address: tuple[str, int], timeout: float) -> AgentStatus:
+        """Try once to follow an agent; returns its status: this node follows it now if that has "leads".
 
         Raises:
             OSError: it does not answer.
             PermissionError: it does not know the token.
         """
-        return self._try_to_follow(address, timeout)["leads"]
-
-    def _try_to_follow(self, address: tuple[str, int], timeout: float) -> AgentStatus:
-        """Try once to follow an agent; returns its status.
-
-        Raises:
-            OSError: it does not answer.
-            PermissionError: it does not know the token.
-        """
-        follower = Follower(
+        channel, status = connect(*address, self._token, timeout, joins=True)
+        if not status["leads"]:
+            channel.close()
+            return status
+        own = channel.socket.getsockname()[0]
+        self._link = link = Link(
             self._loop,
-            lambda message: self._deliver(follower, message),
-            lambda is_dead, why: self._lose_leader(follower, is_dead, why),
+            channel,
             self._spec.silence,
+            received=lambda message: self._deliver(link, cast("ToNode", message)),
+            lost=lambda is_dead, why: self._lose_leader(link, is_dead, why or "it ended the connection"),
         )
-        status = follower.connect(address[0], address[1], self._token, timeout)
-        if status["leads"]:
-            self._link, self._leader, self._leader_id = follower, address, status["id"]
-            self._address = self._spec.local_address or self._only or follower.local_address
-            self._join()
+        self._leader, self._leader_id = address, status["id"]
+        self._address = self._spec.local_address or self._only or own
+        self._join()
         return status
 
     def _join(self) -> None:
@@ -307,7 +302,7 @@ class Participant:
         assert isinstance(self._link, Leader)
         self._link.admit(channel)
 
-    def _deliver(self, link: Leader | Follower, message: ToNode) -> None:
+    def _deliver(self, link: Leader | Link, message: ToNode) -> None:
         """Handle a message of the coordinator, unless it is a former one."""
         if link is not self._link:
             return
@@ -332,7 +327,7 @@ class Participant:
             return self._spec.last_call
         return max(self._spec.last_call, self._others_stop_by - time.monotonic())
 
-    def _end_last_call(self, link: Leader | Follower, until: float) -> None:
+    def _end_last_call(self, link: Leader | Link, until: float) -> None:
         if self.last_call_until == until:  # not that of a later coordinator
             self.last_call_until = None
         if link is self._link:
@@ -353,8 +348,8 @@ class Participant:
 
     # -- another coordinator -------------------------------------------------------------------------------------------
 
-    def _lose_leader(self, follower: Follower, is_dead: bool, why: str) -> None:
-        if follower is not self._link:
+    def _lose_leader(self, link: Link, is_dead: bool, why: str) -> None:
+        if link is not self._link:
             return
         if not self._goes_on():
             names = [node["host"] for node in self._nodes if node["id"] == self._leader_id] or self._spec.hosts[:1]
@@ -364,7 +359,7 @@ class Participant:
             return
         why = "the node that coordinated the job is gone" + ("" if is_dead else f": {why}")
         dead = [self._leader_id] if is_dead else []
-        self._deliver_to_agent({"do": "search", "why": why, "dead": dead, "last_seen": follower.last_seen})
+        self._deliver_to_agent({"do": "search", "why": why, "dead": dead, "last_seen": link.last_seen})
 
     def _goes_on(self) -> bool:
         """Whether the job goes on without the node that coordinated it, which counts as a failure if it needs all."""

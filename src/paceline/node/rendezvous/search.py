@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Address = tuple[str, int]
 
     class Searcher(Protocol):
-        """What the search asks of the agent that searches."""
+        """What the search asks of the agent that searches; `Participant` is one."""
 
         id: str
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         def lead(self) -> None:
             """Coordinate from now on."""
 
-        def follow(self, address: Address, timeout: float) -> bool:
-            """Try once to follow an agent; returns whether that has worked."""
+        def follow(self, address: Address, timeout: float) -> AgentStatus:
+            """Try once to follow an agent; returns its status, with "leads" if that has worked."""
 
         def part(self) -> None:
             """Leave the coordinator, or stop to coordinate."""
@@ -116,7 +116,7 @@ class Search:
         assert leader.address is not None
         self._searcher.part()
         try:
-            return self._searcher.follow(leader.address, CONNECT_SECONDS)
+            return self._searcher.follow(leader.address, CONNECT_SECONDS)["leads"]
         except (OSError, ChannelClosed):
             return False
 

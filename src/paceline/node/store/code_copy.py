@@ -10,6 +10,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
+from paceline.node.files import read_json
 
 from . import code_folder
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Protocol
+
+    from paceline.node.rundir.directory import RunDirectory
 
     class Readable(Protocol):
         """A stream of bytes."""
@@ -47,9 +50,21 @@ def take(folder: Path, destination: Path) -> None:
 def link(source: str, target: str) -> None:
     """Give a file a second name, or copy it where that is impossible."""
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def code_of(run: RunDirectory) -> dict[str, Any]:
+    """The record of a job's code, with its `path`.
+
+    Raises:
+        Refused: it is gone.
+    """
+    code: dict[str, Any] | None = (read_json(run.job) or {}).get("code")
+    if code is None or not os.path.isdir(code["path"]):
+        raise Refused(f"the code of job {run.path.name} is gone; submit the job again")
+    return code
 
 
 def copy_of(

@@ -44,17 +44,6 @@ class Home:
         folder = Path(job["log_dir"]).absolute() if job["log_dir"] else self.jobs
         return folder / str(job["name"])
 
-    def code_of(self, name: str) -> Answer:
-        """The record of a job's code, with its `path`.
-
-        Raises:
-            Refused: it is gone.
-        """
-        code: Answer | None = (read_json(self.jobs / name / "job.json") or {}).get("code")
-        if code is None or not Path(code["path"]).is_dir():
-            raise Refused(f"the code of job {name} is gone; submit the job again")
-        return code
-
     def runs(self, names: Sequence[str]) -> list[RunDirectory]:
         """The run directories of those of these jobs that are here."""
         return [run for name in names if (run := records.find(self.jobs, name)) is not None]

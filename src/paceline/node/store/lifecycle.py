@@ -186,15 +186,9 @@ def take_checkpoints(old: Path, new: Path) -> None:
     """Give a job the checkpoints that another one kept in its own run directory, and the note that it had some."""
     from paceline.contract.folder_lock import LOCK  # the two jobs must not share this file
 
+    from .code_copy import link  # committed checkpoints never change, so both jobs may have the same files
+
     for folder in old.glob("checkpoints*"):
-        shutil.copytree(folder, new / folder.name, copy_function=_link, ignore=shutil.ignore_patterns(LOCK))
+        shutil.copytree(folder, new / folder.name, copy_function=link, ignore=shutil.ignore_patterns(LOCK))
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(old / SAVED, new / SAVED)
-
-
-def _link(source: str, target: str) -> None:
-    """Committed checkpoints never change, so both jobs may have the same file."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -23,7 +23,7 @@ from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 
 from . import code_folder, lifecycle, records
-from .code_copy import copy_of
+from .code_copy import code_of, copy_of
 from .plan import Taken, agent_variables, completed, node_of, places
 
 if TYPE_CHECKING:
@@ -168,8 +168,9 @@ def _copied(home: Home, resumes: str, destination: Path, *, fresh: bool) -> Mapp
     """Copy the code of a job here, with its checkpoints or without them; returns the record of it."""
     from . import moving
 
-    code = home.code_of(resumes)
-    copy_of(code, destination, moving.own_checkpoints(RunDirectory(home.jobs / resumes)) if fresh else None)
+    before = RunDirectory(home.jobs / resumes)
+    code = code_of(before)
+    copy_of(code, destination, moving.own_checkpoints(before) if fresh else None)
     return code
 
 

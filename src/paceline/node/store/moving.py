@@ -22,6 +22,8 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.rundir.directory import SAVED, RunDirectory
 
+from .code_copy import code_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import BinaryIO, Literal, Protocol
@@ -189,9 +191,7 @@ def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None
     Raises:
         Refused: it is gone.
     """
-    code = (read_json(run.job) or {}).get("code")
-    if code is None or not Path(code["path"]).is_dir():
-        raise Refused(f"the code of job {run.path.name} is gone; submit the job again")
+    code = code_of(run)
     is_own = own_checkpoints(run) if fresh else lambda folder, names: []
 
     def without(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -18,6 +18,7 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec
 
 from . import code_folder
+from .code_copy import code_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,7 +207,7 @@ def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     _check_name(home, asked, order.job_id)  # first, since the rest takes longer
     source = order.source if has_code else None
     if has_code and order.resumes is not None:
-        source = Path(home.code_of(order.resumes)["path"])
+        source = Path(code_of(RunDirectory(home.jobs / order.resumes))["path"])
     is_open = has_code and source is None and asked["framework"] is None and asked["command"] is None
     job, path = fitting.complete(asked, here, source), home.folder_of(asked)
     _check_checkpoint_dir(home, order, job)

@@ -113,12 +113,8 @@ def look(
 
 def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None]) -> Report:
     run = RunDirectory(path)
-    alive, why, written, noticed = (
-        liveness(run),
-        "",
-        None,
-        None,
-    )  # first: an agent writes its last status before it releases the lock
+    alive = liveness(run)  # first: an agent writes its last status before it releases the lock
+    why, written, noticed = "", None, None
     job, status = load_json(run.job), run.load_status()
     node = load_json(run.spec)
     if node is None or job is None:

@@ -27,13 +27,9 @@ _FILTERS = re.compile(r"(SQUEUE|SCANCEL|SINFO|SACCT|SCONTROL)_|SLURM_CLUSTERS$")
 # Variables of a job that this process is in, or of the user for sbatch, and those that are for git alone.
 _FOREIGN = re.compile(rf"(SLURM|SBATCH|SRUN)_|({'|'.join(GIT_CREDENTIALS)})$")
 _MUNGE = (
-    "munge encode",
-    "munge decode",
-    "munge",
-    "authentication",
-    "protocol authentication error",
+    "munge encode", "munge decode", "munge", "authentication", "protocol authentication error",
     "invalid authentication credential",
-)
+)  # fmt: skip
 
 
 class Away(Refused):

@@ -20,7 +20,6 @@ from paceline.node.host.slurm.job_folders import disk_time
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE, again
-from paceline.node.journal.records import with_cause
 from paceline.node.rundir.directory import SAVED
 
 from .own_job import scontrol_job, seconds_left
@@ -95,7 +94,8 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
         why = f"stopped by a signal, USR2, that was not Slurm's warning before its time limit; {again(folder)}"
         return {"next": None, "state": "STOPPED", "why": why}
     if state == "FAILED" and found is not None and (lost := _loss(folder, start)) is not None:
-        losses = sum(_was_loss(folder.outcome(other)) for other in folder.starts if other != start)
+        outcomes = [folder.outcome(other) or {} for other in folder.starts if other != start]
+        losses = sum(outcome.get("cause") == "node lost" for outcome in outcomes)
         if losses < _MOST_LOSSES:
             return {"next": REQUEUE, "why": lost["message"], "cause": lost["cause"]}
         return {"next": None, "why": f"{lost['message']}; this has happened {losses + 1} times", "cause": lost["cause"]}
@@ -117,13 +117,6 @@ def _loss(folder: JobFolder, start: Start) -> Failure | None:
     failures = [(run.read_status() or {}).get("failure") for run in folder.runs(start)]
     first = next((failure for failure in failures if failure is not None), None)
     return first if first is not None and first["cause"] == "node lost" else None
-
-
-def _was_loss(outcome: dict[str, Any] | None) -> bool:
-    """Whether a start was requeued because it lost a node; the last version's outcomes have no cause."""
-    if outcome is None:
-        return False
-    return with_cause({"rank": None, "message": outcome.get("why"), **outcome})["cause"] == "node lost"
 
 
 def _is_near_limit(folder: JobFolder, start: Start) -> bool:
@@ -261,10 +254,5 @@ def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
         why = str(error)
     except Refused as error:
         why = str(error)
-    return {
-        **outcome,
-        "next": None,
-        "state": "FAILED",
-        "exit_code": TIMED_OUT,
-        "why": f"its time limit ended, and: {why}",
-    }
+    why = f"its time limit ended, and: {why}"
+    return {**outcome, "next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}

@@ -63,9 +63,7 @@ def _elsewhere(jobs: Jobs, queue: Queue, name: str) -> str:
 
 def slurm_spec(home: Home, request: Request) -> Answer:
     """What the user of a job asked for."""
-    spec = Jobs(home.root).of(request["name"]).read()["spec"]
-    options = {name: value for name, value in spec["options"].items() if name != "broadcast"}  # of earlier versions
-    return {"spec": {**spec, "options": options}}
+    return {"spec": Jobs(home.root).of(request["name"]).read()["spec"]}
 
 
 def slurm_events(home: Home, request: Request) -> Answer:

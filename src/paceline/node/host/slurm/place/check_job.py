@@ -8,7 +8,6 @@ comment.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import secrets
@@ -27,7 +26,8 @@ from paceline.node.host.slurm.call import Away, Rejected, batch_environment, cal
 from paceline.node.host.slurm.job_folder import names
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import reasons
-from paceline.node.host.slurm.look.partitions import gpus
+from paceline.node.host.slurm.look.partitions import nodes as all_nodes
+from paceline.node.host.slurm.look.partitions import seconds_of
 
 from . import batch_script
 from .check_task import FACTS, ROUTES
@@ -210,9 +210,8 @@ def _try(home: Home, facts: dict[str, Any], request: Request, is_client_gone: th
     if not chosen["up"]:
         raise Refused("the partition has no node that is up")
     facts["job"] = job = {"nodes": min(2, chosen["up"]), "partition": ",".join(chosen["names"])}
-    job["limit"] = min(
-        [_LIMIT, *(_seconds(it["limit"]) for it in facts["partitions"] if it["name"] in chosen["names"])]
-    )
+    limits = [seconds_of(it["limit"]) for it in facts["partitions"] if it["name"] in chosen["names"]]
+    job["limit"] = min([_LIMIT, *(limit for limit in limits if limit is not None)])
     job["gpus"] = _gpus(chosen["names"], job["nodes"])
     jobs, name = Jobs(home.root), f"paceline-check-{secrets.token_hex(4)}"
     jobs.sweep()
@@ -229,25 +228,11 @@ def _try(home: Home, facts: dict[str, Any], request: Request, is_client_gone: th
         jobs.discard(folder)
 
 
-def _seconds(limit: str) -> float:
-    """A time limit as sinfo writes it: [days-][hours:]minutes:seconds; infinity if it has none."""
-    days, _, rest = limit.rpartition("-")
-    parts = [days or "0", *(["0", "0", *rest.split(":")][-3:])]
-    if not all(part.isdecimal() for part in parts):
-        return math.inf
-    return float(sum(int(part) * unit for part, unit in zip(parts, (86400, 3600, 60, 1))))
-
-
 def _gpus(partitions: Sequence[str], nodes: int) -> dict[str, Any]:
     """How many GPUs a node has at most, and how many to ask for: none while no node has a free one."""
-    form = "NodeHost:64,StateLong:24,Gres:256,GresUsed:256"
-    most, free = 0, set()
-    for line in call("sinfo", "--noheader", "--Node", f"--partition={','.join(partitions)}", "-O", form).splitlines():
-        total, used = gpus(line[88:344])[1], gpus(line[344:])[1]
-        most = max(most, total)
-        if total > used and line[64:88].strip() in ("idle", "mixed"):
-            free.add(line[:64].strip())
-    return {"most": most, "asked": int(len(free) >= nodes)}
+    there = [node for node in all_nodes() if set(partitions) & set(node["partitions"])]
+    free = [it for it in there if it["gpus"] > it["gpus_allocated"] and it["state"] in ("idle", "mixed")]
+    return {"most": max((node["gpus"] for node in there), default=0), "asked": int(len(free) >= nodes)}
 
 
 class _Trial:

@@ -253,13 +253,6 @@ def _check(jobs: Jobs, request: Request) -> None:
     old = _old(jobs, job)
     if old is not None and job["options"].get("array") not in (None, old.read()["spec"]["options"].get("array")):
         raise Refused("--array: one job is run again, not several; leave it out")
-    if (
-        old is not None
-        and old.read()["options"].get("broadcast")
-        and not job["fresh"]
-        and job["checkpoint_dir"] is None
-    ):
-        raise Refused(f"the checkpoints of job {old.name} are on its nodes' own disks; start anew with --fresh")
     if job["code"] is None:
         _check_program(job, _working_dir(job))
 
