@@ -135,7 +135,15 @@ def init(
 
 
 class Run(Collectives):
-    """The job as one rank sees it: its place among the ranks, their collectives, and training."""
+    """The job as one rank sees it: its place among the ranks, their collectives, and training.
+
+    Attributes:
+        rank: position among all ranks, 0 … world_size - 1.
+        world_size: number of ranks.
+        local_rank: position among the ranks of this machine.
+        attempt: number of restarts of the job before this start.
+        device: this rank's device.
+    """
 
     def __init__(
         self,
@@ -152,8 +160,10 @@ class Run(Collectives):
         progress_file: Path | None,
         trial_steps: int | None = None,
     ) -> None:
-        self.seed = seed
+        self._seed = seed
         self._group = group
+        self.rank, self.world_size, self._guard = group.rank, group.world_size, group.guard
+        self.local_rank, self.attempt, self.device = group.local_rank, group.attempt, group.device
         self._draws = draws
         self._same_data = SameData(group)
         self._is_closed = False
@@ -179,33 +189,6 @@ class Run(Collectives):
         self._pid = os.getpid()
         atexit.register(self._at_exit)
         _open.add(self)
-
-    # -- place among the ranks -----------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """Position among all ranks, 0 … world_size - 1."""
-        return self._group.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._group.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """Position among the ranks of this machine."""
-        return self._group.local_rank
-
-    @property
-    def attempt(self) -> int:
-        """Number of restarts of the job before this start."""
-        return self._group.attempt
-
-    @property
-    def device(self) -> torch.device:
-        """This rank's device."""
-        return self._group.device
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -324,9 +307,6 @@ class Run(Collectives):
         """
         return unwrap(model)
 
-    def _together(self) -> contextlib.AbstractContextManager[None]:
-        return self._group.guard
-
     def update_bn(self, loader: Iterable[Any], model: Module, device: torch.device | str | None = None) -> None:
         """Compute the running statistics of batch norm layers anew, as for an average of weights (`AveragedModel`).
 
@@ -408,7 +388,7 @@ class Run(Collectives):
         if self._keeps_workers:
             options["worker_init_fn"] = KeepWorking(options.get("worker_init_fn"))
         if "generator" not in options:
-            options.setdefault("seed", self.seed)
+            options.setdefault("seed", self._seed)
         loader = make_loader(
             dataset,
             batch_size=batch_size,

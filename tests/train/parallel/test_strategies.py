@@ -171,7 +171,9 @@ def test_numbers_of_numpy_are_saved_as_pythons(tmp_path: Path) -> None:
 
 
 def test_a_run_shows_what_a_script_needs_and_nothing_else() -> None:
-    assert {name for name in dir(paceline.Run) if not name.startswith("_")} == {
+    with paceline.init() as run:
+        names = {name for name in dir(run) if not name.startswith("_")}
+    assert names == {
         "accumulating", "all_gather", "all_reduce", "attempt", "backward", "barrier", "broadcast", "broadcast_object",
         "clip_grad_norm", "close", "dataloader", "device", "epochs", "gather_objects", "is_main", "leave_out",
         "local_rank", "log", "mean", "print", "rank", "register", "resume", "save", "setup", "state", "step",

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.train.control.forks import forget_in_children
+from paceline.train.group.forks import forget_in_children
 
 from . import carried
 from .buffers import Buffers

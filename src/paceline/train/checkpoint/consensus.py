@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import selectors
 import socket
 import time
-import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -22,6 +20,7 @@ import torch.distributed as dist
 
 from paceline.train.control import connect
 from paceline.train.control.connections import Messages
+from paceline.train.group.forks import forget_in_children
 from paceline.train.group.join import on_one_machine, share_object
 
 from .errors import CheckpointError, DamagedCheckpoint
@@ -99,7 +98,7 @@ class SocketExchange:
         self._local = on_one_machine()
         self._peers: dict[int, Messages] = {}  # on rank 0 all others, elsewhere rank 0
         self._broken = ""
-        _exchanges.add(self)
+        forget_in_children(self)
         try:
             self._meet()
             self.decide(b"", lambda _: b"")  # all ranks have connected
@@ -129,6 +128,10 @@ class SocketExchange:
         self._broken = self._broken or "the exchange of the checkpoints is closed"
         for peer in self._peers.values():
             peer.socket.close()
+
+    def forget(self) -> None:
+        """Forked workers must not keep a connection alive when their rank dies."""
+        self.close()
 
     def _meet(self) -> None:
         try:
@@ -180,18 +183,6 @@ class SocketExchange:
             return _ask(self._peers[0], data)
         except OSError as error:
             return _LOST + f"{_lost(0, error, limit)} while the ranks agreed on a checkpoint".encode()
-
-
-_exchanges: weakref.WeakSet[SocketExchange] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Forked workers must not keep a connection alive when their rank dies."""
-    for exchange in _exchanges:
-        exchange.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _lost(rank: int, error: OSError, limit: float) -> str:

@@ -19,12 +19,12 @@ from typing import Any
 from paceline.contract import RESUME_CODE
 from paceline.train.diagnosis.collective_trace import Trace
 from paceline.train.diagnosis.late_ranks import LateRanks
+from paceline.train.group.forks import forget_in_children
 
 from . import connect
 from .connections import Messages
 from .errors import CollectiveMismatch, LeftEarly, PeerLost
 from .fatal import Fatal
-from .forks import forget_in_children
 from .listener import Listener
 from .process_hooks import ProcessHooks, die_by
 from .relay import EVERYBODY, Message, Relay

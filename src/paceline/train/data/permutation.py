@@ -73,7 +73,7 @@ class Permutation:
     def __init__(self, size: int, seed: int, epoch: int = 0) -> None:
         if not 1 <= size <= LARGEST_SIZE:
             raise ValueError(f"cannot permute {size} elements: the size must be 1 to 2**62")
-        self.size = size
+        self._size = size
         root = math.isqrt(size - 1) + 1
         self._base = root + root % 2
         self._keys = _keys("permutation", ROUNDS, size, seed, epoch)
@@ -81,42 +81,12 @@ class Permutation:
         if self._base <= LARGEST_TABLE:
             self._tables = self._round(torch.arange(self._base), torch.tensor(self._keys)[:, None]).unbind()
 
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, position: int) -> int:
-        return self.take(position, position + 1)[0]
-
-    def take(self, start: int, stop: int) -> list[int]:
-        """The indices at positions start to stop - 1.
-
-        Raises:
-            IndexError: a position is not in range(size).
-        """
-        if not 0 <= start <= stop <= self.size:
-            raise IndexError(f"positions {start} to {stop} are not in a permutation of {self.size} elements")
-        indices: list[int] = self.at(torch.arange(start, stop)).tolist()
-        return indices
-
     def at(self, positions: Tensor) -> Tensor:
         """The indices at `positions`, both int64 of shape (n,)."""
         indices = self._encrypt(positions)
-        while (outside := indices >= self.size).any():
+        while (outside := indices >= self._size).any():
             indices[outside] = self._encrypt(indices[outside])
         return indices
-
-    def inverse(self, index: int) -> int:
-        """The position of `index`.
-
-        Raises:
-            IndexError: the index is not in range(size).
-        """
-        if not 0 <= index < self.size:
-            raise IndexError(f"{index} is not in a permutation of {self.size} elements")
-        position = self._decrypt(index)
-        while position >= self.size:
-            position = self._decrypt(position)
-        return position
 
     def _round(self, half: Tensor, key: int | Tensor) -> Tensor:
         """The round function: each element hashed to range(base)."""
@@ -132,13 +102,6 @@ class Permutation:
             mixed += left
             mixed %= self._base
             left, right = right, mixed
-        return left * self._base + right
-
-    def _decrypt(self, x: int) -> int:
-        left, right = divmod(x, self._base)
-        for key in reversed(self._keys):
-            mixed = int(self._round(torch.tensor([left]), key))
-            left, right = (right - mixed) % self._base, left
         return left * self._base + right
 
 

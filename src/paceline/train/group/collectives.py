@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, overload
 
 import torch
@@ -14,6 +12,7 @@ from .sharded import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -21,22 +20,17 @@ T = TypeVar("T")
 Reduction = Literal["sum", "mean", "max", "min"]
 
 
-class Collectives(ABC):
-    """Collectives of all ranks. With one rank, they return at once and need no process group."""
+class Collectives:
+    """Collectives of all ranks. With one rank, they return at once and need no process group.
 
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """Position among all ranks, 0 … world_size - 1."""
+    Attributes:
+        rank: position among all ranks, 0 … world_size - 1.
+        world_size: number of ranks.
+    """
 
-    @property
-    @abstractmethod
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    @abstractmethod
-    def _together(self) -> contextlib.AbstractContextManager[None]:
-        """The context of each collective; if it fails, the error says what is known of the other ranks."""
+    rank: int
+    world_size: int
+    _guard: AbstractContextManager[None]  # of each collective; its error says what is known of the other ranks
 
     @property
     def is_main(self) -> bool:
@@ -69,7 +63,7 @@ class Collectives(ABC):
             result = result.to(torch.float64)
         if self.world_size > 1:
             reduction = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
-            with self._together():
+            with self._guard:
                 dist.all_reduce(result, reduction)
         return result / self.world_size if op == "mean" else result
 
@@ -92,13 +86,13 @@ class Collectives(ABC):
         sizes: list[int] = self.gather_objects(tensor.shape[0] if tensor.dim() else -1)
         if len(set(sizes)) == 1:
             parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in sizes]
-            with self._together():
+            with self._guard:
                 dist.all_gather(parts, tensor.detach().contiguous())
             return parts
         padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
         padded[: tensor.shape[0]] = tensor.detach()
         parts = [torch.empty_like(padded) for _ in sizes]
-        with self._together():
+        with self._guard:
             dist.all_gather(parts, padded)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
@@ -113,7 +107,7 @@ class Collectives(ABC):
             return parts[0]
         sent = torch.cat([part.reshape(-1) for part in parts])
         received = sent.new_empty(self.world_size * own.numel())
-        with self._together():
+        with self._guard:
             dist.all_to_all_single(received, sent, [own.numel()] * self.world_size, [part.numel() for part in parts])
         return received.view(self.world_size, *own).sum(0)
 
@@ -121,7 +115,7 @@ class Collectives(ABC):
         """Return the tensor of rank `source`. It has the same shape and type on all ranks, and is not changed."""
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         if self.world_size > 1:
-            with self._together():
+            with self._guard:
                 dist.broadcast(result, source)
         return result
 
@@ -130,7 +124,7 @@ class Collectives(ABC):
         if self.world_size == 1:
             return value
         box = [value]
-        with self._together():
+        with self._guard:
             dist.broadcast_object_list(box, source)
         return box[0]
 
@@ -139,14 +133,14 @@ class Collectives(ABC):
         if self.world_size == 1:
             return [value]
         box: list[Any] = [None] * self.world_size
-        with self._together():
+        with self._guard:
             dist.all_gather_object(box, value)
         return box
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
         if self.world_size > 1:
-            with self._together():
+            with self._guard:
                 dist.barrier()
 
     def mean(self, total: Tensor | float, count: Tensor | float) -> float:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from .collectives import Collectives
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from .join import Membership
@@ -54,44 +53,24 @@ class Group(Collectives):
         membership: what `join` returned.
         guard: context of all that the ranks do together; it may be nested. If that fails, it raises what is known of
             the other ranks. The default does nothing.
+
+    Attributes:
+        local_rank: position among the ranks of this machine.
+        attempt: number of restarts of the job before this start.
+        device: this rank's device.
     """
 
     def __init__(self, membership: Membership, guard: contextlib.AbstractContextManager[None] | None = None) -> None:
-        self.guard = guard or contextlib.nullcontext()
-        self._membership = membership
-
-    @property
-    def rank(self) -> int:
-        """Position among all ranks, 0 … world_size - 1."""
-        return self._membership.placement.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._membership.placement.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """Position among the ranks of this machine."""
-        return self._membership.placement.local_rank
-
-    @property
-    def attempt(self) -> int:
-        """Number of restarts of the job before this start."""
-        return self._membership.placement.attempt
-
-    @property
-    def device(self) -> torch.device:
-        """This rank's device."""
-        return self._membership.device
+        placement = membership.placement
+        self.rank, self.world_size = placement.rank, placement.world_size
+        self.local_rank, self.attempt, self.device = placement.local_rank, placement.attempt, membership.device
+        self.guard = self._guard = guard or contextlib.nullcontext()
+        self._owns_group = membership.owns_group
 
     @property
     def owns_process_group(self) -> bool:
         """Whether torch's process group was created for this run, and ends with it."""
-        return self._membership.owns_group and dist.is_initialized()
-
-    def _together(self) -> contextlib.AbstractContextManager[None]:
-        return self.guard
+        return self._owns_group and dist.is_initialized()
 
     def start_all_reduce(self, tensor: Tensor) -> Started:
         """Start to sum a tensor over all ranks, in place; calling what this returns waits for the sum."""

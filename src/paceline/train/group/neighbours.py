@@ -14,9 +14,9 @@ import socket
 import struct
 import tempfile
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
+from .forks import forget_in_children
 from .local_links import SECONDS, LocalListener
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Neighbours:
             self.close()
             other = min(failed)[1]
             raise NeighboursError(f"local rank {other}: {why[other].removeprefix(_AFTER)}")
-        _all.add(self)
+        forget_in_children(self)
 
     # -- connecting ----------------------------------------------------------------------------------------------------
 
@@ -193,16 +193,6 @@ class Neighbours:
 
 
 _AFTER = "\0"  # before the text of a failure that follows from another one
-_all: weakref.WeakSet[Neighbours] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    """In a child of a rank, which would keep the others waiting when the rank is gone."""
-    for one in _all:
-        one.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def _file(length: int) -> int:

@@ -23,11 +23,15 @@ class Window:
 
     Args:
         batches: number of batches, unless the epoch ends earlier.
+
+    Attributes:
+        batches: their number, as far as it is known.
+        begun: batches so far.
     """
 
     def __init__(self, batches: int) -> None:
-        self._usual = self._batches = batches
-        self._begun = 0
+        self._usual = self.batches = batches
+        self.begun = 0
         self._samples = 0  # of all ranks together, in the batches so far
         self._divisor = 0  # of the losses
         self._is_complete = False
@@ -35,30 +39,30 @@ class Window:
     def begin(self, loader: Loader | Pass) -> None:
         """Start a batch of `loader`: the first of a new window if the last window is complete."""
         if self._usual > 1:
-            if self._begun == 0:
+            if self.begun == 0:
                 self._expect(loader)
             self._samples += loader.total
-        self._begun += 1
-        self._is_complete = self._begun >= self._batches or loader.is_last
+        self.begun += 1
+        self._is_complete = self.begun >= self.batches or loader.is_last
 
     def _expect(self, loader: Loader | Pass) -> None:
         """Expect as many samples in each batch as in the first one, but not more than the epoch has."""
         total, remaining = loader.total, loader.remaining
-        samples, self._batches = self._usual * total, self._usual
+        samples, self.batches = self._usual * total, self._usual
         if remaining is not None and total:
             samples = min(samples, total + remaining)
-            self._batches = -(-samples // total)
+            self.batches = -(-samples // total)
         self._samples, self._divisor = 0, max(samples, 1)
 
     def end(self) -> None:
         """End a batch that was trained on."""
         if self._is_complete:
-            self._begun = 0
+            self.begun = 0
 
     def put_back(self, loader: Loader | Pass) -> None:
         """Take back a batch that was not trained on, and will come again."""
-        if self._begun:
-            self._begun -= 1
+        if self.begun:
+            self.begun -= 1
             self._samples -= loader.total
 
     def correction(self) -> float:
@@ -71,24 +75,14 @@ class Window:
 
     def weight(self, loader: Loader | Pass, world_size: int) -> float:
         """Factor for the mean loss of this rank's batch, so that gradients are the mean over all samples."""
-        if self._usual == 1 or not self._begun:  # set up within the current step
+        if self._usual == 1 or not self.begun:  # set up within the current step
             return loader.weight
         return loader.samples * world_size / self._divisor
 
     @property
     def is_complete(self) -> bool:
         """Whether the current batch is the last one."""
-        return self._is_complete or not self._begun
-
-    @property
-    def begun(self) -> int:
-        """Batches so far."""
-        return self._begun
-
-    @property
-    def batches(self) -> int:
-        """Batches in total, as far as that is known."""
-        return self._batches
+        return self._is_complete or not self.begun
 
 
 class GivenWeights:

@@ -14,7 +14,7 @@ class Pass:
     """One pass over an iterable. To the run it looks like a loader whose batches have one sample on each rank.
 
     Attributes:
-        taken: items that the pass has yielded, including those of earlier attempts.
+        done: items that the pass has yielded, including those of earlier attempts.
         samples: samples of this rank per step: 1.
         total: samples of all ranks per step: the number of ranks.
         weight: factor for a rank's mean loss: 1.
@@ -33,7 +33,7 @@ class Pass:
             began: random states at the start of the pass that is resumed.
         """
         self.total = world_size
-        self.taken = taken
+        self.done = taken
         self._items = items
         self._began = began
         self._size = _length(items)
@@ -45,43 +45,38 @@ class Pass:
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._rest():
-            self.taken += 1
+            self.done += 1
             yield item
 
     def _rest(self) -> Iterable[Any]:
         """The items that were not trained on yet."""
-        if not self.taken:
+        if not self.done:
             return self._items
         if isinstance(self._items, (Sequence, torch.Tensor)):
-            return (self._items[index] for index in range(self.taken, len(self._items)))
+            return (self._items[index] for index in range(self.done, len(self._items)))
         now = random_states()
         if self._began is not None:  # so that an order drawn at the start of the iteration is the same again
             set_random_states(self._began)
         items = iter(self._items)
-        for _ in range(self.taken):
+        for _ in range(self.done):
             next(items, None)
         if self._began is not None:
             set_random_states(now)
         return items
 
     @property
-    def done(self) -> int:
-        """Number of items that were taken."""
-        return self.taken
-
-    @property
     def remaining(self) -> int | None:
         """Samples of all ranks that come after this step; None if that is not known."""
-        return None if self._size is None else max(0, self._size - self.taken) * self.total
+        return None if self._size is None else max(0, self._size - self.done) * self.total
 
     @property
     def is_last(self) -> bool:
         """Whether this is the last item; False also if that is not known."""
-        return self._size is not None and self.taken >= self._size
+        return self._size is not None and self.done >= self._size
 
     def put_back(self) -> None:
         """Take back the item yielded last, which was not trained on: a resumed run begins with it."""
-        self.taken -= 1
+        self.done -= 1
 
 
 class Passes:
@@ -132,7 +127,7 @@ class Passes:
         """
         if self._resumed is not None:
             return self._resumed
-        return self.ended, self.current.taken - before if self.current is not None else 0
+        return self.ended, self.current.done - before if self.current is not None else 0
 
     def resume(self, position: Sequence[int]) -> None:
         """Continue from a position."""

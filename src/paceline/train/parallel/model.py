@@ -59,6 +59,9 @@ class Model:
         module: the user's module.
         wrapped: the module that takes its place.
         strategy: the strategy that it was set up with.
+        synchroniser: exchanges the gradients; None if DistributedDataParallel does.
+        was_called: whether there was a forward pass with gradients since the last `check_gradients`.
+        has_gradients: whether a backward since then has computed gradients that ranks must exchange.
     """
 
     def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy, look: Look | None = None) -> None:
@@ -82,17 +85,17 @@ class Model:
             module.register_forward_hook(half.leave, always_call=True)
         self.module = module
         self._exchange: Exchange | None = None
-        self._synchroniser: Synchroniser | None = None
+        self.synchroniser: Synchroniser | None = None
         self._sent = 0  # bytes, if DistributedDataParallel exchanges the gradients
         self._has_sync_norm = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._sent_each = ring_bytes([p for _, p in self._trained], group.world_size)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
-        self._was_called = False  # with gradients, since the last `check_gradients` or `forget_calls`
+        self.was_called = False
         self._is_exchanging = False  # whether it was called with gradients that will be exchanged
         self._is_evaluating = False  # ranks may have different numbers of evaluations
-        self._has_gradients = False  # whether there are new ones, since the last `check_gradients`
+        self.has_gradients = False
         self._may_repeat = False  # whether the graph of the last backward was retained
         self._partial: list[tuple[torch.nn.Parameter, torch.Tensor | None, int]] = []
         self._partial_call = script_call()
@@ -105,9 +108,9 @@ class Model:
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
-            self._synchroniser = make_synchroniser(strategy.method, group, module)
-            if self._synchroniser is not None:
-                self._synchroniser.attach(self._exchange)
+            self.synchroniser = make_synchroniser(strategy.method, group, module)
+            if self.synchroniser is not None:
+                self.synchroniser.attach(self._exchange)
             ready = self._weak_gradient_ready()
             for _, parameter in self._trained if self._may_be_unused else (self._trained[0], self._trained[-1]):
                 parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
@@ -129,37 +132,32 @@ class Model:
         return alone, self._exchange if self._exchange is not None else alone
 
     @property
-    def synchroniser(self) -> Synchroniser | None:
-        """Exchanges the gradients; None if DistributedDataParallel does."""
-        return self._synchroniser
-
-    @property
     def stateful(self) -> Any:
         """What checkpoints hold of the model: a state that is the same on all ranks."""
-        common = self.module if self._synchroniser is None else CommonState(self.module, self._synchroniser)
+        common = self.module if self.synchroniser is None else CommonState(self.module, self.synchroniser)
         return OwnNames(self.module, common) if OwnNames.are_needed(self.module) else common
 
     def settle(self) -> None:
         """Make the model the same on all ranks, which call this together."""
-        if self._synchroniser is not None:
-            self._synchroniser.settle()
+        if self.synchroniser is not None:
+            self.synchroniser.settle()
 
     @property
     def sent(self) -> int:
         """Bytes that this rank has sent for gradients."""
-        return self._sent if self._synchroniser is None else self._synchroniser.sent
+        return self._sent if self.synchroniser is None else self.synchroniser.sent
 
     @property
     def method(self) -> str | None:
         """The name of the method that exchanges gradients now; None if nothing is exchanged."""
         if self._exchange is None:
             return None
-        return "allreduce" if self._synchroniser is None else self._synchroniser.method
+        return "allreduce" if self.synchroniser is None else self.synchroniser.method
 
     def close(self) -> None:
         """Give back what the exchange of gradients holds."""
-        if self._synchroniser is not None:
-            self._synchroniser.close()
+        if self.synchroniser is not None:
+            self.synchroniser.close()
 
     # -- the forward pass ----------------------------------------------------------------------------------------------
 
@@ -186,7 +184,7 @@ class Model:
         Raises:
             WrongDevice: one is not; numbers, that is tensors without dimensions, may be.
         """
-        self._was_called = self._was_called or torch.is_grad_enabled()
+        self.was_called = self.was_called or torch.is_grad_enabled()
         device = self._group.device
         for value in args:
             if isinstance(value, torch.Tensor) and value.device != device and value.dim():
@@ -205,7 +203,7 @@ class Model:
         if self._exchange is None or not torch.is_grad_enabled():
             return self._compute(*args, **kwargs)
         self._is_exchanging = True
-        sync = self._synchroniser
+        sync = self.synchroniser
         if sync is not None and not sync.exchanges_gradients:
             self._exchange.require_backward_grad_sync = False
         are_alike = sync is None or sync.steps_alike
@@ -235,20 +233,6 @@ class Model:
         """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""
         self._is_evaluating = evaluating
 
-    @property
-    def accumulate(self) -> int:
-        """Number of batches per step of its optimizer."""
-        return self.strategy.accumulate
-
-    @property
-    def was_called(self) -> bool:
-        """Whether there was a forward pass with gradients since the last `check_gradients` or `forget_calls`."""
-        return self._was_called
-
-    def forget_calls(self) -> None:
-        """Forget the forward passes so far."""
-        self._was_called = False
-
     def share_buffers(self) -> None:
         """Copy rank 0's buffers to all ranks."""
         if self._exchange is not None:
@@ -261,11 +245,6 @@ class Model:
     def exchanges(self) -> bool:
         """Whether the next `backward` waits for the other ranks."""
         return self._exchange is not None and self._exchange.require_backward_grad_sync
-
-    @property
-    def has_gradients(self) -> bool:
-        """Whether a backward since the last `check_gradients` has computed gradients that ranks must exchange."""
-        return self._has_gradients
 
     def _weak_gradient_ready(self) -> Callable[[torch.Tensor], None]:
         """`_gradient_ready` for hooks of parameters.
@@ -282,7 +261,7 @@ class Model:
         return ready
 
     def _gradient_ready(self, _: torch.Tensor) -> None:
-        self._has_gradients = True
+        self.has_gradients = True
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply all gradients so far."""
@@ -343,7 +322,7 @@ class Model:
             UnusedParameters: some parameters have no gradient, so the exchange of the others is not complete either.
         """
         if not again:
-            self.forget_calls()
+            self.was_called = False
         self._partial = []
         if not complete and self._trained:
             ends = {id(p): p for _, p in (self._trained[0], self._trained[-1])}.values()
@@ -351,15 +330,15 @@ class Model:
             self._partial_call = script_call()
         if self._exchange is None:
             return
-        if self._has_gradients and not self._is_exchanging:
+        if self.has_gradients and not self._is_exchanging:
             raise NotExchanged(
                 f"these gradients stay on this rank, {self._group.rank} ({script_line()}): the loss was computed with "
                 "the model as it was before run.setup, by one of its methods, or by a forward pass that already had a "
                 "backward; call the model that run.setup returned, model(...), or pass retain_graph=True to the first "
                 "run.backward"
             )
-        if self._has_gradients:  # with adversarial models, one was called whose gradients may come later
-            self._is_exchanging = self._has_gradients = False
+        if self.has_gradients:  # with adversarial models, one was called whose gradients may come later
+            self._is_exchanging = self.has_gradients = False
             if self._exchange.require_backward_grad_sync:
                 self._sent += self._sent_each
             self._may_repeat = again and not self._may_be_unused

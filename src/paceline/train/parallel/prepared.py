@@ -76,19 +76,24 @@ class RankPart:
 
 
 class Prepared:
-    """The models and optimizers of a run, and what its checkpoints hold besides them."""
+    """The models and optimizers of a run, and what its checkpoints hold besides them.
+
+    Attributes:
+        optimizers: those that were set up.
+        look: is called at the first forward passes, see `Model`.
+    """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._models: list[Model] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._registered: dict[str, Stateful] = {}
         self._rank_parts: dict[str, RankPart] = {}
         self._accumulates: set[int] = set()
         self._follows: set[int] = set()  # places of optimizers after whose steps ranks may exchange something
         self._step_counts = StepCounts(group)
         self._factor: float | torch.Tensor = 1.0  # of the last loss
-        self.look: Look | None = None  # at the first forward passes
+        self.look: Look | None = None
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -119,11 +124,11 @@ class Prepared:
                 part = SavedSync(model.synchroniser, model.strategy.method, self._group)
                 self.register_on_rank(f"run.sync-{len(self._models)}", part)
             self._models.append(model)
-            self._accumulates.add(model.accumulate)
+            self._accumulates.add(model.strategy.accumulate)
             return model.wrapped
         if isinstance(thing, torch.optim.Optimizer):
             check_optimizer_kind(thing)
-            if any(thing is optimizer for optimizer in self._optimizers):
+            if any(thing is optimizer for optimizer in self.optimizers):
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass an optimizer to run.setup once")
             strategy = self._strategy_of(thing, strategy)
             every = strategy.accumulate
@@ -148,7 +153,7 @@ class Prepared:
                 reduced_loss=self._reduced_loss,
                 stepped=stepped,
             )
-            self._optimizers.append(thing)
+            self.optimizers.append(thing)
             self._accumulates.add(every)
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
@@ -177,10 +182,11 @@ class Prepared:
         models = [m for m in self._models if any(id(parameter) in mine for parameter in m.module.parameters())]
         own = given or (models[0].strategy if models else Strategy())
         for model in models:
-            if model.accumulate != own.accumulate:
+            if model.strategy.accumulate != own.accumulate:
                 raise ValueError(
                     f"{type(optimizer).__name__} is set up with accumulate={own.accumulate}, and the model whose "
-                    f"parameters it updates with accumulate={model.accumulate}; set both up with the same value"
+                    f"parameters it updates with accumulate={model.strategy.accumulate}; set both up with the "
+                    "same value"
                 )
         return own
 
@@ -231,7 +237,7 @@ class Prepared:
     def stateful(self) -> dict[str, Stateful]:
         """The parts that are the same on all ranks: `model`, `optimizer` (numbered from the second on), registered."""
         named: dict[str, Stateful] = {}
-        kinds: dict[str, list[Any]] = {"model": [m.stateful for m in self._models], "optimizer": self._optimizers}
+        kinds: dict[str, list[Any]] = {"model": [m.stateful for m in self._models], "optimizer": self.optimizers}
         for kind, things in kinds.items():
             for number, thing in enumerate(things):
                 named[kind if number == 0 else f"{kind}-{number}"] = thing
@@ -263,11 +269,6 @@ class Prepared:
         return bool(self._models)
 
     @property
-    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizers that were set up."""
-        return self._optimizers
-
-    @property
     def registered(self) -> list[Stateful]:
         """What the script has registered."""
         return [*self._registered.values(), *(part.thing for part in self._rank_parts.values() if part.is_required)]
@@ -280,7 +281,7 @@ class Prepared:
     @property
     def size(self) -> int:
         """The number of models, optimizers and registered things."""
-        return len(self._models) + len(self._optimizers) + len(self._registered) + len(self._rank_parts)
+        return len(self._models) + len(self.optimizers) + len(self._registered) + len(self._rank_parts)
 
     @property
     def has_optimizers(self) -> bool:
@@ -288,7 +289,7 @@ class Prepared:
         return any(True for _ in self._all_optimizers())
 
     def _all_optimizers(self) -> Iterator[torch.optim.Optimizer]:
-        yield from self._optimizers
+        yield from self.optimizers
         yield from (thing for thing in self.registered if isinstance(thing, torch.optim.Optimizer))
 
     @property
@@ -312,7 +313,7 @@ class Prepared:
 
     def exchanges_after(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether ranks may exchange something after the steps of an optimizer that was set up."""
-        return any(self._optimizers[place] is optimizer for place in self._follows)
+        return any(self.optimizers[place] is optimizer for place in self._follows)
 
     def accumulate_of_loss(self) -> int:
         """The number of batches per step of the models that the current loss was computed with.
@@ -322,11 +323,11 @@ class Prepared:
         """
         found = self.accumulates
         if len(found) > 1:
-            found = {model.accumulate for model in self._models if model.was_called}
+            found = {model.strategy.accumulate for model in self._models if model.was_called}
             if len(found) != 1:
                 what = "models set up with different Strategy.accumulate" if found else "no model that was set up"
                 for model in self._models:
-                    model.forget_calls()
+                    model.was_called = False
                 raise RuntimeError(
                     f"this loss was computed with {what}, so it is not known how many batches make a step; "
                     "call the models that run.setup returned, and run.backward before the next one is called"
@@ -431,12 +432,12 @@ class Prepared:
     def exchange(self, is_last: Callable[[int], bool]) -> None:
         """Set, for each `Strategy.accumulate`, whether the next backward is the last one of its accumulation."""
         for model in self._models:
-            model.exchange(is_last(model.accumulate))
+            model.exchange(is_last(model.strategy.accumulate))
 
     def scale_gradients(self, every: int, factor: float | torch.Tensor) -> None:
         """Multiply the gradients of models set up with this `Strategy.accumulate`."""
         for model in self._models:
-            if model.accumulate == every:
+            if model.strategy.accumulate == every:
                 model.scale_gradients(factor)
 
     def check_gradients(self, loop: Loop, again: bool = False) -> None:
@@ -450,7 +451,7 @@ class Prepared:
             paceline.UnusedParameters: some parameters have no gradient.
         """
         for model in self._models:
-            model.check_gradients(complete=not loop.is_accumulating(model.accumulate), again=again)
+            model.check_gradients(complete=not loop.is_accumulating(model.strategy.accumulate), again=again)
 
     def check_steps(self) -> None:
         """Check that all ranks have stepped the same optimizers. A collective of all ranks.

@@ -31,30 +31,29 @@ class StepWatch:
     """Measures the steps of this rank: when gradients are computed, and how long it waits for their exchange.
 
     On a GPU it waits at each bucket until that is computed, so that nothing overlaps while it measures.
+
+    Attributes:
+        steps: that it has seen, without the one that goes on.
+        largest: of all values of the exchanged gradients.
     """
 
     def __init__(self) -> None:
-        self._steps = 0
+        self.steps = 0
         self._computes: list[float] = []
         self._step: float | None = None  # when it began
         self._begins: list[float] = []
         self._gradients: list[tuple[Gradient, ...]] = []
         self._done = 0.0
-        self.largest = 0.0  # of all values of the exchanged gradients
-
-    @property
-    def steps(self) -> int:
-        """Steps that it has seen, without the one that goes on."""
-        return self._steps
+        self.largest = 0.0
 
     def step_begins(self, device: torch.device) -> None:
         """The first bucket of a step is computed: a step is the time from one to the next."""
         _wait(device)
         now = time.perf_counter()
         if self._step is not None:
-            if self._steps >= _SETTLING:
+            if self.steps >= _SETTLING:
                 self._computes.append(self._compute(now))
-            self._steps += 1
+            self.steps += 1
         self._step, self._done = now, now
         self._begins, self._gradients = [], []
 

@@ -1,4 +1,4 @@
-"""What happens to a rank's agreement with the others in processes that it forks."""
+"""What happens to a rank's connections to the others in processes that it forks."""
 
 from __future__ import annotations
 
