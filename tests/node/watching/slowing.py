@@ -51,7 +51,7 @@ class Own(torch.utils.data.Dataset):
         return torch.ones(8)
 run = paceline.init()
 model = run.setup(torch.nn.Linear(8, 8))
-for batch in run.dataloader(Own(), batch_size=8, num_workers=2 if FIXED else 0):
+for batch in run.dataloader(Own(), batch_size=8, num_workers=8 if FIXED else 0):
     run.backward(model(batch).sum())
     work(0.01)
     if step(): break

@@ -27,6 +27,7 @@ STACKS: dict[str, list[tuple[str, int, str]]] = {
     "backward": [(f"{TORCH}/autograd/graph.py", 829, "_engine_run_backward"), (SCRIPT, 34, "<module>")],
     "exchange": [(f"{TORCH}/distributed/distributed_c10d.py", 81, "all_reduce"), (SCRIPT, 35, "<module>")],
     "evaluation": [(f"{TORCH}/nn/modules/module.py", 1776, "_call_impl"), (SCRIPT, 40, "evaluate")],
+    "item": [(f"{TORCH}/_tensor.py", 1191, "__iter__"), (SCRIPT, 36, "<module>")],
     "nothing of the script": [("/usr/lib/python3.12/site-packages/torch/__init__.py", 1, "<module>")],
 }  # fmt: skip
 
@@ -50,10 +51,10 @@ def add(samples: Samples, counts: dict[str, int], rank: int = 0, state: str = "R
 
 def test_what_ranks_spend_their_time_on() -> None:
     samples = Samples()
-    add(samples, {"loading": 62, "backward": 38, "nothing of the script": 3})
+    add(samples, {"loading": 62, "backward": 31, "item": 7, "nothing of the script": 3})
     spent = samples.spent()
     assert (spent["samples"], spent["step"]) == (100, 0.5)
-    assert in_words(spent) == "loading 62 %, backward 38 %"
+    assert in_words(spent) == "loading 62 %, backward 31 %, item 7 %"
     (line,) = causes({**spent, "cores": 8, "used": 1.0, "free": 7.0})
     assert line == (
         "62 % of each step waits for data at train.py:5: 0 workers read 125 kB a sample; "

@@ -41,6 +41,7 @@ _OF_FRAMES = tuple(
         (r"torch/distributed/|paceline/train/group/", "", "exchange"),
         (r"/(tensorboard|tensorboardX|wandb|mlflow)/|/logging/__init__\.py|/tqdm/", "", "logging"),
         (r"torch/nn/modules/", "", "forward"),
+        (r"torch/_tensor\.py", r"^__iter__$", "item"),
     )
 )
 # What happens once, and is no part of a step, wherever in the stack it is.
