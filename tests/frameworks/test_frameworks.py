@@ -51,6 +51,31 @@ def test_heavy_framework(framework, start_method, tmp_path):
 
 
 @pytest.mark.frameworks
+@pytest.mark.parametrize("script", ["operations", "training"])
+def test_horovod_of_tensorflow(script, tmp_path):
+    home = {"PACELINE_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(
+        [
+            frameworks_python(),
+            "-m",
+            "paceline",
+            "run",
+            "-n",
+            "2",
+            str(Path(__file__).with_name(f"horovod_{script}.py")),
+        ],
+        env={**os.environ, **home},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 0 of 2: all" in done.stdout
+
+
+@pytest.mark.frameworks
 def test_the_table_of_paddles_launcher_has_all_its_flags():
     command = [frameworks_python(), "-m", "paddle.distributed.launch", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -146,7 +147,11 @@ def test_machines_with_different_numbers_of_ranks() -> None:
     assert process.cross_of(first, nodes) == (2, 3)
 
 
-def test_what_is_not_there_says_what_to_use() -> None:
-    for name in ("tensorflow", "keras", "mxnet", "spark", "ray"):
+def test_what_is_not_there_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mxnet", "spark", "ray"):
         with pytest.raises(ImportError, match=re.escape(f"horovod.{name} is not part of paceline: ")):
+            __import__(f"paceline.horovod.{name}")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    for name in ("tensorflow", "tensorflow.keras", "keras"):
+        with pytest.raises(ImportError, match=r"horovod.tensorflow needs tensorflow: .* pip install tensorflow"):
             __import__(f"paceline.horovod.{name}")

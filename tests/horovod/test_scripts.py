@@ -30,7 +30,7 @@ SCRIPT = """
     assert "HOROVOD_CACHE_CAPACITY" not in os.environ and not nccl_built()
     print(hvd.rank(), hvd.size(), hvd.local_rank(), total.item(), os.environ.get("HOROVOD_CYCLE_TIME"), sys.argv[1:])
     try:
-        import horovod.tensorflow.keras
+        import horovod.spark.lightning
     except ImportError as error:
         print(error)
 """
@@ -42,7 +42,7 @@ def test_horovodrun_runs_a_script_that_imports_horovod(paceline: Paceline) -> No
     done = paceline.succeeds("horovodrun", "-np", "2", *flags, script, "--lr", "1")
     for rank in (0, 1):
         assert f"{rank} 2 {rank} 3.0 3 ['--lr', '1']" in done.stdout
-    assert "horovod.tensorflow is not part of paceline" in done.stdout
+    assert "horovod.spark is not part of paceline" in done.stdout
 
 
 def test_run_recognises_horovod_and_starts_each_rank_anew_if_asked(paceline: Paceline) -> None:

@@ -1,4 +1,4 @@
-"""The API of Horovod on `torch.distributed`; see docs/horovod.md."""
+"""The API of Horovod on `torch.distributed`, for PyTorch, TensorFlow and Keras; see docs/horovod.md."""
 
 from typing import Any
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,8 +47,10 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether there is the API of a framework: "torch"."""
-    return ext_base_name == "torch"
+    """Whether there is the API of a framework: "torch", and "tensorflow" and "keras" where they are installed."""
+    return ext_base_name == "torch" or (
+        ext_base_name in ("tensorflow", "keras") and importlib.util.find_spec(ext_base_name) is not None
+    )
 
 
 def _built(name: str) -> Callable[..., Any]:

@@ -144,22 +144,24 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
     if job["command"] is not None or job["start_method"] == "exec" or why_exec(job, imports):
         return {"start_method": "exec"}
     changes: dict[str, Any] = {"start_method": "fork"}
-    framework = _imported(job)
+    framework = _imported(job, imports)
     if PACKAGES.get(framework) in imports.every:
         found = imports.prelude
         known = {**os.environ, **job["env"]}
         defaults = {name: value for name, value in found.defaults.items() if name not in known}
         optimizers = WITH_OPTIMIZERS if framework == "torch" and imports.optimizers else ()
-        changes["preload"] = (*PRELOAD.get(framework, ()), *optimizers, *job["preload"])
+        # Torch does the collectives of paceline's horovod.tensorflow.
+        beside = PRELOAD["torch"] if (framework, job["framework"]) == ("tensorflow", "horovod") else ()
+        changes["preload"] = (*PRELOAD.get(framework, ()), *beside, *optimizers, *job["preload"])
         changes["env"] = {**job["env"], **defaults, **found.variables}
     return changes
 
 
-def _imported(job: Mapping[str, Any]) -> str:
+def _imported(job: Mapping[str, Any], imports: Imports) -> str:
     """The framework that the fork server would import."""
     framework: str = job["framework"] or ""
     if framework == "horovod" and job.get("horovod") != "real":
-        return "torch"
+        return "tensorflow" if "tensorflow" in imports.every and "torch" not in imports.every else "torch"
     return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
 
 
@@ -175,7 +177,7 @@ def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
     Args:
         job: the requested job, with its framework.
     """
-    framework = _imported(job)
+    framework = _imported(job, imports)
     package = PACKAGES.get(framework)
     if job["command"] is not None or job["start_method"] == "exec" or package is None:
         return ""

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Modules that stay: the standard library, and these packages with everything in them. paceline and
-# mpi4py are used until the end; torch uses numpy, and its compiler sympy (with mpmath) and tabulate (with wcwidth).
-_STAYS = ("paceline", "torch", "functorch", "numpy", "sympy", "mpmath", "tabulate", "wcwidth", "mpi4py")
+# mpi4py are used until the end; torch uses numpy, and its compiler sympy (with mpmath) and tabulate (with wcwidth); the
+# garbage collector calls jax, which tensorflow imports.
+_STAYS = (
+    "paceline", "torch", "functorch", "numpy", "sympy", "mpmath", "tabulate", "wcwidth", "mpi4py", "jax", "jaxlib",
+    "tensorflow", "keras",
+)  # fmt: skip
 
 
 def end(code: int, error_path: Path) -> NoReturn:

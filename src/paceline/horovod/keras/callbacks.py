@@ -1,0 +1,3 @@
+"""Callbacks for `fit`."""
+
+from paceline.horovod.tensorflow.keras.callbacks import *  # noqa: F403

@@ -1,0 +1,184 @@
+"""Train with horovod.tensorflow and horovod.keras; all ranks have equal weights afterwards."""
+
+import os
+import tempfile
+
+import horovod.keras as khvd
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow.keras.callbacks import LearningRateScheduleCallback
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+v1 = tf.compat.v1
+generator = np.random.default_rng(rank)
+x = generator.normal(size=(32, 6)).astype("f4")
+y = x.sum(1, keepdims=True)
+
+
+def check_equal(values, what):
+    for other in hvd.allgather_object([np.array(value) for value in values]):
+        for theirs, mine in zip(other, values, strict=True):
+            np.testing.assert_array_equal(theirs, mine, what)
+
+
+def raises(error, text, do):
+    try:
+        do()
+    except error as raised:
+        assert text in str(raised), raised
+        return
+    raise AssertionError(f"no {error.__name__}")
+
+
+# 500 variables and one thread: their gradients are one node
+many = [tf.Variable([float(rank + index)]) for index in range(500)]
+
+
+@tf.function
+def step(factor):
+    hvd.broadcast_variables(many, root_rank=size - 1)
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum(one * one) for one in many) * factor
+    tape = hvd.DistributedGradientTape(tape)
+    tape.register_local_source(many[0])
+    for one, grad in zip(many, tape.gradient(loss, many), strict=True):
+        one.assign_sub(0.1 * grad)
+
+
+step(tf.constant(rank + 1.0))
+start = size - 1 + np.arange(500)
+wanted = start * (1 - 0.2 * np.mean(np.arange(size) + 1))
+wanted[0] = start[0] * (1 - 0.2 * (rank + 1) / size)
+np.testing.assert_allclose(np.concatenate([one.numpy() for one in many]), wanted, rtol=1e-5)
+
+# a tape in eager mode: None, IndexedSlices, groups, a predivide factor
+table, other, unused = tf.Variable(tf.ones([4, 2])), tf.Variable(2.0), tf.Variable(1.0)
+for options in (
+    {},
+    {"sparse_as_dense": True, "num_groups": 1},
+    {"gradient_predivide_factor": 2.0},
+    {"groups": [[other]]},
+):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, [rank, rank])) * other
+    grads = hvd.DistributedGradientTape(tape, **options).gradient(loss, {"t": table, "o": other, "u": unused})
+    expected = np.zeros((4, 2))
+    expected[:size] = 4.0 / size
+    np.testing.assert_allclose(tf.convert_to_tensor(grads["t"]), expected)
+    assert (float(grads["o"]), grads["u"]) == (4.0, None)
+
+# sessions of tf.compat.v1 with hooks
+for options in ({}, {"backward_passes_per_step": 3}, {"op": hvd.Adasum}):
+    with tf.Graph().as_default():
+        weights = v1.get_variable("w", [6, 1], initializer=v1.random_normal_initializer(seed=rank))
+        batch = v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8)).get_next()
+        loss = v1.losses.mean_squared_error(batch[1], tf.matmul(batch[0], weights))
+        optimizer = hvd.DistributedOptimizer(v1.train.AdagradOptimizer(0.5), **options)
+        train = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
+        hooks = [hvd.BroadcastGlobalVariablesHook(0), v1.train.StopAtStepHook(last_step=8)]
+        folder = tempfile.mkdtemp() if rank == 0 else None
+        runs = 0
+        with v1.train.MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks) as session:
+            while not session.should_stop():
+                runs, _, trained = runs + 1, *session.run([train, weights])
+    check_equal([trained], f"v1 {options}")
+    assert runs == 8 * options.get("backward_passes_per_step", 1)
+    assert folder is None or v1.train.latest_checkpoint(folder)
+
+# Keras
+keras.utils.set_random_seed(rank)
+
+
+def model_of(*layers):
+    return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
+
+
+model = model_of(hvd.SyncBatchNormalization())
+callbacks = [
+    khvd.callbacks.BroadcastGlobalVariablesCallback(0), khvd.callbacks.MetricAverageCallback(),
+    khvd.callbacks.LearningRateWarmupCallback(0.04, warmup_epochs=1, verbose=1),
+    LearningRateScheduleCallback(0.04, lambda epoch: 0.5**epoch, start_epoch=1),
+]  # fmt: skip
+model.compile(khvd.DistributedOptimizer(keras.optimizers.Adam(0.04)), "mse", metrics=["mae"])
+history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
+check_equal([*model.trainable_weights, *model.optimizer.variables], "fit")
+assert len({str(each) for each in hvd.allgather_object(history)}) == 1
+np.testing.assert_allclose(history["lr"], [0.04, 0.02, 0.01], rtol=1e-5)
+path = hvd.broadcast_object(os.path.join(tempfile.mkdtemp(), "model.keras"))
+if rank == 0:
+    model.save(path)
+hvd.barrier()
+model = khvd.load_model(path)
+model.fit(x, y, batch_size=8, verbose=0)
+check_equal([*model.trainable_weights, *model.optimizer.variables], "load_model")
+assert int(model.optimizer.iterations) == 16
+assert type(keras.models.load_model(path).optimizer) is keras.optimizers.Adam
+# the same as one rank with all data, and twice the passes of half the batch
+plain = model_of(keras.layers.BatchNormalization())
+plain.set_weights(hvd.broadcast_object(plain.get_weights()))
+parts = model_of(hvd.SyncBatchNormalization())
+parts.set_weights(plain.get_weights())
+plain.compile(keras.optimizers.SGD(0.1), "mse")
+parts.compile(khvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+everything = np.concatenate(hvd.allgather_object(x)), np.concatenate(hvd.allgather_object(y))
+plain.fit(*everything, batch_size=32 * size, epochs=2, shuffle=False, verbose=0)
+parts.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+for mine, theirs in zip(parts.trainable_weights, plain.trainable_weights, strict=True):
+    np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-3, atol=1e-4)
+linear = model_of()
+linear.set_weights(hvd.broadcast_object(linear.get_weights()))
+twice = model_of()
+twice.set_weights(linear.get_weights())
+passes = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+linear.compile(khvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+twice.compile(khvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **passes), "mse")
+linear.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+twice.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+np.testing.assert_allclose(twice.get_weights()[0], linear.get_weights()[0], rtol=1e-4)
+assert int(twice.optimizer.iterations) == 2
+raises(ValueError, "distributed already", lambda: khvd.DistributedOptimizer(twice.optimizer))
+raises(ValueError, "no optimizer of Keras", lambda: hvd.DistributedOptimizer("sgd"))
+twice.compile(twice.optimizer, "mse", jit_compile=True)
+raises(Exception, "jit_compile=False", lambda: twice.fit(x, y, verbose=0))
+assert khvd.allreduce(np.float32(rank)) == np.mean(range(size))
+
+# elastic: a failed collective brings the last commit back
+variable = tf.Variable(float(rank))
+state = hvd.elastic.TensorFlowState([variable], step=0)
+seen = []
+
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 4:
+        state.step += 1
+        variable.assign_add(1.0)
+        seen.append((state.step, float(variable)))
+        if state.step == 3 and len(seen) == 3:
+            fails = tf.function(lambda: hvd.allreduce(tf.zeros([rank + 1]), name="fails"))
+            fails()
+        if state.step % 2 == 0:
+            state.commit()
+    return float(variable)
+
+
+if size > 1:
+    assert train(state) == 4.0
+    assert seen == [(1, 1.0), (2, 2.0), (3, 3.0), (3, 3.0), (4, 4.0)], seen
+    kept = khvd.elastic.KerasState(twice, epoch=0, batch=0)
+    twice.compile(twice.optimizer, "mse")
+    commits = [khvd.elastic.CommitStateCallback(kept), khvd.elastic.UpdateBatchStateCallback(kept)]
+    twice.fit(
+        x, y, batch_size=16, epochs=2, verbose=0, callbacks=[*commits, khvd.elastic.UpdateEpochStateCallback(kept)]
+    )
+    assert (kept.epoch, kept.batch) == (2, 0)
+    saved = [np.array(one) for one in twice.weights]
+    twice.weights[0].assign(twice.weights[0] + 1)
+    kept.restore()
+    check_equal(saved, "KerasState")
+    np.testing.assert_array_equal(saved[0], twice.weights[0].numpy())
+print(f"rank {rank} of {size}: all weights are equal", flush=True)
