@@ -61,7 +61,7 @@ class LocalRun:
     def unreported_end(self) -> tuple[int, list[str]]:
         """The agent's exit code, and lines that explain it."""
         log = None if is_disk_full(self._directory.path) else self._directory.agent_log
-        code, lines = how_it_ended(self._process.returncode, agent_pid(self._directory, self._process.pid), log)
+        code, lines = how_it_ended(self._process.wait(), agent_pid(self._directory, self._process.pid), log)
         if log is None:
             lines.append(f"no space is left in {self._directory.path}; free some, or choose another --log-dir")
         return code, lines

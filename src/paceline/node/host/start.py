@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import is_disk_full
 from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
-from paceline.node.logs.following import STREAM_BITS, Event, Output, answer_of, updates
+from paceline.node.logs.following import Event, answer_of, shown_by, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
 from paceline.node.store.code_copy import unpack
@@ -174,11 +174,7 @@ def _updates(
         rank_streams: which streams of which local ranks, for rank 0 ("first") and for the "others".
         begin: position of its new events.
     """
-
-    def wanted(it: Output) -> bool:
-        return bool(rank_streams["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream])
-
-    for update in updates(run, lifeline.fileno(), wanted, begin):
+    for update in updates(run, lifeline.fileno(), shown_by(rank_streams), begin):
         yield answer_of(update)
     yield {
         "gone": agent.wait(),

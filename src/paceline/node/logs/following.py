@@ -50,6 +50,13 @@ class Event:
 Update = Union[Output, Event]
 
 
+def shown_by(rank_streams: Mapping[str, Any]) -> Callable[[Output], bool]:
+    """Which output a client shows: of which local ranks which streams, for rank 0 ("first") and for the "others"."""
+    return lambda it: bool(
+        rank_streams["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream]
+    )
+
+
 def answer_of(update: Update) -> dict[str, Any]:
     """An update as it is sent to a client."""
     if isinstance(update, Output):

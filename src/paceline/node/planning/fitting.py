@@ -105,7 +105,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         raise Refused(f"--horovod {job['horovod']} is for scripts that import horovod; add --framework horovod")
     if framework == "horovod" and not job.get("horovod") and importlib.util.find_spec("horovod") is not None:
         job = {**job, "horovod": "real"}
-    package = _package({**job, "framework": framework})
+    package = None if framework == "mpi" else PACKAGES.get(_imported({**job, "framework": framework}))
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
     if needed and package is not None and importlib.util.find_spec(package) is None:
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
@@ -125,12 +125,6 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
     _check_devices(job, here)
     return job
-
-
-def _impossible(request: Request) -> str | None:
-    from paceline.node.devicequeue.policy import impossible
-
-    return impossible(request)
 
 
 def _program(job: Mapping[str, Any]) -> tuple[str, str]:
@@ -163,12 +157,6 @@ def _imported(job: Mapping[str, Any], imports: Imports) -> str:
     if framework == "horovod" and job.get("horovod") != "real":
         return "tensorflow" if "tensorflow" in imports.every and "torch" not in imports.every else "torch"
     return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
-
-
-def _package(job: Mapping[str, Any]) -> str | None:
-    """The package that a job's framework needs; None if it needs none."""
-    framework: str = job["framework"] or ""
-    return PACKAGES.get("torch" if framework == "horovod" and job.get("horovod") != "real" else framework)
 
 
 def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
@@ -321,9 +309,12 @@ def _may_resolve(host: str) -> bool:
 def _check_devices(job: Mapping[str, Any], here: Here) -> None:
     """Refuse what this machine can never give."""
     request = here.request(job)
-    if request is not None and (why := _impossible(request)):
-        declare = f"; {here.declare}" if request.slots else ""
-        raise Refused(f"the job can never start: {why}; ask for others{declare}")
+    if request is not None:
+        from paceline.node.devicequeue.policy import impossible
+
+        if why := impossible(request):
+            declare = f"; {here.declare}" if request.slots else ""
+            raise Refused(f"the job can never start: {why}; ask for others{declare}")
     if here.is_scheduled and isinstance(job["devices"], int) and job["devices"] > len(here.devices[0]):
         count = len(here.devices[0])
         raise Refused(f"the job needs {job['devices']} devices on each node, and its scheduler granted {count} here")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Union
 
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
@@ -31,21 +31,7 @@ if TYPE_CHECKING:
     from paceline.node.rundir.staging import Reopened, Staging
     from paceline.node.spec import NodeSpec
 
-
-class AgentProcess(Protocol):
-    """The guard of an agent: a child of this process, or of a warm server."""
-
-    pid: int
-    returncode: Any  # None while it runs
-
-    def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-
-    def wait(self) -> int:
-        """Wait until it has ended; returns its exit code."""
-
-    def send_signal(self, number: int, /) -> None:
-        """Send it a signal, unless it has ended."""
+    AgentProcess = Union[subprocess.Popen[bytes], warm.WarmAgent]  # guard of an agent: a child of ours, or of a server
 
 
 _AT_ONCE = 10.0  # seconds for an agent to end everything at once

@@ -14,7 +14,7 @@ import selectors
 import socket
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
@@ -36,52 +36,27 @@ class ExchangeError(CheckpointError):
     """A rank ended, or did not answer in time, while the ranks agreed on a checkpoint."""
 
 
-class Exchange(Protocol):
-    """The collectives that a checkpoint store needs. One thread at a time uses them, in the same order on all ranks."""
-
-    def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
-        """Call `rule` on rank 0 with the `data` of all ranks, in rank order; return its answer on every rank.
-
-        Args:
-            data: this rank's data.
-            rule: called on rank 0 only.
-            within: seconds in which all ranks must call this, if that is known to be soon.
-
-        Raises:
-            ExchangeError: a rank ended or does not answer; raised on every rank that is left.
-            CheckpointError: `rule` failed; the same on every rank.
-        """
-        ...
-
-    def addresses(self) -> list[str]:
-        """Addresses at which the other ranks may reach this one, the likeliest first."""
-        ...
-
-    def close(self) -> None:
-        """End the connections."""
-        ...
-
-
 class SingleExchange:
-    """The exchange of a single process."""
+    """The exchange of a single process, see `SocketExchange`."""
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
-        """See `Exchange.decide`."""
+        """See `SocketExchange.decide`."""
         return rule([data])
 
     def addresses(self) -> list[str]:
-        """See `Exchange.addresses`."""
+        """See `SocketExchange.addresses`."""
         return []
 
     def close(self) -> None:
-        """See `Exchange.close`."""
+        """See `SocketExchange.close`."""
 
 
 class SocketExchange:
     """An exchange over separate TCP connections, so that a background thread may use it while training runs.
 
-    All ranks must make it at the same place in the script. The default process group must be initialised: over it,
-    rank 0 sends the address at which it listens. Once a rank is lost, every further call fails.
+    One thread at a time uses it, in the same order on all ranks. All ranks must make it at the same place in the
+    script. The default process group must be initialised: over it, rank 0 sends the address at which it listens. Once
+    a rank is lost, every further call fails.
 
     Args:
         timeout: how long rank 0 waits for a rank that is alive but has not called; it must be longer than writing a
@@ -107,7 +82,17 @@ class SocketExchange:
             raise
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
-        """See `Exchange.decide`."""
+        """Call `rule` on rank 0 with the `data` of all ranks, in rank order; return its answer on every rank.
+
+        Args:
+            data: this rank's data.
+            rule: called on rank 0 only.
+            within: seconds in which all ranks must call this, if that is known to be soon.
+
+        Raises:
+            ExchangeError: a rank ended or does not answer; raised on every rank that is left.
+            CheckpointError: `rule` failed; the same on every rank.
+        """
         if not self._broken:
             limit = self._timeout if within is None else within
             answer = self._lead(data, rule, limit) if self._rank == 0 else self._follow(data, limit)
@@ -119,9 +104,10 @@ class SocketExchange:
         raise ExchangeError(self._broken)
 
     def addresses(self) -> list[str]:
-        """See `Exchange.addresses`: this rank's end of its connection to rank 0."""
-        is_first = self._rank == 0 or self._local
-        return connect.addresses(local=self._local) if is_first else [self._peers[0].socket.getsockname()[0]]
+        """Addresses at which the others may reach this rank, the likeliest first."""
+        if self._rank == 0 or self._local:
+            return connect.addresses(local=self._local)
+        return [self._peers[0].socket.getsockname()[0]]  # its end of its connection to rank 0
 
     def close(self) -> None:
         """End the connections."""
@@ -207,6 +193,9 @@ def _ask(peer: Messages, data: bytes) -> bytes:
                 break
             rest = rest[peer.socket.send(rest) :]
     return peer.receive()
+
+
+Exchange = SingleExchange | SocketExchange  # the collectives that a checkpoint store needs
 
 
 class Agreement:

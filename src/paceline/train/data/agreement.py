@@ -14,8 +14,9 @@ from torch.utils.data import Dataset, Sampler
 from .content import COMPARED, DEEPEST, Content, as_tensor, is_table, some
 
 if TYPE_CHECKING:
+    from paceline.train.group.group import Group
+
     from .loader import Loader
-    from .ranks import Ranks
 
 
 class DataMismatch(RuntimeError):
@@ -82,7 +83,7 @@ class SameData:
         ranks: the collectives to compare with.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Group) -> None:
         self._ranks = ranks
         self._new: list[_Made] = []
         self._trains = False

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.train.group.group import Group
+
 from .keep_working import KeepWorking
-from .ranks import Ranks
 from .sampler import EpochPosition, Shard, share
 from .split import Split
 from .stream_parts import Parts
@@ -60,7 +61,7 @@ class Loader:
         steps: Callable[[], int],
         rank: int,
         world_size: int,
-        ranks: Ranks | None,
+        ranks: Group | None,
         device: torch.device,
         evaluation: bool,
         stream: StreamFetch | None,

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.contract.tuning import setting
+from paceline.train.group.group import Group
 
 from .loader import Loader
 from .random_state import derive_seed
-from .ranks import Ranks
 from .sampler import ElasticSampler, EpochPosition, Shard, ShardedSampler, UserBatchSampler, UserSampler, check_positive
 from .split import Split
 from .worker_start import WorkerDataLoader
@@ -37,7 +37,7 @@ def make_loader(
     generator: torch.Generator | None = None,
     rank: int = 0,
     world_size: int = 1,
-    ranks: Ranks | None = None,
+    ranks: Group | None = None,
     device: torch.device | str = "cpu",
     num_workers: int = 0,
     collate_fn: Collate | None = None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +19,6 @@ ROUNDS = 16
 LARGEST_SIZE = 2**62  # the halves of the network then fit into 31 bits, and every product into 63
 MASK = 0xFFFFFFFF
 LARGEST_TABLE = 1024  # the base up to which a table of the round functions is made at once: sizes up to a million
-
-
-class Order(Protocol):
-    """The indices that an epoch visits, by position."""
-
-    def at(self, positions: Tensor) -> Tensor:
-        """The indices at `positions`, both int64 of shape (n,)."""
 
 
 def _keys(purpose: str, count: int, *parts: int) -> list[int]:
@@ -157,6 +149,9 @@ class WeightedPermutation:
     def at(self, positions: Tensor) -> Tensor:
         """The indices drawn at `positions`, both int64 of shape (n,)."""
         return self._indices[positions]
+
+
+Order = Permutation | Sequential | WeightedDraws | WeightedPermutation  # the indices that an epoch visits, by position
 
 
 def _uniform(positions: Tensor, keys: list[int]) -> Tensor:

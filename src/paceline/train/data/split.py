@@ -14,7 +14,7 @@ from .source import Indexed
 from .stream_parts import Parts, is_split_by_rank, is_split_by_shard, is_split_by_worker, parts_at_most
 
 if TYPE_CHECKING:
-    from .ranks import Ranks
+    from paceline.train.group.group import Group
 
 log = logging.getLogger("paceline")
 
@@ -42,7 +42,7 @@ class Split:
         rank: int,
         world_size: int,
         workers: int,
-        ranks: Ranks | None,
+        ranks: Group | None,
         evaluation: bool,
         allowed: bool,
     ) -> None:

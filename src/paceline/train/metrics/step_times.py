@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,20 +16,8 @@ _OTHER = "other"  # time of a step that belongs to no part: it is only in the to
 TOTALS: dict[str, float] = {}  # of all steps of this process that were read; `node/ranks/evidence.py` reads it
 
 
-class Clock(Protocol):
-    """Marks points in time, and later measures the seconds between them."""
-
-    def mark(self) -> Any:
-        """Mark the current time; takes microseconds, and does not wait for the device."""
-        ...
-
-    def between(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds from each mark to the next one; waits until the last is reached. All but the last are used again."""
-        ...
-
-
 class CpuClock:
-    """The clock for training on the CPU, where work is done when the call returns."""
+    """Marks points in time and measures the seconds between them; on the CPU, work is done when a call returns."""
 
     mark = staticmethod(time.perf_counter)
 
@@ -67,7 +55,7 @@ class StepTimes:
     Laps follow each other without gaps. So the parts of a step never overlap, and the rest of the time belongs to none.
     """
 
-    def __init__(self, clock: Clock, exchanges: bool) -> None:
+    def __init__(self, clock: CpuClock | CudaClock, exchanges: bool) -> None:
         self._clock = clock
         self._exchanges = exchanges  # whether gradients are exchanged with other ranks
         self._marks: list[Any] = []
@@ -184,6 +172,6 @@ class StepTimes:
         return times
 
 
-def make_clock(device: torch.device) -> Clock:
+def make_clock(device: torch.device) -> CpuClock | CudaClock:
     """The clock for training on `device`."""
     return CudaClock() if device.type == "cuda" else CpuClock()

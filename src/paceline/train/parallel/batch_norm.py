@@ -37,34 +37,28 @@ def update_bn(
     modes = [(module, module.training) for module in model.modules()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code would not see the change
-        counts = _Counts()
+        is_counted = True  # the current batch of this rank
         for norm in norms:
             norm.reset_running_stats()
-            norm.forward = functools.partial(_forward, norm, ranks, counts)  # type: ignore[method-assign]
+            norm.forward = functools.partial(_forward, norm, ranks, lambda: is_counted)  # type: ignore[method-assign]
             stack.callback(norm.__dict__.pop, "forward")
         model.train()
         for module, mode in modes:
             stack.callback(setattr, module, "training", mode)
         for batch, is_own in _together(ranks, batches):
-            counts.now = is_own and samples() > 0
+            is_counted = is_own and samples() > 0
             first = batch[0] if isinstance(batch, list | tuple) else batch
             model(first.to(device))
 
 
-class _Counts:
-    """Whether the current batch of this rank counts."""
-
-    now = True
-
-
-def _forward(norm: _BatchNorm, ranks: Collectives, counts: _Counts, x: torch.Tensor) -> torch.Tensor:
+def _forward(norm: _BatchNorm, ranks: Collectives, is_counted: Callable[[], bool], x: torch.Tensor) -> torch.Tensor:
     """Normalise by the mean and the variance of all ranks' batches, and count them."""
     assert norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None
     dims = [0, *range(2, x.dim())]
     wide = x.double()
     number = wide.new_full((1,), x.numel() / x.size(1))
     own = torch.cat([wide.sum(dims), wide.square().sum(dims), number])
-    total = ranks.all_reduce(own if counts.now else torch.zeros_like(own))
+    total = ranks.all_reduce(own if is_counted() else torch.zeros_like(own))
     n = total[-1].clamp(min=1)
     mean, square = (total[:-1] / n).chunk(2)
     var = (square - mean.square()).clamp(min=0)

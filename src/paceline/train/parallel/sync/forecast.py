@@ -115,11 +115,6 @@ def _shares(numel: int, element: int, ranks: int) -> int:
     return element * (numel if ranks == 2 else 2 * (ranks - 1) * -(-numel // ranks))
 
 
-def rounds(method: EveryStep) -> int:
-    """Sums over the ranks, one after the other, that a bucket takes."""
-    return 2 if isinstance(method, PowerSGD) else 1
-
-
 def exchange_seconds(method: EveryStep, bucket: Bucket, link: Link, cost: float) -> float:
     """Seconds of the exchange of a bucket.
 
@@ -130,7 +125,8 @@ def exchange_seconds(method: EveryStep, bucket: Bucket, link: Link, cost: float)
         cost: seconds of compression per byte of gradients.
     """
     sent = sent_bytes(method, bucket.gradients, link.ranks)
-    return rounds(method) * link.latency + sent / link.bandwidth + cost * bucket.bytes
+    rounds = 2 if isinstance(method, PowerSGD) else 1  # sums over the ranks, one after the other
+    return rounds * link.latency + sent / link.bandwidth + cost * bucket.bytes
 
 
 def step_seconds(profile: Profile, exchanges: Sequence[float], delays: Sequence[float]) -> float:

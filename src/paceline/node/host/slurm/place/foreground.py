@@ -17,7 +17,7 @@ from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import NEW
 from paceline.node.journal.fold import ENDED_ON_NODES
 from paceline.node.journal.state import FINAL
-from paceline.node.logs.following import STREAM_BITS, Output, answer_of, updates
+from paceline.node.logs.following import answer_of, shown_by, updates
 from paceline.node.logs.readers import Ended, Readers
 
 if TYPE_CHECKING:
@@ -159,10 +159,6 @@ class _Following:
 
     def _updates(self, run: RunDirectory, lifeline: int) -> Iterator[Update]:
         try:
-            yield from updates(run, lifeline, self._is_wanted, poll=_LOOK)
+            yield from updates(run, lifeline, shown_by(self._rank_streams), poll=_LOOK)
         finally:
             os.close(lifeline)
-
-    def _is_wanted(self, it: Output) -> bool:
-        streams = self._rank_streams["others" if it.rank else "first"].get(str(it.local_rank), 0)
-        return bool(streams & STREAM_BITS[it.stream])
