@@ -105,7 +105,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         raise Refused(f"--horovod {job['horovod']} is for scripts that import horovod; add --framework horovod")
     if framework == "horovod" and not job.get("horovod") and importlib.util.find_spec("horovod") is not None:
         job = {**job, "horovod": "real"}
-    package = None if framework == "mpi" else PACKAGES.get(_imported({**job, "framework": framework}))
+    package = _package({**job, "framework": framework})
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
     if needed and package is not None and importlib.util.find_spec(package) is None:
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
@@ -157,6 +157,12 @@ def _imported(job: Mapping[str, Any], imports: Imports) -> str:
     if framework == "horovod" and job.get("horovod") != "real":
         return "tensorflow" if "tensorflow" in imports.every and "torch" not in imports.every else "torch"
     return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
+
+
+def _package(job: Mapping[str, Any]) -> str | None:
+    """The package that a job's framework needs; None if it needs none."""
+    framework: str = job["framework"] or ""
+    return PACKAGES.get("torch" if framework == "horovod" and job.get("horovod") != "real" else framework)
 
 
 def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
