@@ -14,6 +14,7 @@ GROUPS = (
     "ddp",
     "sync",
     "horovod",
+    "horovod_tensorflow",
     "epoch",
     "checkpoint",
     "logs",

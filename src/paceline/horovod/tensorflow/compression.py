@@ -6,33 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from paceline.horovod.common.compression import Compressor, NoneCompressor
 
-class Compressor:
-    """How a tensor is made smaller, and larger again."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The smaller tensor, and what `decompress` needs besides."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor as it was before."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Changes nothing."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor itself."""
-        return tensor
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):

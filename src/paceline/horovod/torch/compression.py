@@ -7,33 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.horovod.common.compression import Compressor, NoneCompressor
 
-class Compressor:
-    """How a tensor is made smaller, and larger again."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The smaller tensor, and what `decompress` needs besides."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor as it was before."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Changes nothing."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor itself."""
-        return tensor
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
