@@ -51,19 +51,13 @@ def test_heavy_framework(framework, start_method, tmp_path):
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("script", ["operations", "training"])
+@pytest.mark.parametrize("script", ["operations", "training", "elastic"])
 def test_horovod_of_tensorflow(script, tmp_path):
     home = {"PACELINE_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    restarts = "1" if script == "elastic" else "0"
+    command = [frameworks_python(), "-m", "paceline", "run", "-n", "2", "--max-restarts", restarts]
     done = subprocess.run(
-        [
-            frameworks_python(),
-            "-m",
-            "paceline",
-            "run",
-            "-n",
-            "2",
-            str(Path(__file__).with_name(f"horovod_{script}.py")),
-        ],
+        [*command, str(Path(__file__).with_name(f"horovod_{script}.py"))],
         env={**os.environ, **home},
         stdin=subprocess.DEVNULL,
         capture_output=True,
