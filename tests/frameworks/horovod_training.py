@@ -139,7 +139,7 @@ twice.compile(khvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **passes), "m
 linear.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
 twice.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
 np.testing.assert_allclose(twice.get_weights()[0], linear.get_weights()[0], rtol=1e-4)
-assert int(twice.optimizer.iterations) == 2
+assert int(twice.optimizer.iterations) == 4
 raises(ValueError, "distributed already", lambda: khvd.DistributedOptimizer(twice.optimizer))
 raises(ValueError, "no optimizer of Keras", lambda: hvd.DistributedOptimizer("sgd"))
 twice.compile(twice.optimizer, "mse", jit_compile=True)

@@ -67,4 +67,8 @@ class _Methods:
             apply(grads, trainable_variables)
             return tf.constant(True)
 
-        return tf.cond(is_last, step, lambda: tf.constant(False))
+        def skip() -> Any:
+            optimizer.iterations.assign_add(1)  # a schedule of the learning rate counts passes, as with Horovod
+            return tf.constant(False)
+
+        return tf.cond(is_last, step, skip)
