@@ -103,7 +103,9 @@ callbacks = [
     khvd.callbacks.LearningRateWarmupCallback(0.04, warmup_epochs=1, verbose=1),
     LearningRateScheduleCallback(0.04, lambda epoch: 0.5**epoch, start_epoch=1),
 ]  # fmt: skip
-model.compile(khvd.DistributedOptimizer(keras.optimizers.Adam(0.04)), "mse", metrics=["mae"])
+model.compile(
+    khvd.DistributedOptimizer(keras.optimizers.Adam(0.04)), "mse", metrics=["mae"], experimental_run_tf_function=False
+)
 history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
 check_equal([*model.trainable_weights, *model.optimizer.variables], "fit")
 assert len({str(each) for each in hvd.allgather_object(history)}) == 1

@@ -35,23 +35,16 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps `state.batch`, the number of batches of this epoch; an epoch that goes on has fewer steps."""
+    """Keeps `state.batch`, the number of batches of this epoch, also over a restart within it."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
         self._first = 0
-        self._steps: int | None = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Remember the number of batches."""
-        self._steps = self.params.get("steps")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Go on after the batches that were done."""
+        """Count on from the batches that were done."""
         self._first = self.state.batch
-        if self._steps is not None:
-            self.params["steps"] = self._steps - self._first
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count a batch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -72,3 +74,17 @@ class _Methods:
             return tf.constant(False)
 
         return tf.cond(is_last, step, skip)
+
+
+def _without_flag(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_model)
+    def accepting(self: Any, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> Any:
+        return compile_model(self, *args, **kwargs)
+
+    return accepting
+
+
+# Scripts of Horovod pass this argument to `compile`, as its documentation says; Keras 3 no longer has it. The method is
+# replaced where it is defined, as Keras asks of a loaded model whether it is that one.
+_trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+_trainer.compile = _without_flag(_trainer.compile)
