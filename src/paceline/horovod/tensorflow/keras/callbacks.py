@@ -23,7 +23,7 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives all ranks the root's weights and optimizer before the first batch.
+    """Gives all ranks the root's weights and optimizer after the first batch: then all of them have been made.
 
     Args:
         root_rank: the global rank whose they are.
@@ -37,7 +37,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local = {id(one) for one in local_variables or ()}
         self._is_done = False
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast them once."""
         if not self._is_done:
             every = [*self.model.weights, *self.model.optimizer.variables]
