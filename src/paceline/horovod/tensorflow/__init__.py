@@ -16,9 +16,10 @@ try:
         broadcast_object_fn,
         broadcast_variables,
     )
-    from .gradients import DistributedGradientTape, DistributedOptimizer, PartialDistributedGradientTape
+    from .gradients import DistributedGradientTape, PartialDistributedGradientTape
     from .mpi_ops import *  # noqa: F403
     from .mpi_ops import __all__ as _operations
+    from .optimizer import DistributedOptimizer
 except ModuleNotFoundError as error:
     if error.name not in ("tensorflow", "torch"):
         raise
