@@ -67,7 +67,7 @@ _MOST = 60  # characters of a text that the repr of a job has
 
 
 class Job(records.Job):
-    """What was known of a job when it was looked at; `get` looks again."""
+    """What was known of a job when it was looked at; `get` looks again, and so do `result` and `results`."""
 
     _there: Backend
 
@@ -100,7 +100,9 @@ class Job(records.Job):
 
         if not self._there.wait([self.name], _patience(seconds)):
             raise UserError(f"job {self.name} has not ended within {_patience(seconds):g} s; ask again later")
-        return results(self._there, _known(self.name, self._there), every=every)
+        found = _known(self.name, self._there)
+        vars(self).update(vars(found))
+        return results(self._there, found, every=every)
 
     def __repr__(self) -> str:
         texts = {title: text if len(text) <= _MOST else f"{text[:_MOST]}…" for title, text in _cells(self).items()}

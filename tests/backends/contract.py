@@ -56,7 +56,7 @@ FUNCTION = """
 
     on, base = sys.argv[1], 7
     job = jobs.submit(climb, (2,), {"by": 10}, nproc=2, on=on)
-    assert job.results() == [(0, 20, 7), (1, 20, 7)]
+    assert job.results() == [(0, 20, 7), (1, 20, 7)] and job.state == "SUCCEEDED"
     assert b"".join(it.text for it in jobs.logs(job.name)).split() == [b"at", b"2"], "results are no lines for people"
     assert jobs.get(job.name).result() == (0, 20, 7), "the job is found where it was submitted to"
     bad = jobs.submit(climb, (-1,), nproc=2, on=on)

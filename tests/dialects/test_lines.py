@@ -69,6 +69,7 @@ LINES = {
     "mpirun -np 2 sh -c 'echo $OMPI_COMM_WORLD_RANK'": (
         "run -np 2 --no-python --framework mpi sh -c 'echo $OMPI_COMM_WORLD_RANK'"
     ),
+    "mpirun -np 2 python ranks/main.py": "run -np 2 --framework mpi python ranks/main.py",
     "mpirun -np 1 python a.py : -np 2 python b.py": "! mpirun A : B starts two programs; a job runs one program",
     "mpirun -app file": "! -app: a job runs one program",
     "mpiexec -ppn 2 -f hosts -genv A 5 python t.py": "run -n 2 --hostfile hosts --env A=5 python t.py",
@@ -300,6 +301,9 @@ LINES = {
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without GPUs that knows a cluster of Kubernetes."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/main.py").write_text("from comm import rank")
+    (tmp_path / "ranks/comm.py").write_text("import os; rank = os.environ['OMPI_COMM_WORLD_RANK']")
     (tmp_path / "settings.yaml").write_text(
         "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\nmachine_rank: 0\nnum_processes: 8\n"
         "tpu_env: []\nfsdp_config:\n  fsdp_use_orig_params: false\nuse_cpu: false\nrdzv_backend: static\n"

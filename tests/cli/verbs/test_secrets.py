@@ -137,19 +137,19 @@ def lines(*names: str) -> str:
 def test_what_looks_secret_is_pointed_out_and_the_line_says_what_to_type(paceline: Paceline) -> None:
     script = paceline.script("import os; print(os.environ['HF_TOKEN'])")
     harmless = ("--env", "AWS_REGION=eu", "--env", "TOKENIZERS_PARALLELISM=false", "--env", "WANDB_API_KEY=")
-    done = paceline("submit", "--name", "it", "--env", "HF_TOKEN=abc123", "--env", "AWS_SECRET_ACCESS_KEY=x", *harmless,
+    done = paceline("submit", "--name", "it", "--env", "HF_TOKEN=abc123", "--env", "SIGNING_KEY=x", *harmless,
                     script)  # fmt: skip
     assert done.stdout == "it\n" and "abc123" not in done.stderr
-    assert done.stderr.splitlines()[0] == f"paceline: {lines('HF_TOKEN', 'AWS_SECRET_ACCESS_KEY')}"
+    assert done.stderr.splitlines()[0] == f"paceline: {lines('HF_TOKEN', 'SIGNING_KEY')}"
     assert paceline("wait", "it").returncode == 0
-    paceline.env.update(HF_TOKEN="def456", AWS_SECRET_ACCESS_KEY="y")
-    done = paceline("resubmit", "--secret", "HF_TOKEN", "--secret", "AWS_SECRET_ACCESS_KEY", "it")
+    paceline.env.update(HF_TOKEN="def456", SIGNING_KEY="y")
+    done = paceline("resubmit", "--secret", "HF_TOKEN", "--secret", "SIGNING_KEY", "it")
     assert done.stdout == "it-2\n" and "look" not in done.stderr, done.stderr
     assert paceline("wait", "it-2").returncode == 0
     assert paceline("logs", "it-2").stdout == "def456\n"
     spec: dict[str, Any] = json.loads((paceline.home / "jobs/it-2/job.json").read_text())["spec"]
     assert (spec["secrets"], sorted(spec["env"])) == (
-        ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY"], ["AWS_REGION", "TOKENIZERS_PARALLELISM", "WANDB_API_KEY"],
+        ["HF_TOKEN", "SIGNING_KEY"], ["AWS_REGION", "TOKENIZERS_PARALLELISM", "WANDB_API_KEY"],
     )  # fmt: skip
 
 

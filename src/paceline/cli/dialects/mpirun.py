@@ -5,6 +5,7 @@ Source: `mpirun --help` of Open MPI 4 and 5.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 from paceline.job.errors import UserError
 
 from .engine import BINDING, PYTHON, Ignored, Line, Refused, Tool, say_program
+
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 
 
 def _variable(line: Line, value: str) -> None:
@@ -56,7 +59,7 @@ def _finish(line: Line) -> None:
 
 
 def _needs_mpi(line: Line) -> bool:
-    """Whether Open MPI is to connect the ranks: for programs, and scripts that read its variables.
+    """Whether Open MPI is to connect the ranks: for programs, and scripts that read its variables, or whose imports do.
 
     Scripts that import mpi4py get it in any case; those of Horovod and torch need none.
     """
@@ -64,10 +67,17 @@ def _needs_mpi(line: Line) -> bool:
     scripts = [word for word in words if word.endswith(".py")]
     if not scripts:
         return words == line.program and line.get("-m") is None
-    try:
-        return b"OMPI_COMM_WORLD" in Path(line.get("--working-dir") or ".", scripts[0]).read_bytes()
-    except OSError:
-        return False
+    script = Path(line.get("--working-dir") or ".", scripts[0])
+    own = _text(script)
+    beside = [script.with_name(name) for name in _IMPORT.findall(own)]
+    imported = [path for module in beside for path in (module.with_suffix(".py"), *module.glob("*.py"))]
+    return any("OMPI_COMM_WORLD" in text for text in (own, *map(_text, imported)))
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
 
 
 _NUMBERED = Ignored("ranks are numbered host by host, as many on each as it has slots")
