@@ -38,7 +38,8 @@ def train(paceline: Paceline, steps: int = 10_000, strategy: str = "") -> None:
 
 
 def tuned(paceline: Paceline, *flags: str) -> list[dict[str, Any]]:
-    return paceline.json("tune", "-n", "2", "--steps", "10", *flags)
+    found: list[dict[str, Any]] = json.loads(paceline("tune", "-n", "2", "--steps", "10", "-o", "json", *flags).stdout)
+    return found
 
 
 def left(paceline: Paceline) -> list[str]:
