@@ -141,9 +141,8 @@ class _Step(Attempt):
 
     def met(self) -> None:
         """A coordinator is found, or none; wait for its messages."""
-        if (
-            self.state.phase == "meeting" and not self.others.leads
-        ):  # the coordinator knows best which nodes are missing
+        # The coordinator knows best which nodes are missing.
+        if self.state.phase == "meeting" and not self.others.leads:
             self.arm("join", self.spec.join_timeout)
         self.enter("open")
 

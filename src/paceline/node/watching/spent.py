@@ -6,7 +6,6 @@ thread, so a moment in which C code holds the interpreter's lock counts for the 
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import re
@@ -266,6 +265,7 @@ def _part(frames: Sequence[tuple[str, int, str]], runs: tuple[int, ...] | None) 
 @functools.lru_cache(maxsize=1024)
 def _of_line(file: str, line: int, runs: tuple[int, ...] | None) -> str:
     """What a line of the script does itself: the call of it that runs, or if that is not known, all of its calls."""
+    import ast  # not before jobs have run for a while
     import linecache
 
     if runs is None:
