@@ -14,9 +14,11 @@ FOUR := -n 4 --dist worksteal
 LAB := tests/lab $(wildcard fake_kubernetes)
 ALL := tests --ignore tests/frameworks $(wildcard fake_kubernetes)
 HERE := tests --ignore tests/lab --ignore tests/frameworks
+VENDOR := src/paceline/web/static/vendor
+FETCHED := .vendor
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints web-vendor clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -97,6 +99,21 @@ constraints: ## constraints.txt anew: as pyproject.toml asks; UPGRADE=--upgrade 
 		$(UPGRADE) --all-extras --override $(LOCK)/without.txt pyproject.toml $(LOCK)/more.in -o constraints.txt
 	cat $(LOCK)/head.txt constraints.txt > $(LOCK)/new.txt
 	mv $(LOCK)/new.txt constraints.txt
+
+# A package that is not the one of vendor/VERSIONS is refused. Imports by name become relative: a browser has no node_modules.
+web-vendor: ## The libraries of the page anew, from npm, of the versions in vendor/VERSIONS
+	rm -rf $(FETCHED) && mkdir $(FETCHED)
+	cd $(FETCHED) && npm pack --silent $$(sed -n 's/^[0-9a-f]* *\(.*\)-\(.*\)\.tgz$$/\1@\2/p' ../$(VENDOR)/VERSIONS)
+	cd $(FETCHED) && sha512sum --check --strict ../$(VENDOR)/VERSIONS
+	for name in preact htm uplot; do \
+		mkdir $(FETCHED)/$$name && tar -xzf $(FETCHED)/$$name-[0-9]*.tgz -C $(FETCHED)/$$name --strip-components 1 \
+		&& cp $(FETCHED)/$$name/LICENSE $(VENDOR)/$$name.LICENSE || exit 1; done
+	sed '/^\/\/# sourceMappingURL/d' $(FETCHED)/preact/dist/preact.mjs > $(VENDOR)/preact.js
+	sed '/^\/\/# sourceMappingURL/d; s/from"preact"/from".\/preact.js"/' $(FETCHED)/preact/hooks/dist/hooks.mjs > $(VENDOR)/hooks.js
+	cp $(FETCHED)/htm/dist/htm.mjs $(VENDOR)/htm.js
+	{ cat $(FETCHED)/uplot/dist/uPlot.iife.min.js; echo 'export default uPlot;'; } > $(VENDOR)/uplot.js
+	cp $(FETCHED)/uplot/dist/uPlot.min.css $(VENDOR)/uplot.css
+	rm -rf $(FETCHED)
 
 clean: ## Remove the environments and caches
 	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) .mypy_cache .ruff_cache .pytest_cache .hypothesis

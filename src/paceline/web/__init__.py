@@ -1,0 +1,1 @@
+"""What a browser shows: the page of `paceline web`, and reports."""
