@@ -25,7 +25,7 @@ from paceline.node.signals import LEAVE
 from paceline.node.store import make
 from paceline.node.store.code_copy import unpack
 from paceline.node.store.home import Home
-from paceline.node.store.plan import Order, Plan, Taken, make_plan, this_machine
+from paceline.node.store.plan import Order, Plan, Taken, link_notes, make_plan, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +57,39 @@ def start(plan: Plan, code: io.BytesIO | None = None, lifeline: socket.socket | 
             assert new.code is not None
             unpack(code, new.code)
         return new.start({"mode": "snapshot", "source": "/there"} if code else None, lifeline)
+
+
+def copied_from_git(home: Home, name: str, job_id: str, working_dir: Path) -> tuple[make.Made, list[str]]:
+    """A job with a copy of the repository `net`, that ends when something opens the FIFO `NAME.end`; what is said."""
+    end = working_dir / f"{name}.end"
+    os.mkfifo(end)
+    asked = order(
+        name=name, code={"mode": "git", "source": "https://example.org/net.git"}, working_dir=str(working_dir)
+    )
+    plan = make_plan(home, this_machine(home, 0), replace(asked, job_id=job_id))
+    said = link_notes(home, plan.asked)
+    with make.making(plan) as new:
+        assert new.code is not None
+        unpack(archive(f"open({str(end)!r}).close()"), new.code)
+        return new.start({"mode": "git", "source": "https://example.org/net.git"}), said
+
+
+def test_the_name_of_a_repository_is_never_taken_from_a_job_that_runs(tmp_path: Path) -> None:
+    home, link = Home(tmp_path / "home"), tmp_path / "code" / "net"
+    first, said = copied_from_git(home, "first", "1", tmp_path)
+    assert (os.readlink(link), said) == ("first", [])
+    second, (line,) = copied_from_git(home, "second", "2", tmp_path)
+    assert line.startswith(f"{link} stays the code of job first, which has not ended; ")
+    assert os.readlink(link) == "first"
+    for name, made in ("first", first), ("second", second):
+        (tmp_path / f"{name}.end").open("w").close()
+        wait(made)
+    third, said = copied_from_git(home, "third", "3", tmp_path)
+    assert (os.readlink(link), said) == ("third", [])
+    (tmp_path / "third.end").open("w").close()
+    wait(third)
+    home.remove(third.run)
+    assert not os.path.lexists(link)
 
 
 def wait(made: make.Made) -> None:

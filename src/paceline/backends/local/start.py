@@ -18,7 +18,7 @@ from paceline.job.paths import jobs_folder, make_private
 from paceline.node.store import make
 from paceline.node.store.code_copy import unpack
 from paceline.node.store.code_folder import building
-from paceline.node.store.plan import Taken, has_checkpoint
+from paceline.node.store.plan import Taken, has_checkpoint, link_notes
 
 from .prepare import LocalPrepared, writing
 
@@ -53,11 +53,13 @@ def start(
     spec, plan = prepared.asked, prepared.plan
     make_private(jobs_folder().parent)
     _warn_of_no_token(spec, progress)
+    lines = link_notes(plan.home, plan.asked)
     if plan.order.data:
         from paceline.node.machine.volumes import notes
 
-        for line in notes(plan.order.data):
-            progress.say(line)
+        lines += notes(plan.order.data)
+    for line in lines:
+        progress.say(line)
     reader = None if stdin is None else (stdin, f"/proc/{os.getpid()}/fd/0")  # the job ends with this process
     plan = replace(plan, order=replace(plan.order, split=split, stdin=reader))
     with _moved(prepared, progress) as moved, writing(spec.log_dir), refusals():

@@ -14,7 +14,7 @@ from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
 from paceline.node.store import records
-from paceline.node.store.plan import Order, check_writable, has_checkpoint, make_plan, this_machine
+from paceline.node.store.plan import Order, check_writable, has_checkpoint, link_notes, make_plan, this_machine
 
 from .preflight import all_facts, converse, job_facts
 from .start import brought_by, found_volumes, order_of
@@ -53,7 +53,7 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
         facts.update(_look(home, request))
         try:
             facts["has_checkpoint"] = _has_checkpoint(home, request)
-            facts["notes"] = volumes.notes(found_volumes(home, request))
+            facts["notes"] = [*volumes.notes(found_volumes(home, request)), *link_notes(home, request["job"])]
             facts.update(job_facts(home.root, home.jobs, _framework(home, request)))
         except Refused as error:
             facts["refused"] = str(error)

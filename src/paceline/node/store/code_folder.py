@@ -6,7 +6,7 @@ files; the first that moves it to its place succeeds. Its inode is in `code/.tra
 is removed that a user has put there meanwhile.
 
 A link beside it has the name of the repository or folder that was copied, for programs that know it under that name: it
-goes to the code of the newest job.
+goes to the code of the newest job, but never changes under a job that has not ended.
 """
 
 from __future__ import annotations
@@ -169,14 +169,29 @@ def building(destination: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def name_too(destination: Path, name: str) -> None:
-    """Give a job's code a second name, that of its source, unless something else has it."""
-    link = destination.with_name(name)
+def name_too(link: Path, destination: Path) -> None:
+    """Give a job's code a second name, unless something else has it."""
     with contextlib.suppress(OSError):  # a file system without links
         if not os.path.lexists(link) or _is_second_name(link):
             new = _hidden(link)
             new.symlink_to(destination.name)
             new.replace(link)
+
+
+def named(link: Path) -> str | None:
+    """The job whose code has this second name; None if none has it."""
+    return os.readlink(link) if _is_second_name(link) else None
+
+
+def is_being_made(destination: Path) -> bool:
+    """Whether a process of this machine is about to make the job that has claimed a destination."""
+    for claim in _marks(destination).glob(f"*/{socket.gethostname()}"):
+        with contextlib.suppress(OSError), claim.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
 
 
 def _is_second_name(path: Path) -> bool:

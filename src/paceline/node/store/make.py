@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.contract import GIT_CREDENTIALS
-from paceline.contract.code_folder import source_name
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
 from paceline.node.rundir.directory import SAVED, RunDirectory
@@ -24,7 +23,7 @@ from paceline.node.spec import NodeSpec
 
 from . import code_folder, lifecycle, records
 from .code_copy import code_of, copy_of
-from .plan import Taken, agent_variables, completed, node_of, places
+from .plan import Taken, agent_variables, code_link, completed, node_of, places
 
 if TYPE_CHECKING:
     import socket
@@ -141,10 +140,9 @@ class New:
             if resumes is not None:
                 code = _copied(home, resumes, work, fresh=asked["fresh"])
             record["code"] = {**(code or {}), "path": str(folder)}
-            if work == folder and record["code"].get("mode") in ("git", "rsync"):  # a folder that the user chose
-                name = source_name(str(record["code"]["source"]))
-                if name not in ("", ".", "..", folder.name):
-                    code_folder.name_too(folder, name)
+            link, user = code_link(home, {**asked, "code": record["code"]})
+            if link is not None and user is None:
+                code_folder.name_too(link, folder)
             job = completed(asked, plan.here, work, record["code"])
             node = node_of(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=work)
         if resumes is not None and not asked["fresh"]:

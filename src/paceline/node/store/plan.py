@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import RANK_KEY, TOKEN, ContractError
+from paceline.contract.code_folder import source_name
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.planning import fitting, node_part
@@ -314,6 +315,33 @@ def places(job: Mapping[str, Any], hidden: Path, path: Path) -> tuple[Path, Path
         return hidden / below, path / below
     destination = Path(job["working_dir"]) / below
     return destination, destination
+
+
+def code_link(home: Home, job: Mapping[str, Any]) -> tuple[Path | None, str | None]:
+    """The second name of a job's code, that of its source, and the job that keeps this name as it has not ended.
+
+    Only code of git and rsync in a folder that the user chose has one.
+    """
+    code = job["code"]
+    if code is None or job["working_dir"] == "." or code.get("mode") not in ("git", "rsync"):
+        return None, None
+    name = source_name(str(code["source"]))
+    if name in ("", ".", "..", job["name"]):
+        return None, None
+    link = Path(_whole(job["working_dir"]), "code", name)
+    user = code_folder.named(link)
+    if user is None or user == job["name"]:
+        return link, None
+    is_used = RunDirectory(home.jobs / user).is_held or code_folder.is_being_made(link.with_name(user))
+    return link, user if is_used else None
+
+
+def link_notes(home: Home, job: Mapping[str, Any]) -> list[str]:
+    """A line about a second name that a job's code does not get."""
+    link, user = code_link(home, job)
+    if user is None:
+        return []
+    return [f"{link} stays the code of job {user}, which has not ended; this job has a copy of its own beside it"]
 
 
 def code_path(job: Mapping[str, Any], path: Path) -> Path | None:
