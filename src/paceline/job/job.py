@@ -64,7 +64,7 @@ class Job:
         attempt: the number of the last attempt, from 0.
         exit_code: that of the first rank that failed, 128 + n for signal n; None until the job ends.
         created: when it was submitted.
-        started: when all ranks ran for the first time.
+        started: when its first attempt began; what its ranks import counts, what it waited for does not.
         finished: when it ended.
         instances: its ranks.
         error: why it failed, in one line.

@@ -105,8 +105,10 @@ def memory(value: Any) -> int | None:
 
 
 def show_duration(seconds: float) -> str:
-    """`42 s`, `3m07s`, `2h05m`, `3d04h`."""
+    """`0.4 s`, `42 s`, `3m07s`, `2h05m`, `3d04h`."""
     whole = int(seconds)
+    if 0 < seconds < 9.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:

@@ -863,6 +863,24 @@ def test_events_have_each_checkpoint_and_an_end_that_no_agent_recorded(paceline:
     assert "agent" in events[-1]["why"]
 
 
+def test_each_screen_has_the_same_start_and_duration(paceline: Paceline) -> None:
+    """What its ranks import counts."""
+    paceline.script("print('here')")
+    slow = paceline.folder / "slow.py"
+    slow.write_text("import time; time.sleep(1)")
+    done = paceline.succeeds("run", "--name", "it", "--preload", "slow", "script.py")
+    job = paceline.json("get", "it")
+    (begun,) = [event["time"] for event in paceline.json("events", "it") if event["event"] == "started"]
+    assert job["started"] == begun
+    (line,) = [line for line in paceline("get", "it").stdout.splitlines() if line.startswith("duration")]
+    took = line.removeprefix("duration").strip()
+    assert float(took.removesuffix(" s")) >= 1.0
+    assert f"after {took}\n" in paceline("why", "it").stdout
+    assert f"job it succeeded after {took}\n" in done.stderr
+    assert f"job it succeeded after {took}\n" in paceline("wait", "it").stderr
+    assert paceline("list").stdout.endswith(f"  {took}\n")
+
+
 def test_events_and_get_say_which_rank_failed(paceline: Paceline) -> None:
     paceline.script("""
         import os

@@ -82,7 +82,7 @@ class World:
 
     def view(self) -> View:
         me = cast("Any", self)
-        return View(me, me, me.status, self.now)
+        return View(me, me, me.status)
 
     def failures(self) -> list[dict[str, Any]]:
         return self.failed

@@ -49,13 +49,15 @@ def events(run: RunDirectory) -> list[str]:
 def test_a_state_follows_from_the_records(run: RunDirectory) -> None:
     assert run.read_status() is None, "nothing has happened"
     run.append(state(**BEFORE))
-    run.append({"event": "ranks", "ranks": [rank(0), rank(1)]}, state(state="RUNNING", started=6.0))
+    (first,), _ = run.append({"event": "started", "attempt": 0, "world_size": 2, "logs": []})
+    run.append({"event": "ranks", "ranks": [rank(0), rank(1)]}, state(state="RUNNING"))
+    run.append({"event": "started", "attempt": 1, "world_size": 2, "logs": []})
     run.append({"event": "ranks", "ranks": [rank(1, state="RUNNING", pid=9)]})
     ranks = [rank(0), rank(1, state="RUNNING", pid=9)]
-    assert run.read_status() == {**BEFORE, "state": "RUNNING", "started": 6.0, "ranks": ranks}
+    assert run.read_status() == {**BEFORE, "state": "RUNNING", "started": first["time"], "ranks": ranks}
     (last,), _ = run.append(finished())
     assert run.read_status() == {
-        **BEFORE, "state": "SUCCEEDED", "started": 6.0, "ranks": ranks, "exit_code": 0, "others": [],
+        **BEFORE, "state": "SUCCEEDED", "started": first["time"], "ranks": ranks, "exit_code": 0, "others": [],
         "finished": last["time"], "waiting": None,
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import STREAM_BITS, Event, Output
+from paceline.job.quantities import show_duration
 from paceline.job.text import printable
 
 from .colours import ColoursOnly
@@ -149,7 +150,8 @@ class Screen:
             if details["state"] == "FAILED":
                 self._show_failure(details)
             else:
-                self._say(f"job {self._job.name} {details['state'].lower()} after {details['took']:.1f} s")
+                took = "" if details["took"] is None else f" after {show_duration(details['took'])}"
+                self._say(f"job {self._job.name} {details['state'].lower()}{took}")
 
     def close(self) -> int:
         """Report the end once the agent is gone; returns the job's exit code."""

@@ -82,7 +82,7 @@ def _logs(
         raise missing[0]
     for line in str(*missing).splitlines():
         warn(line)
-    if nothing and not known.is_over and known.started is None and known.attempt == 0 and not follow:
+    if nothing and not known.is_over and known.state in ("PENDING", "STARTING") and known.attempt == 0 and not follow:
         say(f"job {job} is {known.state}, and no rank of it has written yet")
     if not follow or not known.is_over:
         return 0

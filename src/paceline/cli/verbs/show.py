@@ -39,7 +39,7 @@ _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stoppe
 
 
 def _ago(seconds: float, now: float) -> str:
-    return show_duration(max(0.0, now - seconds))
+    return show_duration(int(max(0.0, now - seconds)))
 
 
 def _seconds(flag: str, text: str | None, usual: str) -> float | None:
@@ -143,7 +143,7 @@ def _done(job: Job) -> str | None:
 def _left(job: Job) -> str | None:
     """The time that the training will take from now on."""
     seconds = (job.progress or {}).get("seconds_left")
-    return None if seconds is None or job.state != "RUNNING" else show_duration(seconds)
+    return None if seconds is None or job.state != "RUNNING" else show_duration(int(seconds))
 
 
 _LIST: list[Column[Job]] = [

@@ -136,7 +136,7 @@ class Agent:
             self.status.record(self.ranks.current.values())
         is_settled = False
         while not is_settled:
-            view = View(self.ranks, self.participant, self.status.current, time.time())
+            view = View(self.ranks, self.participant, self.status.current)
             self.state, actions = decide(self.state, event, view, time.monotonic())
             for action in actions:
                 self._carry_out(action)

@@ -27,10 +27,9 @@ class Attempt(Step):
             self.set(is_newcomer=False)
             self.send({"do": "prepared"})
         if self.status["state"] != "RUNNING" and not state.halted and ranks.have_started and ranks.has_live_ranks:
-            started = self.status["started"]
-            if started is None and self.spec.time_limit is not None:
+            if self.spec.time_limit is not None and "limit" not in state.deadlines:
                 self.arm("limit", self.spec.time_limit)
-            self.write(state="RUNNING", started=started or self.clock)
+            self.write(state="RUNNING")
         if state.reported or state.halted:
             if ranks.server_failure and (self.state.is_newcomer or not ranks.current):
                 self.fail(ranks.server_failure, ranks.server_cause)

@@ -31,13 +31,11 @@ class View(NamedTuple):
         ranks: of this node.
         others: the other nodes, as far as this one knows them.
         status: what is recorded.
-        clock: seconds since the epoch.
     """
 
     ranks: Ranks
     others: Participant
     status: Status
-    clock: float
 
 
 class Step:
@@ -50,7 +48,7 @@ class Step:
 
     def __init__(self, state: State, view: View, now: float) -> None:
         self.state, self.now = state, now
-        self.ranks, self.others, self.status, self.clock = view
+        self.ranks, self.others, self.status = view
         self.spec = state.spec
         self.actions: list[Action] = []
 

@@ -47,6 +47,8 @@ def _after(status: Status, record: Record) -> Status:
             **status, "state": record["state"], "exit_code": record["exit_code"], "failure": record["failure"],
             "others": record["others"], "finished": record["time"], "waiting": None,
         }  # fmt: skip
+    if record["event"] == "started":
+        return {**status, "started": status.get("started") or record["time"]}
     return {} if record["event"] == "reopened" else status
 
 

@@ -130,7 +130,7 @@ class Status(TypedDict, total=False):
         nodes: how many nodes the job has, or expects.
         attempt: the number of the current attempt, from 0 on.
         restarts: how many restarts after failures there were.
-        created, started, finished: seconds since the epoch.
+        created, started, finished: seconds since the epoch; it starts with its first attempt.
         failure: the first failure, of a job that failed.
         start: the current attempt; None before the first one.
         coordinator: address and port of the coordinator.

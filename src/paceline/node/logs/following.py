@@ -93,7 +93,7 @@ def updates(
     """The output of the ranks and the events of the job, until the agent is gone.
 
     All output of an attempt comes before the event that ends the attempt: "restarting" or "finished". "finished" has
-    the seconds that the job `took`.
+    the seconds that the job `took` from its start; None if it never started.
 
     Args:
         lifeline: a descriptor that becomes readable when the agent is gone.
@@ -145,7 +145,8 @@ def updates(
 def _event(details: dict[str, Any], run: RunDirectory) -> Event:
     name = details.pop("event")
     if name == "finished":
-        details["took"] = details["time"] - (run.read_status() or {}).get("created", details["time"])
+        started = (run.read_status() or {}).get("started")
+        details["took"] = None if started is None else details["time"] - started
     return Event(name, details)
 
 

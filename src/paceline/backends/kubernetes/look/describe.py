@@ -86,13 +86,13 @@ def _part(job: Found, pod: Pod, number: int, report: Report | None) -> Part:
     if report is not None and not pod.is_over:
         part = report["part"]
         instances: list[InstanceRecord] = [{**rank, "node": where} for rank in part["instances"]]
-        return {**part, "alive": True, "instances": instances}
+        return {**part, "alive": True, "started": pod.started, "instances": instances}
     status = cast("Status", {"state": "RUNNING", "start": {}, "started": pod.started, "node_rank": pod.index})
     has_ended = pod.is_over and not (job.is_plain and job.ending is None)  # plain pods do not know of each other
     if has_ended:
         status["state"] = "SUCCEEDED" if pod.phase == "Succeeded" or pod.exit_code == 0 else "FAILED"
         status["exit_code"], status["finished"] = pod.exit_code, pod.finished
-        keys = ("state", "exit_code", "attempt", "restarts", "started", "finished", "failure", "slow")
+        keys = ("state", "exit_code", "attempt", "restarts", "finished", "failure", "slow")
         status.update(cast("Status", {key: pod.report[key] for key in keys if pod.report.get(key) is not None}))
     part = part_of(
         status, alive=not has_ended, host=where, progress=pod.report.get("progress"),
