@@ -480,15 +480,19 @@ idle = threading.Event()
 thread = threading.Thread(target=idle.wait, name="loader")
 thread.start()
 print(paceline.launch(lambda: 1 + len(threading.enumerate())))  # by cloudpickle
+print(paceline.launch(lambda: [print("line", n) for n in range(2000)] and "", nproc=2, method="spawn"))
 sys.modules["cloudpickle"] = None
-try:
-    paceline.launch(lambda: 1)
-except RuntimeError as error:
-    print(error)
+for method in None, "spawn":
+    try:
+        paceline.launch(lambda: 1, method=method)
+    except RuntimeError as error:
+        print(error)
 idle.set()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=GENEROUS, check=True)
-    forked, spawned, why = done.stdout.splitlines()
-    assert (forked, spawned) == ("[True, True]", "[2]")
+    forked, spawned, *printed, returned, why, why_asked = done.stdout.splitlines()
+    assert (forked, spawned, returned) == ("[True, True]", "[2]", "['', '']")
+    assert sorted(printed) == sorted(2 * [f"line {n}" for n in range(2000)]), "lines of two ranks are mixed"
     assert "ranks cannot be copies of this process, because its thread 'loader' runs; " in why
     assert "install cloudpickle" in why
+    assert why_asked.startswith('paceline.launch: with method="spawn" the function of a notebook goes to its ranks by')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import multiprocessing as mp
 import os
@@ -40,12 +41,13 @@ def launch(
     """Call `fn(*args)` on `nproc` ranks of this machine; each finds the others with `paceline.init()`.
 
     Args:
-        fn: called on each rank. With "spawn", it must be picklable: defined at the top level of a module.
+        fn: called on each rank. With "spawn", it must be picklable: defined at the top level of a module; in a notebook
+            cloudpickle pickles it, if installed.
         args: arguments of `fn`, the same on all ranks.
         nproc: number of ranks.
         method: "spawn" starts fresh interpreters; "fork" copies this process, which must have neither threads nor an
             initialised GPU. By default "spawn"; in a notebook, and wherever else the program is no file, "fork" if
-            nothing speaks against it, else "spawn", with `fn` pickled by cloudpickle.
+            nothing speaks against it, else "spawn".
 
     Returns:
         What each rank returned, in rank order.
@@ -59,7 +61,7 @@ def launch(
     """
     if nproc < 1:
         raise ValueError(f"nproc={nproc} starts no rank; take 1 or more")
-    method, work = _chosen(partial(fn, *args)) if method is None else (method, partial(fn, *args))
+    method, work = _chosen(partial(fn, *args), method)
     context: Any = mp.get_context(method)
     held = _held_port()
     port = held.getsockname()[1]
@@ -92,21 +94,31 @@ def launch(
         reports.cleanup()
 
 
-def _chosen(work: partial[T]) -> tuple[Literal["spawn", "fork"], Callable[[], T]]:
+def _chosen(
+    work: partial[T], method: Literal["spawn", "fork"] | None
+) -> tuple[Literal["spawn", "fork"], Callable[[], T]]:
     """How ranks start for this function, and what they call.
+
+    Args:
+        method: None to choose.
 
     Raises:
         RuntimeError: they cannot start.
     """
     if hasattr(sys.modules["__main__"], "__file__"):
-        return "spawn", work
-    why = against_fork()
-    if why is None:
+        return method or "spawn", work
+    why = against_fork() if method is None else None
+    if why is None and method != "spawn":
         return "fork", work
     if find_spec("cloudpickle") is not None:
         return "spawn", Pickled(work, "paceline.launch")
     if getattr(work.func, "__module__", "__main__") != "__main__":
         return "spawn", work
+    if why is None:
+        raise RuntimeError(
+            'paceline.launch: with method="spawn" the function of a notebook goes to its ranks by cloudpickle; '
+            "install that, put the function into a module, or leave out method="
+        )
     raise RuntimeError(
         f"paceline.launch: ranks cannot be copies of this process, because {why}; restart the kernel and launch before "
         "that, install cloudpickle, or put the function into a module"
@@ -211,6 +223,8 @@ def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, par
         for name, number in (("stdout", 1), ("stderr", 2)):
             if type(getattr(sys, name)).__module__.startswith("ipykernel"):  # it needs threads, and tears lines
                 setattr(sys, name, os.fdopen(number, "w", 1, "utf-8", closefd=False))
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)  # so that lines of two ranks do not mix
     try:
         value = work()
         _leave_runs(None)
