@@ -97,7 +97,7 @@ _LAUNCH = Tool(
         "--machine-rank I": "--node-rank",
         "--main-process-ip HOST": "--master-addr",
         "--main-process-port PORT": "--master-port",
-        "--multi-gpu": "",
+        "--multi-gpu": Ignored("each rank takes a GPU where the machine has some"),
         "--gpu-ids LIST": _devices,
         "--cpu": "--env ACCELERATE_USE_CPU=true",
         "--num-cpu-threads-per-process N": "--env OMP_NUM_THREADS={}",

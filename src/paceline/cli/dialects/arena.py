@@ -41,8 +41,8 @@ _GLOBAL: dict[str, Meaning] = {
     "-n --namespace NAME": "--namespace",
     "--arena-namespace --arenaNamespace NAME": Ignored("paceline installs nothing in the cluster"),
     "--config FILE": lambda line, value: line.before.append(f"KUBECONFIG={value}"),
-    "--pprof": "",
-    "--trace": "",
+    "--pprof": Ignored("paceline records no profile of its own; paceline profile JOB records one of a job"),
+    "--trace": Ignored("paceline records no trace of its own"),
 }
 _COMMON: dict[str, Meaning] = {
     "--name NAME": "--name",
@@ -205,8 +205,8 @@ def _branch(line: Line) -> None:
 
 
 def _where(line: Line) -> None:
-    """A namespace is one of the cluster, if there is one."""
-    if line.get("--namespace") is not None and place(line) != CLUSTER:
+    """Arena's jobs are in the cluster, if there is one; so is a namespace."""
+    if place(line) != CLUSTER and line.get("--namespace") is not None:
         line.take("--namespace")
         line.notes.append("--namespace has no effect: this machine knows no cluster; KUBECONFIG names its file")
 
@@ -226,7 +226,8 @@ def _got(line: Line) -> None:
             last = line
             while last.also is not None:
                 last = last.also
-            last.also = Line(verb, [words for words in line.flags if words[0] in ("--on", "--namespace")], line.program)
+            kept = [words for words in line.flags if words[0] in ("--on", "--namespace")]
+            last.also = Line(verb, kept, line.program, before=line.before)
 
 
 def _scaled(line: Line) -> None:

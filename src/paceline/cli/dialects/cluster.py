@@ -18,10 +18,12 @@ _OF_PODS = (
 )  # fmt: skip
 
 
-def has_cluster() -> bool:
-    """Whether this machine knows a Kubernetes cluster."""
-    return bool(os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")) or (
-        Path("~/.kube/config").expanduser().exists()
+def _has_cluster(line: Line) -> bool:
+    """Whether this machine knows a Kubernetes cluster, or the line names its file."""
+    return (
+        any(word.startswith("KUBECONFIG=") for word in line.before)
+        or bool(os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST"))
+        or Path("~/.kube/config").expanduser().exists()
     )
 
 
@@ -37,7 +39,7 @@ def place(line: Line) -> str:
 
     default = default_target()
     target = line.get("--on") or default
-    if target == HERE and has_cluster():
+    if target == HERE and _has_cluster(line):
         target = CLUSTER
     if line.get("--on") is None and target != default:
         line.flags.insert(0, ("--on", target))

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +14,7 @@ import click
 from paceline.job.errors import UserError, nearest
 from paceline.job.secret_values import looks_secret, without_passwords
 
-from .shell import is_expanded, quoted
+from .shell import is_expanded, quoted, variable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +111,7 @@ class Line:
         return [*self.verb.split(), *(word for words in self.flags for word in words), *self.program]
 
     def text(self) -> str:
-        """The line as people type it; values that look like secrets are not shown."""
+        """The line as people type it; values that look like secrets are left to variables of that name."""
         before = [quoted(word, is_first=True) for word in self.before]
         first = " ".join([*before, "paceline", *(quoted(_shown(word)) for word in self.words())])
         return first if self.also is None else f"{first} && {self.also.text()}"
@@ -120,22 +120,26 @@ class Line:
 def _shown(word: str) -> str:
     name, equals, value = word.partition("=")
     is_hidden = equals and name.isidentifier() and looks_secret(name, value) and not is_expanded(value)
-    return f"{name}=…" if is_hidden else without_passwords(word)
+    return f"{name}={variable(name)}" if is_hidden else without_passwords(word)
 
 
-def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | None = None) -> Line:
+def parse(
+    tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | None = None, outer: Line | None = None
+) -> Line:
     """The line of paceline that a line of a tool becomes.
 
     Args:
         tool: whose line it is.
         words: those behind the tool's name.
         inherited: flags of the tools of which this one is a subcommand.
+        outer: what has been read before the name of the subcommand.
 
     Raises:
         UserError: the line has an error, or asks for what paceline cannot do.
     """
     flags = {**(inherited or {}), **tool.flags}
-    line = Line(tool.verb)
+    line = Line() if outer is None else replace(outer, program=[], helped=outer.helped and tool)
+    line.verb = tool.verb
     rest = list(words)
     table = _table(flags)
     while rest:
@@ -161,13 +165,7 @@ def parse(tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | N
         subtool = tool.tools[name]
         if isinstance(subtool, Refused):
             raise UserError(f"{tool.name} {name}: {subtool}")
-        inner = parse(subtool, behind, flags)
-        inner.flags = [*line.flags, *inner.flags]
-        inner.notes = [*line.notes, *inner.notes]
-        inner.is_asked |= line.is_asked
-        inner.helped = inner.helped or (line.helped and subtool)
-        inner.wants_all |= line.wants_all
-        return inner
+        return parse(subtool, behind, flags, line)
     if tool.finish is not None and line.helped is None:
         tool.finish(line)
     line.notes = list(dict.fromkeys(line.notes))

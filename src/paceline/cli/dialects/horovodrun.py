@@ -74,7 +74,7 @@ HOROVODRUN = Tool(
         "--stall-check": "",
         "--stall-check-warning-time-seconds N": "--env HOROVOD_STALL_CHECK_TIME_SECONDS={}",
         "--stall-check-shutdown-time-seconds N": "--env HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={}",
-        "--gloo": "",
+        "--gloo": Ignored("the collectives use gloo anyway"),
         "--gloo-timeout-seconds N": Ignored("a rank that is late is waited for and named; see --stall-check-…"),
         "--mpi": _MPI,
         "--jsrun": _MPI,

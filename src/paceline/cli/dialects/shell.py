@@ -41,6 +41,11 @@ class Command(NamedTuple):
     end: str
 
 
+def variable(name: str) -> str:
+    """A word that the shell replaces by the value of a variable."""
+    return _mark(f"${name}", _QUOTED)
+
+
 def commands(text: str) -> list[Command]:
     """The commands of a line, or of several lines; a comment, or a here-document, stays as it is."""
     found: list[Command] = []
