@@ -20,7 +20,9 @@ def story(job: Job, recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Args:
         recorded: what its backend knows of its events, in the order of time.
     """
-    asked = {"ranks": job.ranks, "nodes": job.nodes, "devices": job.devices_asked or None}
+    asked = {
+        "ranks": job.ranks, "nodes": job.nodes, "devices": job.devices_asked or None, "resume_from": job.resume_from
+    }  # fmt: skip
     found: list[dict[str, Any]] = [{"time": job.created, "event": "submitted", **asked}, *map(dict, recorded)]
     started = next((it for it in found if it["event"] == "started"), None)
     if started is None and job.started is not None:

@@ -210,6 +210,7 @@ class JobFacts(TypedDict):
     created: float
     max_restarts: int
     devices_asked: int | Sequence[str] | None
+    resume_from: str | None
     priority: int
     queue: str | None
     labels: Mapping[str, str]

@@ -76,6 +76,7 @@ class Job:
         max_restarts: how many such restarts it may have.
         devices: names of the accelerators it was given, where they have names.
         devices_asked: how many it asked for, or which.
+        resume_from: the job with whose checkpoints it goes on.
         priority: a waiting job with a higher one starts first.
         queue: the backend's queue.
         labels: the user's.
@@ -120,6 +121,7 @@ class Job:
     max_restarts: int = 0
     devices: tuple[str, ...] = ()
     devices_asked: int | tuple[str, ...] | None = None
+    resume_from: str | None = None
     priority: int = 0
     queue: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -133,6 +133,11 @@ def test_a_job_goes_on_with_other_ranks_and_arguments(paceline: Paceline) -> Non
     assert paceline("wait", again).returncode == 0
     assert before + used(paceline, again) == list(range(80)), "each sample once"
     assert "arguments ['other']" in (paceline.home / "jobs" / again / "logs/0/rank-0.log").read_text()
+    events = {event["event"]: event for event in paceline.json("events", again)}
+    folder = paceline.home / "jobs" / again / "checkpoints"
+    assert events["submitted"]["resume_from"] == paceline.json("get", again)["resume_from"] == first
+    assert events["resumed"]["step"] == 10
+    assert events["resumed"]["path"].startswith(f"{folder}/")
 
 
 @pytest.mark.torch
@@ -157,6 +162,7 @@ def test_a_job_whose_checkpoints_are_gone_does_not_begin_anew_unasked(paceline: 
     assert used(paceline, "it", until=10) + used(paceline, back) == list(range(80))
     shutil.rmtree(folder)
     fresh = submitted(paceline, "resubmit", "--fresh", lost)
+    assert paceline.json("get", fresh)["resume_from"] is None
     assert used(paceline, fresh) == list(range(80))
 
 

@@ -233,6 +233,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("device" if len(job.devices) == 1 else "devices", ", ".join(job.devices) or _count_of_devices(job)),
         ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),
         ("last restart", _last_restart(job)),
+        ("resumes", job.resume_from),
         ("priority", job.priority or None),
         ("queue", job.queue),
         ("labels", _pairs(job.labels, ", ")),

@@ -158,6 +158,13 @@ if TYPE_CHECKING:
         step: int
         folder: str
 
+    class ResumedRecord(_Record):
+        """The library has loaded a checkpoint; it appends this as `SavedRecord`."""
+
+        event: Literal["resumed"]
+        step: int
+        path: str
+
     class TensorBoardRecord(_Record):
         """TensorBoard runs beside the job, or cannot."""
 
@@ -169,7 +176,8 @@ if TYPE_CHECKING:
 Record = Union[
     "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord",
     "SpentRecord", "StoodRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord",
-    "ImportingRecord", "WarmRecord", "ContinuedRecord", "SavedRecord", "TensorBoardRecord",
+    "ImportingRecord", "WarmRecord", "ContinuedRecord", "SavedRecord", "ResumedRecord",
+    "TensorBoardRecord",
 ]  # fmt: skip
 
 VERSION = 1

@@ -150,6 +150,7 @@ def _facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFa
         "created": _moment(job["created"]),
         "max_restarts": int(node["max_restarts"]),
         "devices_asked": spec.get("devices"),
+        "resume_from": None if spec.get("fresh") else spec.get("resume_from"),
         "priority": int(spec["priority"]),
         "queue": spec["queue"],
         "labels": dict(spec["labels"]),
@@ -209,9 +210,9 @@ def _damaged(path: Path, why: str) -> Report:
     part["error"] = why
     facts: JobFacts = {
         "name": path.name, "backend": "local", "framework": None, "nodes": 0, "ranks": 0, "created": then,
-        "max_restarts": 0, "devices_asked": None, "priority": 0, "queue": None, "labels": {}, "options": {},
-        "ttl": None, "grace": 0.0, "command": "", "working_dir": "", "folder": os.path.realpath(path), "code": None,
-        "data": [], "tensorboard": None,
+        "max_restarts": 0, "devices_asked": None, "resume_from": None, "priority": 0, "queue": None, "labels": {},
+        "options": {}, "ttl": None, "grace": 0.0, "command": "", "working_dir": "", "folder": os.path.realpath(path),
+        "code": None, "data": [], "tensorboard": None,
     }  # fmt: skip
     return {"job": facts, "part": part}
 

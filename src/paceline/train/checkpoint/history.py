@@ -1,4 +1,4 @@
-"""Which checkpoint a job has committed last, noted in its run directory; each is recorded in the job's journal.
+"""Which checkpoint a job has committed last, noted in its run directory; its journal has each, and which were loaded.
 
 If the checkpoints of a job are gone, the job must not silently start again. The note is kept when checkpoints are
 removed, and a job that resumes another one gets a copy of it.
@@ -26,13 +26,22 @@ def note(step: int, folder: Path) -> None:
     with contextlib.suppress(OSError):  # the checkpoint is complete even if this cannot be written
         hidden.write_text(json.dumps(saved))
         hidden.replace(path)
-    _record({"v": 1, "time": time.time(), "event": "checkpoint", **saved}, path.with_name(_JOURNAL))
+    _record(path, event="checkpoint", **saved)
 
 
-def _record(record: dict[str, object], journal: Path) -> None:
+def resumed(step: int, checkpoint: Path) -> None:
+    """Record that this job goes on from a checkpoint. Without a run directory, do nothing."""
+    path = _path()
+    if path is not None:
+        _record(path, event="resumed", step=step, path=str(checkpoint))
+
+
+def _record(note: Path, **record: object) -> None:
     """Append a record to the journal, if there is one; also behind a line that a full disk has cut off."""
+    line = json.dumps({"v": 1, "time": time.time(), **record})
+    journal = note.with_name(_JOURNAL)
     with contextlib.suppress(OSError), open(os.open(journal, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
-        file.write(f"\n{json.dumps(record)}\n".encode())  # readers skip empty lines
+        file.write(f"\n{line}\n".encode())  # readers skip empty lines
 
 
 def noted(folder: Path) -> int | None:

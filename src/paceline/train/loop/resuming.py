@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from paceline.train.checkpoint import history
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -83,6 +85,7 @@ class Resuming:
             where = f"step {self.step} {'at the end of' if is_over else 'in'} epoch {progress['epoch'] + (not is_over)}"
             if loop := progress.get("loop", 0):
                 where += f" of loop {loop + 1}"
+            history.resumed(self.step, found.path)
             print(f"paceline: resuming after {where}, from {found.path}", file=sys.stderr, flush=True)
         self._checkpoints.load_rank_state(found)
         self._epochs.reach()

@@ -194,7 +194,7 @@ def _facts(job: Found, target: str, reports: Iterable[Report]) -> JobFacts:
         "created": moment(job.object["metadata"]["creationTimestamp"]) or 0.0,
         "max_restarts": int(spec.get("max_restarts") or 0), "devices_asked": spec.get("devices"),
         "priority": int(spec.get("priority") or 0), "queue": spec.get("queue"), "labels": _labels(job),
-        "options": spec.get("options") or {},
+        "resume_from": None if spec.get("fresh") else spec.get("resume_from"), "options": spec.get("options") or {},
         "ttl": None if ttl is None else float(ttl),
         "grace": float(spec.get("grace", 30.0)), "command": _command(spec),
         "working_dir": str(spec.get("working_dir") or "."), "folder": "",

@@ -124,13 +124,14 @@ def _facts(folder: JobFolder, job: dict[str, Any], reports: list[Report]) -> Job
         "name": folder.name, "backend": "", "framework": spec["framework"], "nodes": nodes,
         "ranks": nodes * spec["ranks"] if isinstance(spec["ranks"], int) else nodes, "created": float(job["created"]),
         "max_restarts": int(spec["max_restarts"]), "devices_asked": spec["devices"], "priority": 0,
+        "resume_from": None if spec["fresh"] else spec["resume_from"],
         "queue": spec["queue"], "labels": dict(spec["labels"]), "options": dict(spec["options"]), "ttl": spec["ttl"],
         "grace": float(spec["grace"]), "command": _command(spec), "working_dir": str(job["node"]["working_dir"]),
         "folder": str(folder.path), "code": job.get("code"), "data": list(job["data"]), "tensorboard": None,
     }  # fmt: skip
     if not reports:
         return plain
-    own, first = {"name", "created", "labels", "options", "ttl", "folder", "code"}, reports[0]["job"]
+    own, first = {"name", "created", "labels", "options", "ttl", "folder", "code", "resume_from"}, reports[0]["job"]
     merged: Any = {**first, **{key: value for key, value in plain.items() if key in own}}
     merged["queue"] = first["queue"] or spec["queue"]
     return merged  # type: ignore[no-any-return]
