@@ -40,6 +40,13 @@ def test_a_hang_is_named(paceline: Paceline, name: str) -> None:
     assert re.search(words, found["line"]), found["line"]
 
 
+def test_a_hang_is_no_slow_step(paceline: Paceline) -> None:
+    (paceline.folder / "script.py").write_text(PRELUDE + "if join() == 1:\n    time.sleep(8)\ndist.all_reduce(t)\n")
+    paceline.succeeds("run", "--name", "it", "-n", "2", "--hang-after", "1s", "script.py")
+    assert hangs(paceline)
+    assert paceline.json("get", "it")["slow"] == []
+
+
 @pytest.mark.parametrize("name", marked(SLOW, in_gate=()))
 def test_a_slow_script_is_left_alone(paceline: Paceline, name: str) -> None:
     ranks, script = SLOW[name]

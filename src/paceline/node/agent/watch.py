@@ -13,7 +13,7 @@ from paceline.node.eventloop.loop import Loop
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
 from paceline.node.watching.hang import grouped
-from paceline.node.watching.outside import TICKS, look, look_at_children
+from paceline.node.watching.outside import TICKS, Process, look, look_at_children
 from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
 
@@ -32,6 +32,7 @@ _FEW = 120  # of these
 _LAST_SECONDS = 0.3  # for the ranks to say where they are, before they are stopped
 _GPUS_EACH = 4  # looks, after which GPUs are looked at: that starts a program
 _MOST_TICKS = 4.0  # between two looks
+_STILL = 2.5  # ticks in which no rank has moved, from which on answers are kept until one does
 
 
 class Watch:
@@ -53,6 +54,9 @@ class Watch:
         self._loop, self._job_id, self._after, self._found, self._spent = loop, job_id, after, found, spent
         self._tick = max(_LEAST, min(_SOON, after / 4))
         self._samples = Samples()
+        self._kept: list[tuple[Asked, Answer, Process, float]] = []  # answers since a rank has moved: a hang maybe
+        self._counted = 0  # looks since which a rank has moved
+        self._quiet = 0.0  # seconds for which none has moved
         self._ranks: Mapping[int, Rank] = {}
         self._activities: dict[int, Activity] = {}
         self._looked = 0.0  # when the ranks were looked at last
@@ -69,7 +73,7 @@ class Watch:
     def start(self, ranks: Mapping[int, Rank]) -> None:
         """Watch these ranks of a new attempt."""
         self._ranks, self._said_at = ranks, None
-        self._activities, self._started = {}, 0.0
+        self._activities, self._started, self._kept = {}, 0.0, []
         self._turn += 1
         self._after_a_while(self._look)
 
@@ -83,8 +87,12 @@ class Watch:
         return grouped(found)
 
     def spent(self) -> Spent | None:
-        """What the ranks have spent their time on; None if they were seen too seldom to say so."""
-        if self._looks < _LEAST_LOOKS:
+        """What the ranks have spent their time on; None if they were seen too seldom to say so.
+
+        Time in which they hang is not counted: a step that never ends is not a slow one.
+        """
+        self._count()
+        if self._counted < _LEAST_LOOKS:
             return None
         more = self._gpus.known() if self._gpus else {}
         return {"host": socket.gethostname(), **self._samples.spent(), **self._used, **self._local, **more}
@@ -121,7 +129,11 @@ class Watch:
         for number, rank in live.items():
             activity = self._activities.setdefault(number, Activity(now))
             activity.see(look(rank.pid), now, partial(look_at_children, rank.pid))
-            Question(self._loop, rank, SHORT, partial(self._heard, rank, activity))
+        self._quiet = min(min(it.idle(now), it.still(now)) for it in map(self._activities.__getitem__, live))
+        self._counted += self._quiet < _STILL * self._tick
+        self._count()
+        for number, rank in live.items():
+            Question(self._loop, rank, SHORT, partial(self._heard, rank, self._activities[number], self._quiet))
         self._judge(live, now)
         if not self._started:
             from paceline.node.machine.meter import busy_seconds  # jobs that are over at once do not need it
@@ -155,11 +167,19 @@ class Watch:
         pids = self._samples.pids
         self._gpus.sample([*pids, *(child for pid in pids for child in processes.descendants(pid))])
 
-    def _heard(self, rank: Asked, activity: Activity, answer: Answer | None) -> None:
+    def _heard(self, rank: Asked, activity: Activity, quiet: float, answer: Answer | None) -> None:
         if answer is not None:
             now = time.monotonic()
             activity.hear(answer, now)
-            self._samples.add(rank, answer, activity.process, now)
+            if quiet < self._after:
+                self._kept.append((rank, answer, activity.process, now))
+
+    def _count(self) -> None:
+        """Count the answers that are kept, if a rank moves: that was no hang."""
+        if self._quiet < _STILL * self._tick:
+            for rank, answer, process, now in self._kept:
+                self._samples.add(rank, answer, process, now)
+            self._kept = []
 
     def _judge(self, live: Mapping[int, Asked], now: float) -> None:
         stands_still = all(self._activities[number].still(now) >= self._after for number in live)
