@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 JOB: JobFacts = {
     "name": "job", "backend": "local", "framework": "torch", "nodes": 2, "ranks": 2, "created": 1.0, "max_restarts": 2,
     "devices_asked": None, "resume_from": None, "priority": 0, "queue": None, "labels": {}, "options": {}, "ttl": None,
-    "grace": 30.0, "command": "train.py", "working_dir": "/", "folder": "/jobs/job", "code": None, "data": [], "tensorboard": None,
+    "grace": 30.0, "command": "train.py", "working_dir": "/", "folder": "/jobs/job", "code": None, "data": [],
+    "tensorboard": None,
 }  # fmt: skip
 CASES = 300
 DEAD = "its agent (pid 7) was killed"
