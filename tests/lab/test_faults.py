@@ -298,3 +298,27 @@ def test_a_rank_that_cannot_say_why_it_failed_on_a_full_disk(client: Client) -> 
     assert client("wait", "--on", "lab", "it").returncode != 0
     error = client.json("get", "--on", "lab", "it")["error"]
     assert f"no space is left on h1 in {client.run_directory(host, 'it')}" in error
+
+
+def test_a_rank_that_is_stopped_before_it_can_say_that_its_disk_is_full(client: Client) -> None:
+    hosts = client.lab.hosts[:2]
+    client.settings(hosts=["h1", "h2"], python=sys.executable)
+    gone = client.folder / "gone"  # once it is there, the other rank loses its connection
+    program = """
+import os, sys, time
+while os.environ["RANK"] == "0":
+    try:
+        print("more" * 1000, flush=True)
+    except OSError:
+        open(sys.argv[1], "w").close()
+        time.sleep(1000)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+raise ConnectionError("Connection closed by peer")
+"""
+    submitted(client, "2", client.script(program), str(gone))
+    eventually(lambda: "more" in log(client, hosts[0]), "it prints")
+    hosts[0].fill()
+    assert client("wait", "--on", "lab", "it").returncode == 1
+    error = client.json("get", "--on", "lab", "it")["error"]
+    assert f"no space is left on h1 in {client.run_directory(hosts[0], 'it')}" in error

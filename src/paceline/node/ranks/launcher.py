@@ -16,6 +16,7 @@ from paceline.contract.tensorflow import ends_with_first
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import OomWatch, exit_code, rank_failure
+from paceline.node.files import is_disk_full
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
 
@@ -364,13 +365,16 @@ class Ranks:
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
             return
-        # A rank that the agent stops has not failed, unless an exception ended it before.
-        if record is not None or (status != 0 and not self._stopping):
-            rank.failure = rank_failure(
-                rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,
-                status=status, ended=ended, log=rank.err, error=rank.error,
-                oom=status == signal.SIGKILL and self._oom.killed(rank.pid),
-            )  # fmt: skip
+        # A rank that the agent stops has not failed, unless an exception ended it before; a full disk keeps no record.
+        if record is None and status != 0 and self._stopping and is_disk_full(rank.error.parent):
+            status = 1 << 8
+        elif record is None and (status == 0 or self._stopping):
+            return
+        rank.failure = rank_failure(
+            rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,
+            status=status, ended=ended, log=rank.err, error=rank.error,
+            oom=status == signal.SIGKILL and self._oom.killed(rank.pid),
+        )  # fmt: skip
 
     def _note_unjoined(self, rank: Rank) -> None:
         """Record that the ranks did not work together, if the first rank has detected that."""
