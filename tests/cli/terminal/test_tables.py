@@ -219,10 +219,38 @@ def test_a_wide_table_has_at_least_the_columns_of_the_other(monkeypatch: pytest.
 def test_text_that_wraps_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
-    columns = [COLUMNS[0], Column("MORE", lambda row: row.get("error"), is_text=True, wraps=True)]
-    assert table(ROWS, columns, "table", Terminal()) == [
+    columns = [COLUMNS[0], Column("MORE", lambda row: row.get("error"), wraps=True), COLUMNS[1]]
+    assert table(ROWS, columns[:2], "table", Terminal()) == [
         "NAME     MORE", "a        -", "train-1  out of", "         memory",
     ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "26")
+    assert table(ROWS, columns, "table", Terminal()) == [
+        "NAME     MORE      STATE", "a        -         RUNNING", "train-1  out of    FAILED", "         memory"
+    ]  # fmt: skip
+
+
+def test_text_without_room_for_its_column_stands_below_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    columns = [*COLUMNS[:2], Column("MORE", lambda row: row.get("error"), wraps=True, keep=-1)]
+    assert table(ROWS, columns, "table", Terminal()) == [
+        "NAME     STATE", "    MORE", "a        RUNNING", "train-1  FAILED", "    out of memory"
+    ]  # fmt: skip
+
+
+@given(st.lists(st.text("ab9", min_size=1, max_size=60), max_size=9), st.integers(20, 160), st.integers(1, 70))
+def test_text_that_wraps_loses_nothing(words: list[str], width: int, name: int) -> None:
+    columns: list[Column[str]] = [
+        Column("NAME", lambda _: "n" * name), Column("MORE", lambda text: text, wraps=True, least=12),
+        Column("NUMBER", lambda _: "1234567"),
+    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("NO_COLOR", "1")
+        lines = table([" ".join(words)], columns, "table", Terminal())
+    assert max(map(len, lines)) <= width
+    shown = re.sub(r"\s+", "", "".join(lines[1:]))
+    assert re.sub("n+…?|1234567|MORE", "", shown).replace("-", "") == "".join(words)
 
 
 def test_a_table_needs_neither_models_nor_yaml() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -24,6 +25,8 @@ Row = TypeVar("Row")
 GAP = "  "
 _LEAST = 8  # columns of the terminal that a shortened cell keeps, unless its column needs more
 _MORE = "  …"  # in the heading, where columns are left out
+_WORD = 40  # columns of the longest word that is never broken
+_BELOW = "    "  # before text that stands below its row
 STATE_COLOURS = {
     "PENDING": "yellow",
     "STARTING": "cyan",
@@ -44,9 +47,10 @@ class Column(Generic[Row]):
         text: what it shows of a row; None shows as `-`.
         wide: only in a wide table.
         is_text: text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not.
-        wraps: text, the last column, whose end a narrow terminal shows in further lines.
+        wraps: text that is never cut: on a narrow terminal it goes on in further lines, or stands below its row where
+            there is no room for its column.
         is_optional: only in a table where some row has it.
-        least: columns of the terminal that its text needs to be worth reading.
+        least: columns of the terminal that its text needs to be worth reading; a name needs its own length.
         keep: a narrow terminal has columns with a higher one first, and of equal ones the left.
         colours: text → the colour that it has on a terminal.
     """
@@ -92,8 +96,9 @@ def show_newest(
     watch: bool,
 ) -> None:
     """`show` jobs, which come the newest first: on a terminal that is too low for all, the newest last."""
-    is_low = sys.stdout.isatty() and not watch and len(rows) + 2 > shutil.get_terminal_size().lines
-    if output in ("json", "yaml") or not is_low:
+    is_low = output in ("table", "wide") and sys.stdout.isatty() and not watch
+    is_low = is_low and len(table(rows, columns, output, sys.stdout)) + 1 > shutil.get_terminal_size().lines
+    if not is_low:
         show(rows, columns, output, to_dict)
         return
     show(rows[::-1], columns, output, to_dict)
@@ -135,19 +140,14 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
     found = [(it, texts) for it, texts in found if not it.is_optional or any(text is not None for text in texts)]
     columns, cells = [it for it, _ in found], [_clean([it.title, *texts]) for it, texts in found]
     widths = [max(map(len if "".join(texts).isascii() else display_width, texts)) for texts in cells]
-    rooms = dict(enumerate(widths)) if width is None else _fit(widths, columns, width)
+    longest = [_longest(texts) if it.wraps else 0 for it, texts in zip(columns, cells, strict=True)]
+    rooms = dict(enumerate(widths)) if width is None else _fit(widths, longest, columns, width)
     last = max(rooms, default=0)
-    is_cut = len(rooms) < len(columns) and sum(rooms.values()) + len(GAP) * (len(rooms) - 1) + len(_MORE) <= (
-        width or 0
-    )
-    drawn, more = [], {}  # more: row → the lines under its first one
-    for i in (i for i in rooms if columns[i].wraps and rooms[i] < widths[i]):
-        indent = " " * sum(rooms[other] + len(GAP) for other in rooms if other != i)
-        wrapped = [
-            textwrap.wrap(text, rooms[i], break_on_hyphens=False, break_long_words=False) or [""] for text in cells[i]
-        ]
-        cells[i] = [parts[0] for parts in wrapped]
-        more = {row: [indent + part for part in parts[1:]] for row, parts in enumerate(wrapped)}
+    below = [i for i, column in enumerate(columns) if column.wraps and i not in rooms]
+    is_cut = len(rooms) + len(below) < len(columns) and sum(rooms.values()) + len(GAP) * (len(rooms) - 1) + len(
+        _MORE
+    ) <= (width or 0)
+    drawn, more = [], _wrap(cells, rooms, below, [i for i in rooms if columns[i].wraps and rooms[i] < widths[i]], width)
     for i, room in rooms.items():
         column, texts, fill = columns[i], cells[i], i < last
         if room < widths[i] or column.colours or not "".join(texts).isascii():
@@ -163,7 +163,36 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
         lines[0] = f"{lines[0]}{' ' * (rooms[last] - display_width(cells[last][0]))}{_MORE}"
     if colour:
         lines[0] = click.style(lines[0], bold=True)
-    return [line for row, first in enumerate(lines) for line in (first, *more.get(row, ()))]
+        more[0] = [click.style(line, bold=True) for line in more[0]]
+    return [line for first, others in zip(lines, more, strict=True) for line in (first, *others)]
+
+
+def _wrap(
+    cells: list[list[str]], rooms: Mapping[int, int], below: Sequence[int], within: Sequence[int], width: int | None
+) -> list[list[str]]:
+    """The lines under the first one of each row. Of the cells in columns `within`, only the first lines are left."""
+    more: list[list[str]] = [[] for _ in (cells[0] if cells else ())]
+    for row in range(len(more) if within or below else 0):
+        parts = {i: _wrapped(cells[i][row], rooms[i]) for i in within}
+        for n in range(1, max(map(len, parts.values()), default=1)):
+            texts = [parts[i][n] if n < len(parts.get(i, ())) else "" for i in rooms]
+            more[row].append(GAP.join(map(_cell, texts, rooms.values(), itertools.repeat(True))).rstrip())
+        for text in (cells[i][row] for i in below if cells[i][row] not in ("-", "")):
+            more[row] += [_BELOW + line for line in _wrapped(text, max(1, (width or 0) - len(_BELOW)))]
+        for i in within:
+            cells[i][row] = parts[i][0]
+    return more
+
+
+def _longest(texts: list[str]) -> int:
+    """The width of the longest word in them that is to be whole."""
+    return min(_WORD, max((display_width(word) for text in texts for word in text.split()), default=0))
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    """Text in lines of a width; only a word that no line holds is broken."""
+    is_wide = display_width(text) > len(text)  # it has characters that take two columns
+    return textwrap.wrap(text, max(1, room // 2) if is_wide else room, break_on_hyphens=False) or [""]
 
 
 def _clean(texts: list[str | None]) -> list[str]:
@@ -172,12 +201,18 @@ def _clean(texts: list[str | None]) -> list[str]:
     return filled if "".join(filled).isprintable() else [printable(text) for text in filled]
 
 
-def _fit(widths: list[int], columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
-    """Column → width, of those that fit: text is cut first, then columns are left out, then the first one is cut.
+def _fit(widths: list[int], longest: list[int], columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
+    """Column → width, of those that fit: text gets less room first, then columns are left out, then the first is cut.
 
     A wide table has all columns that it would have if it was not.
+
+    Args:
+        longest: of each column that wraps, the width of its longest word; of others 0.
     """
-    least = {i: min(widths[i], it.least) if it.is_text else widths[i] for i, it in enumerate(columns)}
+    least = {
+        i: min(widths[i], max(it.least, longest[i])) if it.is_text or it.wraps else widths[i]
+        for i, it in enumerate(columns)
+    }
 
     def excess(chosen: dict[int, int], more: bool) -> int:
         return sum(chosen.values()) + len(GAP) * (len(chosen) - 1) + (len(_MORE) if more else 0) - width

@@ -71,7 +71,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
     Column("HOST", lambda event: event.get("host"), is_optional=True),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),
-    Column("DETAILS", _details, is_text=True, wraps=True),
+    Column("DETAILS", _details, wraps=True, least=40),
 ]
 
 

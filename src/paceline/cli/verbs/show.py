@@ -165,7 +165,7 @@ _LIST: list[Column[Job]] = [
     Column("LABELS", lambda job: _pairs(job.labels, ","), is_optional=True, wide=True, is_text=True),
     Column("ID", lambda job: job.external_id or None, is_optional=True, wide=True),
     Column("URL", lambda job: job.url or None, is_optional=True, wide=True, is_text=True),
-    Column("REASON", lambda job: job.error or job.waiting, is_optional=True, is_text=True, least=32, keep=8),
+    Column("REASON", lambda job: job.error or job.waiting, is_optional=True, wraps=True, least=40, keep=-1),
 ]
 
 

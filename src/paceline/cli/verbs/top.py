@@ -217,15 +217,23 @@ def _node_columns() -> list[Column[Node]]:
         Column("NODE", lambda node: node.name),
         Column("IP", lambda node: node.address or None, is_optional=True, keep=2),
         Column("ROLE", lambda node: ",".join(node.roles) or None, is_optional=True, keep=1),
-        Column("STATE", lambda node: node.state or None, is_optional=True, is_text=True, least=16, keep=8),
+        Column("STATE", lambda node: node.state or None, is_optional=True, wraps=True, least=16, keep=8),
         Column("PARTITIONS", lambda node: ",".join(node.partitions) or None, is_optional=True, is_text=True),
         Column("DEVICES", lambda node: str(node.device_count), keep=9),
         Column("ALLOCATED", lambda node: str(node.allocated_count), keep=9),
         Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}", keep=6),
         Column("MEMORY", lambda node: part(node.memory_used, node.memory), keep=5),
         Column("DISK", lambda node: part(node.disk_used, node.disk) if node.disk else None, is_optional=True),
-        Column("JOBS", _jobs_of, is_optional=True, is_text=True, least=20, keep=7),
-        Column("GPUS", lambda node: ", ".join(map(_gpu, node.gpus)) or None, is_optional=True, wide=True, is_text=True),
+        Column("JOBS", _jobs_of, is_optional=True, wraps=True, least=20, keep=3),
+        Column(
+            "GPUS",
+            lambda node: ", ".join(map(_gpu, node.gpus)) or None,
+            is_optional=True,
+            wide=True,
+            wraps=True,
+            least=40,
+            keep=-1,
+        ),
     ]
 
 
