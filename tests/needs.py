@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PACKAGES = {  # of Debian, by the programs that tests start; .ci/run installs them
+    "chromium": "chromium",
     "git": "git",
     "groff": "groff-base",
     "ip": "iproute2",

@@ -242,6 +242,24 @@ def resubmit(
     Raises:
         UserError: there is no such job, it has not ended, or it cannot run so.
     """
+    there, prepared = prepare_again(name, nproc=nproc, on=on, hosts=hosts, fresh=fresh, **changes)
+    return _started(prepared.spec, there, prepared)
+
+
+def prepare_again(
+    name: str | records.Job,
+    *,
+    nproc: int | None = None,
+    on: str | None = None,
+    hosts: str | Sequence[str] | None = None,
+    fresh: bool = False,
+    **changes: Any,
+) -> tuple[Backend, Prepared]:
+    """Find out what `resubmit` would do, and where; starts nothing.
+
+    Raises:
+        UserError: there is no such job, it has not ended, or it cannot run so.
+    """
     there = _place(on, hosts)
     name, here = _at(name, None)
     if there is not None and there.describe([name]).jobs:
@@ -256,12 +274,12 @@ def resubmit(
     changes |= {**_counts(nproc, hosts, changes), "fresh": fresh, "resume_from": name}
     changes.setdefault("name", again.next_name(old, before))
     if there is None or there is here:
-        return _started(again.changed(here.replaced(before, changes), changes, dotted), here)
+        return here, here.prepare(again.changed(here.replaced(before, changes), changes, dotted))
     export = able(here, Moves).export(name, fresh=fresh)
     destination = able(there, Moves)
     spec = again.changed(again.kept_there(before, here, there, _warn), changes, dotted)
     again.refuse_nodes_here(spec, there)
-    return _started(spec, there, destination.prepare_moved(spec, export))
+    return there, destination.prepare_moved(spec, export)
 
 
 def _started(spec: JobSpec, there: Backend, prepared: Prepared | None = None) -> Job:

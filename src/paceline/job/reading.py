@@ -55,19 +55,24 @@ class _Wrong(Exception):
 
 
 def read(
-    path: str | Path, given: Mapping[str, Any] | None = None, name_given: Callable[[KeyPath], str] = dotted
+    path: str | Path,
+    given: Mapping[str, Any] | None = None,
+    name_given: Callable[[KeyPath], str] = dotted,
+    text: str | None = None,
 ) -> JobSpec:
     """The job that a file describes.
 
     Args:
+        path: of the file.
         given: fields that flags set. They win over the file's; mappings such as `env` do so key by key.
         name_given: says which flag it was that gave a field, for messages.
+        text: what the file holds, if it is not to be read.
 
     Raises:
         UserError: the file cannot be read or describes no job; names the line and the key.
     """
     given = given or {}
-    text = _text(path)
+    text = _text(path) if text is None else text
     root = _compose(path, text)
     if root is None or root.tag == _TAG + "null":
         raise UserError(printable(f"{path} is empty; it needs at least one of script, module and command"))

@@ -1,0 +1,624 @@
+"""What the page asks for, at `/api/…`: JSON with the keys of `-o json`. `/api/openapi.json` describes it.
+
+The names of jobs and targets are looked up among those that are known; none reaches the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import shlex
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from paceline._version import __version__
+from paceline.backends import registry
+from paceline.backends.base import Elastic, Forwards, Metered, Prepared, TensorBoards, able
+from paceline.backends.story import story
+from paceline.job.errors import UserError
+from paceline.job.flags import flag_of
+from paceline.job.job import STATES, Job
+from paceline.job.quantities import show_time
+from paceline.job.secret_values import notes_on_secrets
+from paceline.job.spec import JobSpec
+
+from .lines import COMMAND
+from .safety import SESSION
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from starlette.requests import Request
+
+    from paceline.backends.base import Backend
+
+    from .safety import Sessions
+    from .watch import Found, Watch
+
+_MOST_ROWS = 500  # in one answer
+_MOST_STREAMS = 64  # of changes
+_MOST_READERS = 16  # processes that read logs
+_AT_ONCE = 4  # requests to one target
+_PULSE = 15.0  # seconds after which a stream without news shows that it lives
+_LEAST = 0.5  # seconds between two news
+_MOST_NAMED = 100  # changed jobs that a piece of news names
+_CHANGEABLE = ("args", "devices", "env", "max_restarts", "nodes", "ranks", "time_limit")  # of a job that runs again
+
+
+class Refused(Exception):
+    """A request that cannot be answered: the status, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """One path of the API.
+
+    Attributes:
+        answers: it; the name of a method of `Api`.
+        query: parameters behind `?`, and what they mean.
+        body: the keys of the JSON that is sent, and what they mean.
+    """
+
+    method: str
+    path: str
+    answers: str
+    summary: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, str] = field(default_factory=dict)
+
+
+_JOB = "/api/jobs/{target}/{name}"
+OPERATIONS = (
+    _Operation("POST", SESSION, "session", "Exchange the token for a cookie and a key.",
+               body={"token": "of the address that paceline web has printed"}),
+    _Operation("GET", "/api/about", "about", "The server: version, user, host, and whether it is read-only."),
+    _Operation("GET", "/api/changes", "changes", "A stream of server-sent events: which jobs have changed."),
+    _Operation("GET", "/api/jobs", "jobs", "Jobs of all targets, the targets, and how many jobs have which state.",
+               {"q": "text in the name, target, labels, command, or reason", "state": "of these states, with commas",
+                "target": "of this target", "sort": "key to sort by, with - in front for descending order",
+                "offset": "number of rows to leave out", "limit": f"number of rows, at most {_MOST_ROWS}",
+                "fields": "keys of each job, with commas; all by default"}),
+    _Operation("GET", _JOB, "job", "All about a job."),
+    _Operation("GET", f"{_JOB}/events", "events", "What happened to a job, in order."),
+    _Operation("GET", f"{_JOB}/file", "file", "The job as a job file (YAML)."),
+    _Operation("GET", f"{_JOB}/contents", "contents", "What is deleted with a job: checkpoints, and bytes."),
+    _Operation("GET", f"{_JOB}/logs", "logs", "Log lines, a JSON value a line: [time, attempt, rank, stream, text], "
+               'then {"end": why, or null}.',
+               {"ranks": "numbers with commas, or all; rank 0 by default", "attempt": "of this attempt; the last one "
+                "by default", "tail": "only so many of the last lines", "since": "only lines since this time, in "
+                "seconds since the epoch", "grep": "only lines that match this regular expression", "skip": "leave out "
+                "so many lines", "limit": "at most so many lines", "follow": "1: go on until the job ends"}),
+    _Operation("POST", f"{_JOB}/stop", "stop", "Stop a job.", body={"now": "true: at once; nothing is saved"}),
+    _Operation("POST", f"{_JOB}/delete", "delete", "Delete a job that has ended, with its files.",
+               body={"created": "when it was submitted: another job of this name is not deleted"}),
+    _Operation("POST", f"{_JOB}/scale", "scale", "Add nodes to a running job, or remove some.",
+               body={"nodes": "how many to add; to remove if negative", "hosts": "which, instead of a number",
+                     "remove": "true: remove these hosts"}),
+    _Operation("POST", f"{_JOB}/resubmit", "resubmit", "Run a job again, from its newest checkpoint.",
+               body={**{name: "changes this field of the job" for name in _CHANGEABLE}, "fresh": "true: begin anew",
+                     "on": "another target", "dry_run": "true: only say what would be started"}),
+    _Operation("POST", f"{_JOB}/tensorboard", "tensorboard", "The address of its TensorBoard, which is started."),
+    _Operation("POST", "/api/submit", "submit", "Submit a job from the folder of the server.",
+               body={"file": "a job file (YAML)", "on": "the target, if the file names none",
+                     "dry_run": "true: only say what would be started"}),
+    _Operation("GET", "/api/machines", "machines", "The machines of a target, and what is in use.",
+               {"target": "its name; this machine by default"}),
+    _Operation("GET", "/api/openapi.json", "openapi", "This description."),
+)  # fmt: skip
+
+
+def openapi() -> dict[str, Any]:
+    """The description of the API, in OpenAPI 3.1."""
+    paths: dict[str, Any] = {}
+    for it in OPERATIONS:
+        parts = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                 for name in ("target", "name") if f"{{{name}}}" in it.path]  # fmt: skip
+        parts += [{"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
+                  for name, what in it.query.items()]  # fmt: skip
+        shown: dict[str, Any] = {
+            "operationId": it.answers,
+            "summary": it.summary,
+            "parameters": parts,
+            "responses": {"200": {"description": "the answer"}, "4XX": {"description": '{"error": why}'}},
+        }
+        if it.method == "POST":
+            keys = {name: {"description": what} for name, what in it.body.items()}
+            schema = {"type": "object", "properties": keys}
+            shown["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        paths.setdefault(it.path, {})[it.method.lower()] = shown
+    schemes = {"token": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "paceline web", "version": __version__},
+        "paths": paths,
+        "components": {"securitySchemes": schemes},
+        "security": [{"token": []}],
+    }
+
+
+# -- jobs in a table ---------------------------------------------------------------------------------------------------
+
+
+def loss(job: Job) -> float | None:
+    """The loss that a job has reported last, if one of its metrics is called so."""
+    metrics = (job.progress or {}).get("metrics") or {}
+    return next((value for name, value in metrics.items() if "loss" in name.lower()), None)
+
+
+def _share(job: Job) -> float | None:
+    """How much of the training is done, of 1."""
+    it = job.progress
+    if not it or not it.get("epochs"):
+        return None
+    steps = it.get("steps")
+    return (it["epoch"] + (it["step"] / steps if steps else 0.0)) / (it["epochs"] or 1)
+
+
+_SORTS: dict[str, Callable[[Job], Any]] = {
+    "name": lambda job: job.name,
+    "state": lambda job: STATES.index(job.state),
+    "backend": lambda job: job.backend,
+    "kind": lambda job: job.kind or job.framework,
+    "nodes": lambda job: job.nodes,
+    "ranks": lambda job: job.ranks,
+    "created": lambda job: job.created,
+    "duration": lambda job: job.duration(time.time()),
+    "progress": _share,
+    "left": lambda job: (job.progress or {}).get("seconds_left"),
+    "loss": loss,
+    "speed": lambda job: (job.progress or {}).get("samples_per_second"),
+    "devices": lambda job: len(job.devices) or job.allocated,
+    "restarts": lambda job: job.restarts,
+}
+
+
+def _chosen(found: list[Found], query: Mapping[str, str]) -> list[Found]:
+    """The jobs that a query asks for, in its order."""
+    if states := query.get("state"):
+        found = [it for it in found if it.job.state in states.split(",")]
+    if target := query.get("target"):
+        found = [it for it in found if it.job.backend == target]
+    if words := query.get("q", "").lower().split():
+        found = [it for it in found if all(word in _text(it.job) for word in words)]
+    name = query.get("sort", "-created")
+    if name == "-created":
+        return found
+    key = _SORTS.get(name.lstrip("-"))
+    if key is None:
+        raise Refused(400, f"sort={name}: no such key; take one of {', '.join(_SORTS)}")
+    known = [(value, it) for it in found if (value := key(it.job)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=name.startswith("-"))
+    return [it for _, it in known] + [it for it in found if key(it.job) is None]
+
+
+def _text(job: Job) -> str:
+    labels = " ".join(f"{name}={value}" for name, value in job.labels.items())
+    return f"{job.name} {job.backend} {job.kind} {labels} {job.command} {job.error or job.waiting or ''}".lower()
+
+
+def _row(job: Job, fields: frozenset[str]) -> dict[str, Any]:
+    shown = job.to_dict()
+    return {name: shown[name] for name in shown if name in fields} if fields else {**shown, "traceback": None}
+
+
+# -- the answers -------------------------------------------------------------------------------------------------------
+
+
+class Api:
+    """Answers the operations."""
+
+    def __init__(self, watch: Watch, sessions: Sessions, *, read_only: bool, secure: bool) -> None:
+        self._watch, self._sessions, self._read_only, self._secure = watch, sessions, read_only, secure
+        self._streams = 0
+        self._readers = 0
+        self._limits: dict[str, anyio.CapacityLimiter] = {}
+        self._forwards: dict[tuple[str, str], str] = {}
+
+    def routes(self) -> list[Route]:
+        """The routes of all operations."""
+        return [Route(it.path, self._endpoint(getattr(self, it.answers)), methods=[it.method]) for it in OPERATIONS]
+
+    def _endpoint(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                found = await answer(request)
+            except Refused as error:
+                return _json({"error": str(error)}, error.status)
+            except UserError as error:
+                return _json({"error": str(error)}, 400)
+            return found if isinstance(found, Response) else _json(found)
+
+        return endpoint
+
+    async def _on(self, target: str, call: Callable[[], Any]) -> Any:
+        """What a call to a target returns; others do not wait for it."""
+        limit = self._limits.setdefault(target, anyio.CapacityLimiter(_AT_ONCE))
+        return await anyio.to_thread.run_sync(call, limiter=limit, abandon_on_cancel=True)
+
+    async def _find(self, request: Request) -> Found:
+        target, name = request.path_params["target"], request.path_params["name"]
+        try:
+            return await run_in_threadpool(self._watch.find, target, name)
+        except KeyError:
+            raise Refused(404, f"no job {name!r} on {target}") from None
+
+    async def _now(self, found: Found) -> Job:
+        """What is known of a job now.
+
+        Raises:
+            Refused: it is gone.
+        """
+        listing = await self._on(found.job.backend, lambda: found.there.describe([found.job.name]))
+        for job in listing.jobs:
+            if isinstance(job, Job):
+                return job
+        raise Refused(404, f"job {found.job.name} is gone")
+
+    # -- the server
+
+    async def session(self, request: Request) -> Response:
+        """See `OPERATIONS`."""
+        token = (await _sent(request)).get("token")
+        if not isinstance(token, str) or not self._sessions.is_token(token):
+            raise Refused(401, "this address is not that of the running server; open the one that paceline web printed")
+        cookie, key = self._sessions.new()
+        answer = _json({"key": key})
+        answer.set_cookie(self._sessions.cookie, cookie, httponly=True, samesite="strict", secure=self._secure)
+        return answer
+
+    async def about(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        with contextlib.suppress(KeyError, OSError):
+            return {"version": __version__, "read_only": self._read_only, "user": getpass.getuser(),
+                    "host": socket.gethostname(), "folder": os.getcwd()}  # fmt: skip
+        return {"version": __version__, "read_only": self._read_only, "user": "", "host": "", "folder": ""}
+
+    async def openapi(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        return openapi()
+
+    async def changes(self, request: Request) -> Response:
+        """See `OPERATIONS`."""
+        if self._streams >= _MOST_STREAMS:
+            raise Refused(503, "too many pages are open; close some")
+        return StreamingResponse(self._news(), media_type="text/event-stream")
+
+    async def _news(self) -> AsyncIterator[str]:
+        loop, has_news = asyncio.get_running_loop(), asyncio.Event()
+        self._streams += 1
+        try:
+            with self._watch.listening(lambda: loop.call_soon_threadsafe(has_news.set)):
+                shown = 0
+                while True:
+                    version = self._watch.version
+                    changed = [] if not shown else [
+                        [it.job.backend, it.job.name] for it in self._watch.jobs() if it.version > shown
+                    ]  # fmt: skip
+                    news = {"version": version, "changed": changed if len(changed) <= _MOST_NAMED else None}
+                    shown = version
+                    yield f"data: {json.dumps(news)}\n\n"
+                    await asyncio.sleep(_LEAST)
+                    while True:
+                        with contextlib.suppress(asyncio.TimeoutError):
+                            await asyncio.wait_for(has_news.wait(), _PULSE)
+                            break
+                        yield ": still here\n\n"
+                    has_news.clear()
+        finally:
+            self._streams -= 1
+
+    # -- jobs
+
+    async def jobs(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        query = dict(request.query_params)
+        offset, limit = _number(query, "offset", 0), min(_number(query, "limit", 100), _MOST_ROWS)
+        fields = frozenset(filter(None, query.get("fields", "").split(",")))
+
+        def answer() -> dict[str, Any]:
+            found = _chosen(self._watch.jobs(), query)
+            return {
+                "version": self._watch.version,
+                "time": show_time(time.time()),
+                "total": len(found),
+                "jobs": [_row(it.job, fields) for it in found[offset : offset + limit]],
+                "counts": self._watch.counts(),
+                "targets": self._watch.targets(),
+                "problem": self._watch.problem,
+            }
+
+        return await run_in_threadpool(answer)
+
+    async def job(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        found = await self._find(request)
+        job = await self._now(found)
+        return {"job": job.to_dict(), "commands": _commands(job, found.there), "can": self._can(job, found.there)}
+
+    def _can(self, job: Job, there: Backend) -> list[str]:
+        """The actions that make sense for a job now."""
+        if self._read_only:
+            return []
+        has = {
+            "stop": not job.is_over and (job.state != "LOST" or there.can_stop(job.name)),
+            "scale": job.state == "RUNNING" and isinstance(there, Elastic),
+            "resubmit": job.is_over or job.state == "LOST",
+            "delete": job.is_over,
+            "tensorboard": isinstance(there, TensorBoards),
+        }
+        return [name for name, it in has.items() if it]
+
+    async def events(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        found = await self._find(request)
+        happened = await self._on(found.job.backend, lambda: story(found.job, found.there.events(found.job.name)))
+        return {"events": [{**it, "time": show_time(it["time"])} for it in happened]}
+
+    async def file(self, request: Request) -> Response:
+        """See `OPERATIONS`."""
+        import yaml
+
+        found = await self._find(request)
+        spec: JobSpec = await self._on(found.job.backend, lambda: found.there.spec(found.job.name))
+        left_out = ("name", "resume_from", "detached", "rendezvous")
+        shown = {name: value for name, value in spec.dumped(only_changed=True).items() if name not in left_out}
+        return Response(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), media_type="text/plain")
+
+    async def contents(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        found = await self._find(request)
+        name = found.job.name
+        contents = (await self._on(found.job.backend, lambda: found.there.contents([name]))).get(name)
+        return {"checkpoints": None, "size": None} if contents is None else asdict(contents)
+
+    async def logs(self, request: Request) -> Response:
+        """See `OPERATIONS`."""
+        found, query = await self._find(request), dict(request.query_params)
+        if self._readers >= _MOST_READERS:
+            raise Refused(503, "too many logs are open; close some")
+        ranks = query.get("ranks", "0")
+        try:
+            chosen = None if ranks == "all" else tuple(map(int, ranks.split(",")))
+            since = float(query["since"]) if "since" in query else None
+        except ValueError:
+            raise Refused(400, "ranks: numbers with commas, or all; since: seconds since the epoch") from None
+        request_of_lines = {
+            "name": found.job.name,
+            "on": found.there.name if found.there.name in {it["name"] for it in self._watch.targets()} else None,
+            "query": {
+                "ranks": chosen,
+                "since": since,
+                "tail": _number(query, "tail", None),
+                "attempt": _number(query, "attempt", None),
+                "follow": query.get("follow") == "1",
+            },
+            "grep": query.get("grep"),
+            "skip": _number(query, "skip", 0),
+            "limit": _number(query, "limit", None),
+        }
+        return StreamingResponse(self._lines(request_of_lines), media_type="application/x-ndjson")
+
+    async def _lines(self, request: dict[str, Any]) -> AsyncIterator[bytes]:
+        """What a process of its own reads; it ends when the page asks no more."""
+        self._readers += 1
+        pipe = asyncio.subprocess.PIPE
+        try:
+            reader = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, limit=1 << 18)
+            assert reader.stdin is not None and reader.stdout is not None
+            try:
+                reader.stdin.write(json.dumps(request).encode() + b"\n")
+                while data := await reader.stdout.read(1 << 18):
+                    yield data
+            finally:
+                reader.stdin.close()
+                with contextlib.suppress(ProcessLookupError):
+                    reader.kill()
+                await reader.wait()
+        finally:
+            self._readers -= 1
+
+    # -- actions
+
+    async def stop(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        found, sent = await self._find(request), await _sent(request)
+        name = found.job.name
+        unreached = await self._on(found.job.backend, lambda: found.there.stop([name], sent.get("now") is True))
+        self._watch.look_now()
+        return {"unreached": unreached.get(name)}
+
+    async def delete(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        found, sent = await self._find(request), await _sent(request)
+        job = await self._now(found)
+        if show_time(job.created) != sent.get("created"):
+            raise Refused(409, f"job {job.name} has changed since it was looked at, and stays")
+        remainders = await self._on(job.backend, lambda: found.there.delete([job.name]))
+        self._watch.look_now()
+        return {"remainders": remainders}
+
+    async def scale(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        found, sent = await self._find(request), await _sent(request)
+        nodes: Any = sent.get("nodes") or 0
+        hosts: Any = sent.get("hosts") or []
+        if type(nodes) is not int or not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+            raise Refused(400, "nodes is a number, and hosts a list of names")
+        if bool(nodes) is bool(hosts):
+            raise Refused(400, "give either a number of nodes, or hosts")
+        there, name = able(found.there, Elastic), found.job.name
+        fewer = sent.get("remove") is True if hosts else nodes < 0
+
+        def scaled() -> list[str]:
+            which: Any = hosts or int.__abs__(nodes)
+            return there.scalein(name, which) if fewer else there.scaleout(name, which)
+
+        changed = await self._on(found.job.backend, scaled)
+        self._watch.look_now()
+        return {"removed" if fewer else "added": changed}
+
+    async def resubmit(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        from paceline import jobs
+
+        found, sent = await self._find(request), await _sent(request)
+        changes = {name: sent[name] for name in _CHANGEABLE if sent.get(name) is not None}
+        fresh, on = sent.get("fresh") is True, sent.get("on") or None
+        flags = [word for name, value in changes.items() if name != "args" for word in _flags(name, value)]
+        where = f" --on {shlex.quote(str(on))}" if on else found.there.where
+        words = [*flags, *(["--fresh"] if fresh else []), found.job.name]
+        words += ["--", *map(str, changes["args"])] if isinstance(changes.get("args"), list) else []
+        command = f"paceline resubmit{where} {shlex.join(words)}"
+        job = jobs.Job._of(found.job, found.there)
+
+        def prepared() -> tuple[Backend, Prepared]:
+            return jobs.prepare_again(job, on=on, fresh=fresh, **changes)
+
+        there, ready = await self._on(found.job.backend, prepared)
+        return await self._start(there, ready, command, dry_run=sent.get("dry_run") is True)
+
+    async def submit(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        from paceline.job.reading import read
+
+        sent = await _sent(request)
+        text, on = sent.get("file"), sent.get("on") or None
+        if not isinstance(text, str) or not isinstance(on, (str, type(None))):
+            raise Refused(400, "file and on are texts")
+
+        def prepared() -> tuple[Backend, Prepared]:
+            spec = read("job file", {"backend": on} if on else {}, flag_of, text)
+            there = registry.load(spec.backend if "backend" in spec.given else None)
+            return there, there.prepare(spec)
+
+        there, ready = await self._on(str(on), prepared)
+        command = f"paceline submit{there.where} job.yaml"
+        return await self._start(there, ready, command, dry_run=sent.get("dry_run") is True)
+
+    async def _start(self, there: Backend, ready: Prepared, command: str, *, dry_run: bool) -> dict[str, Any]:
+        """Start a prepared job, or say what would be started."""
+        notes = [*ready.notes, *notes_on_secrets(ready.spec.env, ready.spec.has_unused_credentials)]
+        if dry_run:
+            return {"text": ready.text(), "notes": notes, "command": command, "target": there.name}
+        job: Job = await self._on(there.name, lambda: there.start(ready, _Silence()))
+        self._watch.look_now()
+        return {"name": job.name, "target": job.backend, "notes": notes, "command": command}
+
+    async def tensorboard(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        found = await self._find(request)
+        there, key = able(found.there, TensorBoards), (found.job.backend, found.job.name)
+        notes: list[str] = []
+
+        def opened() -> str:
+            url = there.open_tensorboard(found.job.name, None, notes.append)
+            return self._forwarded(there, key, url, notes) if isinstance(there, Forwards) else url
+
+        url = await self._on(found.job.backend, opened)
+        how = there.reach_tensorboard(found.job.name, url) if not isinstance(there, Forwards) else None
+        return {"url": url, "notes": [*notes, *([how] if how else [])]}
+
+    def _forwarded(self, there: Forwards, key: tuple[str, str], url: str, notes: list[str]) -> str:
+        """The address here that leads to a TensorBoard, until the server ends."""
+        if key not in self._forwards:
+            forward = contextlib.ExitStack().enter_context(there.forward_tensorboard(key[1], url, notes.append))
+
+            def serve() -> None:
+                try:
+                    forward.serve()
+                finally:
+                    self._forwards.pop(key, None)
+
+            self._forwards[key] = forward.url
+            threading.Thread(target=serve, daemon=True).start()
+        return self._forwards[key]
+
+    # -- machines
+
+    async def machines(self, request: Request) -> dict[str, Any]:
+        """See `OPERATIONS`."""
+        target = request.query_params.get("target", registry.HERE)
+        try:
+            there = self._watch.backend(target)
+        except KeyError:
+            raise Refused(404, f"no target {target!r}") from None
+        warnings: list[str] = []
+        nodes = await self._on(target, lambda: able(there, Metered).nodes(warnings.append))
+        return {"nodes": [asdict(node) for node in nodes], "warnings": warnings}
+
+
+class _Silence:
+    """Progress that is not shown."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+
+def _commands(job: Job, there: Backend) -> dict[str, str]:
+    """Action → the command line that does the same."""
+    where, name = there.where, shlex.quote(job.name)
+    return {
+        "stop": f"paceline stop{where} {name}",
+        "stop_now": f"paceline stop{where} --now {name}",
+        "resubmit": f"paceline resubmit{where} {name}",
+        "delete": f"paceline delete{where} {name}",
+        "scaleout": f"paceline scaleout{where} {name}",
+        "scalein": f"paceline scalein{where} {name}",
+        "tensorboard": f"paceline tensorboard{where} {name}",
+        "logs": f"paceline logs{where} -f {name}",
+        "get": f"paceline get{where} {name}",
+        "why": f"paceline why{where} {name}",
+        "report": f"paceline report{where} {name}",
+    }
+
+
+def _flags(name: str, value: Any) -> list[str]:
+    """The flags of `resubmit` that change a field."""
+    if isinstance(value, dict):
+        return [word for key, one in value.items() for word in (flag_of((name,)), f"{key}={one}")]
+    if name == "devices":
+        return ["--devices", ",".join(map(str, value))] if isinstance(value, list) else ["--gpus", str(value)]
+    return [flag_of((name,)), str(value)]
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(data), status, media_type="application/json")
+
+
+async def _sent(request: Request) -> dict[str, Any]:
+    """The JSON object that a request has sent."""
+    try:
+        found = msgspec.json.decode(await request.body() or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(400, "the body is not a JSON object")
+    return found
+
+
+def _number(query: Mapping[str, str], name: str, usual: Any) -> Any:
+    """A whole number from 0 on."""
+    if name not in query:
+        return usual
+    if not query[name].isascii() or not query[name].isdecimal() or len(query[name]) > 12:
+        raise Refused(400, f"{name}={query[name][:40]}: give a whole number from 0 on")
+    return int(query[name])

@@ -1,0 +1,189 @@
+"""The server of the page, until Ctrl-C."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.resources
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline.job.errors import UserError
+
+from .api import Api
+from .safety import Guard, Sessions, names_of_this_machine, secret
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from importlib.abc import Traversable
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
+_MOST_CONNECTIONS = 256
+_PATIENCE = 10.0  # seconds in which a client has sent the head of a request
+_BACKLOG = 128
+
+
+class Tls(NamedTuple):
+    """Files in PEM format."""
+
+    certificate: str
+    key: str
+
+
+def application(
+    watch: Watch, sessions: Sessions, names: Collection[str], *, read_only: bool = False, secure: bool = False
+) -> ASGIApp:
+    """The page and its API.
+
+    Args:
+        watch: what is known of jobs.
+        sessions: who is signed in.
+        names: by which a browser may call the server, besides its addresses.
+        read_only: refuse all that changes something.
+        secure: browsers reach it by TLS only.
+    """
+    api = Api(watch, sessions, read_only=read_only, secure=secure)
+    static = [Route(path, _static(file, path.rpartition(".")[2])) for path, file in _files()]
+    return Guard(Starlette(routes=[*api.routes(), *static]), sessions, names, read_only=read_only)
+
+
+def _files() -> list[tuple[str, Traversable]]:
+    """The paths of the page, and their files; there are no others."""
+    folder = importlib.resources.files("paceline.web") / "static"
+    found = [(f"/{file.name}", file) for file in folder.iterdir() if file.is_file()]
+    found += [(f"/vendor/{file.name}", file) for file in (folder / "vendor").iterdir()]
+    known = [(path, file) for path, file in found if path.rpartition(".")[2] in _TYPES]
+    return [*known, *(("/", file) for path, file in known if path == "/index.html")]
+
+
+def _static(file: Traversable, kind: str) -> Callable[[Request], Response]:
+    """Answers with a file, which is read once."""
+    content = file.read_bytes()
+    small = gzip.compress(content, mtime=0)
+    kind = _TYPES.get(kind, _TYPES["html"])
+    headers = {
+        "ETag": f'"{hashlib.sha256(content).hexdigest()[:24]}"',
+        "Cache-Control": "no-cache",
+        "Vary": "Accept-Encoding",
+    }
+
+    def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(small, media_type=kind, headers={**headers, "Content-Encoding": "gzip"})
+        return Response(content, media_type=kind, headers=headers)
+
+    return answer
+
+
+class _Impatient(H11Protocol):
+    """Closes connections whose client does not send the head of a request in time."""
+
+    _waits: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        if self._waits is not None:
+            self._waits.cancel()
+
+    def _watch(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+        elif not is_answering and self._waits is None:
+            self._waits = self.loop.call_later(_PATIENCE, self.transport.close)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at this address; port 0 is any free one.
+
+    Raises:
+        UserError: it cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(_BACKLOG)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or --host") from None
+    return found
+
+
+class Page:
+    """The server, which has its address before it runs.
+
+    Attributes:
+        url: to open, with the token.
+    """
+
+    def __init__(self, host: str, port: int, *, tls: Tls | None, read_only: bool) -> None:
+        """Listen.
+
+        Raises:
+            UserError: the address is in use, or a file cannot be read.
+        """
+        if tls is not None:
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls)
+            except OSError as error:
+                raise UserError(
+                    f"--tls-cert {tls.certificate}, --tls-key {tls.key}: {error.strerror or error}; give a certificate "
+                    "and its key, in PEM format"
+                ) from None
+        sessions = Sessions(secret())
+        self._socket = listen(host, port)
+        port = self._socket.getsockname()[1]
+        shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        self.url = f"http{'s' if tls else ''}://{shown}:{port}/#token={sessions.token}"
+        app = application(
+            Watch(), sessions, {*names_of_this_machine(), host.lower()}, read_only=read_only, secure=tls is not None
+        )
+        config = uvicorn.Config(
+            app,
+            http=_Impatient,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
+        )
+        self._server = uvicorn.Server(config)
+
+    def serve(self) -> None:
+        """Answer until a signal ends the server."""
+        self._server.run([self._socket])

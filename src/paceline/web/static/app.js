@@ -1,0 +1,117 @@
+// The page: which view is shown, and what all of them share.
+import { follow, get, listen, news, pathOf, post, signIn } from "./api.js";
+import { Delete, Resubmit, Scale, Stop, Submit } from "./forms.js";
+import { choose, current, LANGUAGES, moment, span, t } from "./i18n.js";
+import { Jobs } from "./jobs.js";
+import { Logs } from "./logs.js";
+import { Machines } from "./machines.js";
+import { html, render, useEffect, useState } from "./ui.js";
+
+const DIALOGS = { stop: Stop, resubmit: Resubmit, scale: Scale, delete: Delete };
+const TITLES = { stop: "Stop", resubmit: "Resubmit", scale: "Scale", delete: "Delete", tensorboard: "TensorBoard" };
+
+function useRoute() {
+  const [hash, setHash] = useState(location.hash);
+  useEffect(() => {
+    const onChange = () => setHash(location.hash);
+    addEventListener("hashchange", onChange);
+    return () => removeEventListener("hashchange", onChange);
+  }, []);
+  const [path, search] = hash.replace(/^#\/?/, "").split("?");
+  return { parts: path.split("/").filter(Boolean).map(decodeURIComponent), search: new URLSearchParams(search) };
+}
+
+function Online() {
+  const [, draw] = useState(0);
+  useEffect(() => listen(() => draw((n) => n + 1)), []);
+  return html`<div role="status">${!news.isOnline && html`<p class="banner">${news.error?.status === 401 ? t("Open the address that paceline web has printed.") : t("Connection lost; trying again…")}</p>`}</div>`;
+}
+
+function setTheme(name) {
+  localStorage.setItem("paceline.theme", name);
+  document.documentElement.style.colorScheme = name;
+}
+
+function Header({ view }) {
+  const link = (name, title) => html`<a href="#/${name}" aria-current=${view === name ? "page" : undefined}>${t(title)}</a>`;
+  return html`<header><nav aria-label="paceline"><b>paceline</b> ${link("jobs", "Jobs")} ${link("machines", "Machines")} ${link("submit", "Submit")}</nav>
+    <span><select aria-label=${t("Theme")} value=${localStorage.getItem("paceline.theme") || ""} onChange=${(event) => setTheme(event.target.value)}>
+      ${[["", "system"], ["light", "light"], ["dark", "dark"]].map(([value, title]) => html`<option value=${value}>${t(title)}</option>`)}</select>
+    <select aria-label=${t("Language")} value=${current()} onChange=${(event) => choose(event.target.value)}>
+      ${Object.entries(LANGUAGES).map(([name, title]) => html`<option value=${name}>${title}</option>`)}</select></span></header>`;
+}
+
+// What is known of a job, asked for again when it has changed.
+function useJob(target, name) {
+  const [view, setView] = useState(null);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    let isGone = false;
+    const look = () => get(pathOf(target, name)).then(
+      (it) => isGone || (setView(it), setError(null)), (failure) => isGone || (failure.status && setError(failure.message)));
+    look();
+    const end = listen((changed) => { if (!changed || changed.some(([on, job]) => on === target && job === name)) look(); });
+    return () => { isGone = true; end(); };
+  }, [target, name]);
+  return [view, error];
+}
+
+function Facts({ job }) {
+  const facts = [["error", job.error], ["advice", job.advice], ["waiting", job.waiting], ...job.slow.map((line) => ["slow", line]), ["command", job.command],
+    ["ranks", `${job.ranks} / ${job.nodes}`], ["devices", job.devices.join(", ")], ["created", moment(job.created)], ["started", moment(job.started)],
+    ["finished", moment(job.finished)], ["left", job.state === "RUNNING" ? span(job.progress?.seconds_left) : ""], ["checkpoint", job.checkpoint && `step ${job.checkpoint.step}`],
+    ["folder", job.folder]];
+  return html`<dl class="facts">${facts.filter(([, value]) => value).map(([key, value]) => html`<dt>${t(key)}</dt><dd>${value}</dd>`)}</dl>
+    ${job.traceback && html`<pre class="traceback">${job.traceback.text}</pre>`}`;
+}
+
+function Job({ target, name, tab }) {
+  const [view, error] = useJob(target, name);
+  const [dialog, setDialog] = useState(null);
+  const [board, setBoard] = useState(null);
+  useEffect(() => {
+    const onKey = (event) => {
+      if (event.key === "Escape" && !document.querySelector("dialog[open]")) location.hash = "#/jobs";
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, []);
+  if (!view) return html`<p class=${error ? "error" : "weak"} role=${error ? "alert" : "status"}>${error || t("Loading…")}</p>`;
+  const { job, can } = view;
+  const Chosen = DIALOGS[dialog];
+  const act = (action) => {
+    if (action !== "tensorboard") return setDialog(action);
+    setBoard({ notes: [t("Loading…")] });
+    post(`${pathOf(target, name)}/tensorboard`).then(setBoard, (failure) => setBoard({ notes: [failure.message] }));
+  };
+  const here = `#/jobs/${encodeURIComponent(target)}/${encodeURIComponent(name)}`;
+  const tabs = [["", "Overview"], ["logs", "Logs"]];
+  return html`<div class="bar"><h1>${job.name}</h1> <span class="state state-${job.state}">${job.state}</span> <span class="weak">${job.backend}</span>
+      <span class="buttons">${can.map((action) => html`<button type="button" onClick=${() => act(action)}>${t(TITLES[action])}</button>`)}
+        <a class="button" href="#/submit?from=${encodeURIComponent(target)}/${encodeURIComponent(name)}">${t("Use in a new job")}</a></span></div>
+    ${error && html`<p class="warning">${error}</p>`}
+    ${board && html`<p role="status">${board.url && html`<a href=${board.url} target="_blank" rel="noopener noreferrer">${board.url}</a>`} ${board.notes.map((note) => html`<span class="weak">${note} </span>`)}</p>`}
+    <nav class="tabs" aria-label=${job.name}>${tabs.map(([key, title]) => html`<a href="${here}${key && `/${key}`}" aria-current=${(tab ?? "") === key ? "page" : undefined}>${t(title)}</a>`)}</nav>
+    ${tab === "logs" ? html`<${Logs} job=${job} key=${`${job.backend}/${job.name}/${job.created}`} />` : html`<${Facts} job=${job} />`}
+    ${Chosen && html`<${Chosen} view=${view} close=${() => setDialog(null)} />`}`;
+}
+
+function App({ about }) {
+  const { parts, search } = useRoute();
+  const [view = "jobs", target, name, tab] = parts;
+  useEffect(() => { document.title = name ? `${name} – paceline` : "paceline"; }, [name]);
+  const from = search.get("from")?.split("/").map((part) => part);
+  return html`<${Header} view=${view} /><${Online} /><main class="view-${name ? "job" : view}">
+    ${view === "machines" ? html`<${Machines} />` : view === "submit" ? html`<${Submit} about=${about} from=${from} />`
+      : name ? html`<${Job} target=${target} name=${name} tab=${tab} key=${`${target}/${name}`} />` : html`<${Jobs} />`}</main>`;
+}
+
+setTheme(localStorage.getItem("paceline.theme") || "");
+const page = document.getElementById("page");
+try {
+  await signIn();
+  render(html`<${App} about=${await get("/api/about")} />`, page);
+  follow();
+} catch (error) {
+  render(html`<p class="banner" role="alert">${error.status === 401 ? t("Open the address that paceline web has printed.") : error.message}</p>`, page);
+}

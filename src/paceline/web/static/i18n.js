@@ -1,0 +1,82 @@
+// The page's own texts, in English and Chinese: the English text is the key.
+const ZH = {
+  "Jobs": "作业", "Machines": "机器", "Submit": "提交", "Language": "语言", "Search": "搜索", "Columns": "列",
+  "name": "名称", "state": "状态", "target": "目标", "kind": "类型", "ranks": "进程", "done": "进度", "left": "剩余",
+  "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "提交于", "duration": "时长", "restarts": "重启", "why": "原因",
+  "nodes": "节点", "All targets": "所有目标", "{n} jobs": "{n} 个作业", "No job matches.": "没有符合条件的作业。",
+  "No jobs yet. Start one with: {command}": "还没有作业。用此命令开始:{command}",
+  "Connection lost; trying again…": "连接中断，正在重试…",
+  "Open the address that paceline web has printed.": "请打开 paceline web 输出的地址。",
+  "Loading…": "加载中…", "Logs": "日志", "Overview": "概览", "Back": "返回", "Stop": "停止", "Resubmit": "重新提交",
+  "Delete": "删除", "Scale": "伸缩", "TensorBoard": "TensorBoard", "Cancel": "取消", "Copy": "复制", "Copied": "已复制",
+  "The same on the command line": "等效的命令行", "Rank": "进程", "all": "全部", "Attempt": "尝试", "last": "最后一次",
+  "Follow": "跟随", "Earlier": "更早", "From the start": "从头开始", "To the end": "到末尾", "More": "更多",
+  "Regular expression": "正则表达式", "{n} lines": "{n} 行", "The log has ended.": "日志已结束。", "following": "跟随中",
+  "reading": "读取中", "Nothing was written yet.": "尚无输出。", "Times": "时间",
+  "The page keeps the last {n} lines; see others with Earlier.": "页面保留最后 {n} 行；其他行请点“更早”。",
+  "Stop {name}": "停止 {name}", "Stop at once; nothing is saved": "立即停止；不保存任何内容",
+  "Its ranks get SIGTERM. A script that uses the library saves a checkpoint, and has {s} s for it.":
+    "各进程将收到 SIGTERM。使用本库的脚本会在 {s} 秒内保存检查点。",
+  "Its ranks are killed. What they have not saved is lost.": "各进程将被强制结束，未保存的内容会丢失。",
+  "Delete {name}": "删除 {name}",
+  "Removes its folder with logs and checkpoints: {n} checkpoints, {size}. This cannot be undone.":
+    "删除其文件夹，包括日志和检查点：{n} 个检查点，{size}。此操作无法撤销。",
+  "Removes its folder with logs and checkpoints. This cannot be undone.": "删除其文件夹，包括日志和检查点。此操作无法撤销。",
+  "Resubmit {name}": "重新提交 {name}", "Runs again, from its newest checkpoint, with these changes.": "从最新检查点再次运行，并作如下更改。",
+  "Begin anew, without its checkpoints": "重新开始，不使用其检查点", "Ranks per node": "每节点进程数", "Nodes": "节点数",
+  "Devices per node": "每节点设备数", "Time limit": "时间限制", "Restarts after failures": "失败后重启次数", "Arguments": "参数",
+  "Variables (NAME=VALUE, a line each)": "环境变量(每行一个 NAME=VALUE)", "unchanged": "不变", "Target": "目标",
+  "Dry run": "试运行", "What would be started": "将要启动的内容", "Scale {name}": "伸缩 {name}",
+  "Nodes are added or removed; its ranks start again from the last checkpoint.": "添加或移除节点；各进程从最后的检查点重新开始。",
+  "Nodes to add (negative: to remove)": "要添加的节点数(负数为移除)", "Job file": "作业文件", "Open a file": "打开文件",
+  "Submitted from the folder {folder}, as user {user} on {host}.": "从 {host} 上用户 {user} 的文件夹 {folder} 提交。",
+  "as the file says": "按文件", "Try it with a dry run first.": "请先试运行。", "Use in a new job": "用于新作业",
+  "This server is read-only.": "此服务器为只读。", "node": "节点", "CPU": "CPU", "memory": "内存", "disk": "磁盘", "jobs": "作业",
+  "GPUs": "GPU", "{used} of {all} devices in use": "{all} 个设备中已用 {used} 个", "of": "/", "Events": "事件", "time": "时间",
+  "event": "事件", "details": "详情", "No machine.": "没有机器。", "Show": "显示", "Compare": "比较", "Theme": "主题", "Report": "报告",
+  "dark": "深色", "light": "浅色", "system": "跟随系统", "{name} was submitted.": "{name} 已提交。",
+  "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
+};
+const LANGUAGES = { en: "English", zh: "中文" };
+
+let language = localStorage.getItem("paceline.language") || (navigator.language || "").slice(0, 2);
+if (!(language in LANGUAGES)) language = "en";
+document.documentElement.lang = language;
+
+export { LANGUAGES };
+export const current = () => language;
+export function choose(name) {
+  localStorage.setItem("paceline.language", name);
+  location.reload();
+}
+
+export function t(text, values = {}) {
+  const found = (language === "zh" && ZH[text]) || text;
+  return found.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
+}
+
+// -- numbers and times, in the reader's zone
+
+export const number = (value, digits = 4) =>
+  value == null ? "" : Number(value).toLocaleString(language, { maximumSignificantDigits: digits });
+export const whole = (value) => Number(value).toLocaleString(language);
+export const moment = (iso) =>
+  iso ? new Date(iso).toLocaleString(language, { dateStyle: "medium", timeStyle: "medium" }) : "";
+
+export function span(seconds) {
+  if (seconds == null) return "";
+  const it = Math.max(0, Math.round(seconds));
+  if (it < 60) return `${it}s`;
+  if (it < 3600) return `${Math.floor(it / 60)}m${String(it % 60).padStart(2, "0")}s`;
+  if (it < 86400) return `${Math.floor(it / 3600)}h${String(Math.floor((it % 3600) / 60)).padStart(2, "0")}m`;
+  return `${Math.floor(it / 86400)}d${String(Math.floor((it % 86400) / 3600)).padStart(2, "0")}h`;
+}
+
+export function size(bytes) {
+  if (bytes == null) return "";
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (bytes < 1024) return `${number(bytes, 3)} ${unit}`;
+    bytes /= 1024;
+  }
+  return `${number(bytes, 3)} TiB`;
+}

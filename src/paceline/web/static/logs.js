@@ -1,0 +1,146 @@
+// The logs of a job, live: the page holds the lines that it shows and some around them, however long the log is.
+import { pieces, plain } from "./ansi.js";
+import { lines, pathOf, query } from "./api.js";
+import { t, whole } from "./i18n.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
+
+const ROW = 18; // height in pixels
+const KEPT = 100_000; // lines
+const STEP = 5_000; // lines that are asked for at once
+const LONGEST = 20_000; // characters of a line that are shown
+
+// Lines as they come, the last ones of them; lines that come in pieces are put together.
+export class Lines {
+  constructor() {
+    this.all = [];
+    this.dropped = 0; // lines that were here before the first one
+    this.count = 0; // of all that have come
+    this.end = undefined; // null, or why the log ended
+    this.open = new Map(); // rank and stream → its last line, which has no end yet
+  }
+
+  take(records) {
+    for (const record of records) {
+      const it = JSON.parse(record);
+      if ("end" in it) { this.end = it.end; continue; }
+      const [time, attempt, rank, stream, text] = it;
+      const key = `${rank}${stream}`;
+      const parts = text.split("\n");
+      const last = parts.pop();
+      const begun = this.open.get(key);
+      if (begun && parts.length) { begun.text += parts.shift(); this.open.delete(key); }
+      for (const part of parts) this.add({ time, attempt, rank, text: part });
+      if (last && this.open.has(key)) this.open.get(key).text += last;
+      else if (last) this.open.set(key, this.add({ time, attempt, rank, text: last }));
+    }
+    if (this.all.length > 1.25 * KEPT) {
+      this.dropped += this.all.length - KEPT;
+      this.all = this.all.slice(-KEPT);
+    }
+  }
+
+  add(line) {
+    this.all.push(line);
+    this.count++;
+    return line;
+  }
+}
+
+function Line({ line, several, times, mark }) {
+  const parts = [];
+  for (const [text, style] of pieces(line.text.slice(0, LONGEST))) {
+    const names = ["bold", "dim", "underline"].filter((name) => style[name]);
+    const css = {};
+    for (const [name, property] of [["color", "color"], ["background", "backgroundColor"]]) {
+      if (typeof style[name] === "number") names.push(`ansi-${name}-${style[name]}`);
+      else if (style[name]) css[property] = style[name];
+    }
+    let from = 0;
+    const add = (piece, isMatch) => piece && parts.push(html`<${isMatch ? "mark" : "span"} class=${names.join(" ")} style=${css}>${piece}</${isMatch ? "mark" : "span"}>`);
+    for (const match of mark ? text.matchAll(mark) : []) {
+      if (!match[0]) continue;
+      add(text.slice(from, match.index), false);
+      add(match[0], true);
+      from = match.index + match[0].length;
+    }
+    add(text.slice(from), false);
+  }
+  return html`<div class="line">${times && html`<span class="weak">${new Date(line.time * 1000).toLocaleTimeString()} </span>`}${several && html`<span class="weak">[${line.rank}] </span>`}${parts}</div>`;
+}
+
+export function Logs({ job }) {
+  const [asked, setAsked] = useState({ ranks: "0", attempt: "", grep: "", from: "end", skip: 0, tail: STEP });
+  const [pattern, setPattern] = useState("");
+  const [times, setTimes] = useState(false);
+  const [error, setError] = useState(null);
+  const [, draw] = useState(0);
+  const [top, setTop] = useState(0);
+  const held = useRef(new Lines());
+  const box = useRef();
+  const sticks = useRef(true); // whether the end stays in view
+  const path = pathOf(job.backend, job.name);
+  const follows = asked.from === "end" && asked.tail === STEP;
+
+  useEffect(() => {
+    const stop = new AbortController();
+    const into = (held.current = new Lines());
+    sticks.current = asked.from === "end";
+    setError(null);
+    let frame = 0;
+    const redraw = () => (frame ||= requestAnimationFrame(() => { frame = 0; draw((n) => n + 1); }));
+    const { ranks, attempt, grep } = asked;
+    const which = asked.from === "start" ? { skip: asked.skip || "", limit: STEP }
+      : follows ? { tail: STEP, follow: 1 } : { tail: asked.tail, limit: STEP };
+    lines(`${path}/logs?${query({ ranks, attempt, grep, ...(grep ? { follow: follows ? 1 : "" } : which) })}`, stop.signal, (several) => {
+      into.take(several);
+      redraw();
+    }).then(redraw, (failure) => stop.signal.aborted || setError(failure.message));
+    draw((n) => n + 1);
+    return () => { stop.abort(); cancelAnimationFrame(frame); };
+  }, [path, asked]);
+
+  const it = held.current;
+  useLayoutEffect(() => { if (sticks.current) box.current.scrollTop = box.current.scrollHeight; });
+  const onScroll = () => {
+    const { scrollTop, scrollHeight, clientHeight } = box.current;
+    sticks.current = follows && scrollTop + clientHeight > scrollHeight - 2 * ROW;
+    setTop(scrollTop);
+  };
+  const shown = Math.ceil((box.current?.clientHeight ?? 600) / ROW) + 20;
+  const first = Math.max(0, Math.floor((sticks.current ? it.all.length * ROW : top) / ROW) - (sticks.current ? shown : 10));
+  const several = asked.ranks === "all" || asked.ranks.includes(",");
+  const change = (what) => setAsked((before) => ({ ...before, from: "end", skip: 0, tail: STEP, ...what }));
+  let mark = null;
+  try { mark = asked.grep ? new RegExp(asked.grep, "g") : null; } catch { /* Python's expressions differ in places */ }
+  const state = error || it.end ? null : it.end === null ? t("The log has ended.") : follows ? t("following") : t("reading");
+
+  return html`<section aria-label=${t("Logs")} class="logs">
+    <form class="bar" onSubmit=${(event) => { event.preventDefault(); change({ grep: pattern }); }}>
+      <label>${t("Rank")} <input class="short" list="all-ranks" value=${asked.ranks} pattern="all|[0-9]+(,[0-9]+)*"
+        onChange=${(event) => event.target.validity.valid && event.target.value && change({ ranks: event.target.value })} /></label>
+      <datalist id="all-ranks"><option value="all">${t("all")}</option>${Array.from({ length: Math.min(job.ranks, 64) }, (_, rank) => html`<option value=${rank} />`)}</datalist>
+      ${job.attempt > 0 && html`<label>${t("Attempt")} <select value=${asked.attempt} onChange=${(event) => change({ attempt: event.target.value })}>
+        <option value="">${t("last")}</option>${Array.from({ length: job.attempt + 1 }, (_, attempt) => html`<option value=${attempt}>${attempt}</option>`)}</select></label>`}
+      <input type="search" aria-label=${t("Search")} placeholder=${t("Regular expression")} value=${pattern}
+        onInput=${(event) => setPattern(event.target.value)} />
+      <button>${t("Search")}</button>
+      <label><input type="checkbox" checked=${times} onChange=${() => setTimes(!times)} /> ${t("Times")}</label>
+      <button type="button" disabled=${!!asked.grep} onClick=${() => change({ from: "start" })}>${t("From the start")}</button>
+      ${asked.from === "start"
+        ? html`<button type="button" disabled=${it.count < STEP} onClick=${() => change({ from: "start", skip: asked.skip + STEP })}>${t("More")}</button>`
+        : html`<button type="button" disabled=${!!asked.grep || it.count < STEP} onClick=${() => change({ tail: (follows ? it.count : asked.tail) + STEP })}>${t("Earlier")}</button>`}
+      <button type="button" onClick=${() => change({})}>${t("To the end")}</button>
+      <span class="weak" id="log-count" data-count=${it.count}>${t("{n} lines", { n: whole(it.count) })} ${state}</span>
+    </form>
+    ${(error || it.end) && html`<p class="error" role="alert">${error || it.end}</p>`}
+    ${it.dropped > 0 && html`<p class="weak">${t("The page keeps the last {n} lines; see others with Earlier.", { n: whole(KEPT) })}</p>`}
+    <div class="log" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label=${t("Logs")}>
+      <div style=${{ height: `${it.all.length * ROW}px` }}><div style=${{ transform: `translateY(${first * ROW}px)` }}>
+        ${it.all.slice(first, first + shown + 20).map((line) => html`<${Line} line=${line} several=${several} times=${times} mark=${mark} />`)}
+      </div></div>
+      ${!it.count && it.end === null && html`<p class="weak">${t("Nothing was written yet.")}</p>`}
+    </div>
+  </section>`;
+}
+
+export { plain };

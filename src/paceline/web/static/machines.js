@@ -1,0 +1,72 @@
+// The machines of all targets, what is in use, and by whom: each target for itself, so that none waits for another.
+import { get, query } from "./api.js";
+import { number, size, t, whole } from "./i18n.js";
+import { html, useEffect, useState } from "./ui.js";
+
+const EVERY = 5000; // milliseconds
+const KEPT = 120; // points of a curve
+
+function Curve({ values, label }) {
+  const points = values.map((value, index) => `${index},${(20 - 19 * Math.min(1, value)).toFixed(1)}`).join(" ");
+  return html`<svg class="curve" viewBox="0 0 ${KEPT} 20" preserveAspectRatio="none" role="img" aria-label=${label}><polyline points=${points} /></svg>`;
+}
+
+function Part({ used, all, show, curve, label }) {
+  if (!all) return "";
+  return html`<meter min="0" max="1" value=${Math.min(1, used / all)} aria-label=${label}></meter> ${show(used)} ${t("of")} ${show(all)}
+    ${curve?.length > 1 && html`<${Curve} values=${curve} label=${label} />`}`;
+}
+
+function jobsOf(node) {
+  return Object.entries(node.jobs).map(([job, count]) => `${job}: ${count}`).join(", ");
+}
+
+function gpu(it) {
+  const parts = [it.use != null && `${number(it.use, 3)} %`, it.memory_used != null && `${size(it.memory_used)} ${t("of")} ${size(it.memory)}`,
+    it.temperature != null && `${number(it.temperature, 3)} °C`, it.power != null && `${number(it.power, 3)} W`];
+  return `${it.index}: ${parts.filter(Boolean).join(" ")}`;
+}
+
+function Target({ name }) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  const [curves, setCurves] = useState({});
+  useEffect(() => {
+    let timer, isGone = false;
+    const look = async () => {
+      try {
+        const answer = await get(`/api/machines?${query({ target: name })}`);
+        if (isGone) return;
+        setFound(answer);
+        setError(null);
+        setCurves((before) => Object.fromEntries(answer.nodes.map((node) => [node.name, {
+          cpu: [...(before[node.name]?.cpu ?? []), node.cores ? node.load / node.cores : 0].slice(-KEPT),
+          memory: [...(before[node.name]?.memory ?? []), node.memory ? node.memory_used / node.memory : 0].slice(-KEPT),
+        }])));
+      } catch (failure) { setError(failure.message); }
+      if (!isGone) timer = setTimeout(look, EVERY);
+    };
+    look();
+    return () => { isGone = true; clearTimeout(timer); };
+  }, [name]);
+  const nodes = found?.nodes ?? [];
+  const all = nodes.reduce((sum, node) => sum + node.device_count, 0), used = nodes.reduce((sum, node) => sum + node.allocated_count, 0);
+  return html`<section><h2>${name}</h2>
+    ${error && html`<p class="warning">${error}</p>`}${found?.warnings.map((line) => html`<p class="warning">${line}</p>`)}
+    ${!found && !error && html`<p class="weak">${t("Loading…")}</p>`}
+    ${all > 0 && html`<p>${t("{used} of {all} devices in use", { used: whole(used), all: whole(all) })}</p>`}
+    ${nodes.length > 0 && html`<div class="scroll-x"><table><thead><tr>${["node", "state", "devices", "jobs", "CPU", "memory", "disk", "GPUs"].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
+      <tbody>${nodes.map((node) => html`<tr key=${node.name}><th scope="row">${node.name}</th><td>${node.state}</td>
+        <td>${node.device_count ? `${whole(node.allocated_count)} ${t("of")} ${whole(node.device_count)}` : ""}</td><td>${jobsOf(node)}</td>
+        <td><${Part} used=${node.load} all=${node.cores} show=${(it) => number(it, 3)} curve=${curves[node.name]?.cpu} label="CPU" /></td>
+        <td><${Part} used=${node.memory_used} all=${node.memory} show=${size} curve=${curves[node.name]?.memory} label=${t("memory")} /></td>
+        <td><${Part} used=${node.disk_used} all=${node.disk} show=${size} label=${t("disk")} /></td>
+        <td>${node.gpus.map((it) => html`<div>${gpu(it)}</div>`)}</td></tr>`)}</tbody></table></div>`}
+  </section>`;
+}
+
+export function Machines() {
+  const [targets, setTargets] = useState(null);
+  useEffect(() => { get("/api/jobs?limit=0").then((it) => setTargets(it.targets), () => {}); }, []);
+  return html`<h1>${t("Machines")}</h1>${targets === null ? html`<p class="weak">${t("Loading…")}</p>` : targets.map((it) => html`<${Target} key=${it.name} name=${it.name} />`)}`;
+}

@@ -1,0 +1,273 @@
+"""The jobs of all targets, looked at again and again while somebody watches: each target by its own thread.
+
+A target that does not answer delays no other: what was known of its jobs stays, and its error says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.backends import everywhere, registry
+from paceline.job.errors import UserError
+from paceline.job.quantities import show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.backends.base import Backend
+    from paceline.backends.everywhere import Place
+    from paceline.job.job import Job
+
+_PAUSE = 2.0  # seconds between two looks at a target
+_SHARE = 0.02  # of the time that looks may take
+_PLACES = 15.0  # seconds between two looks at which targets there are
+_IDLE = 60.0  # seconds after the last request in which targets are still looked at
+
+Key = tuple[str, str]  # the target and the name of a job
+
+
+class Found(NamedTuple):
+    """A job, its backend, and the version in which it changed last."""
+
+    job: Job
+    there: Backend
+    version: int
+
+
+@dataclass
+class _Target:
+    """A target and what it has answered last.
+
+    Attributes:
+        name: of the target; hosts that flags named have those of their hosts.
+        asked: when it was asked last, in seconds since the epoch; None while it has never been.
+        answered: when it answered last.
+        error: why it has not answered since; None if it has.
+        warnings: what is missing of its answer.
+    """
+
+    place: Place
+    asked: float | None = None
+    answered: float | None = None
+    error: str | None = None
+    warnings: tuple[str, ...] = ()
+    jobs: dict[Key, Found] = field(default_factory=dict)
+    wake: threading.Event = field(default_factory=threading.Event)
+    is_gone: bool = False
+
+
+class Watch:
+    """What is known of all jobs. All methods may be called by any thread.
+
+    Attributes:
+        version: grows whenever something has changed.
+    """
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.problem: str | None = None  # why the targets are not known
+        self._targets: dict[str, _Target] = {}
+        self._changed = threading.Condition()
+        self._used = 0.0
+        self._listeners: list[Callable[[], object]] = []
+        self._wake = threading.Event()
+        self._is_closed = False
+        threading.Thread(target=self._look_for_places, daemon=True).start()
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[Found]:
+        """All jobs, the newest first."""
+        self.use()
+        return sorted(self._all().values(), key=lambda found: found.job.created, reverse=True)
+
+    def find(self, target: str, name: str) -> Found:
+        """A job.
+
+        Raises:
+            KeyError: none is known of this name on this target.
+        """
+        self.use()
+        return self._all()[target, name]
+
+    def _all(self) -> dict[Key, Found]:
+        with self._changed:
+            merged: dict[Key, Found] = {}
+            for target in reversed(self._targets.values()):  # hosts that flags named come last, and may be a target's
+                merged.update(target.jobs)
+            return merged
+
+    def targets(self) -> list[dict[str, Any]]:
+        """The targets, and which of them do not answer."""
+        with self._changed:
+            return [
+                {
+                    "name": name,
+                    "jobs": len(it.jobs),
+                    "answered": show_time(it.answered),
+                    "error": it.error or self._silence(it),
+                    "warnings": list(it.warnings),
+                }
+                for name, it in self._targets.items()
+            ]
+
+    def backend(self, target: str) -> Backend:
+        """The backend of a target.
+
+        Raises:
+            KeyError: there is none of this name.
+            UserError: it cannot be loaded.
+        """
+        return self._targets[target].place.load()
+
+    def counts(self) -> dict[str, int]:
+        """State → how many jobs have it."""
+        return dict(Counter(found.job.state for found in self._all().values()))
+
+    @staticmethod
+    def _silence(target: _Target) -> str | None:
+        if (
+            target.asked is not None
+            and (seconds := time.time() - target.asked) > 5
+            and target.asked > (target.answered or 0.0)
+        ):
+            return f"has not answered for {seconds:.0f} s"
+        return None
+
+    # -- who watches ---------------------------------------------------------------------------------------------------
+
+    def use(self) -> None:
+        """Somebody looks now; returns when each target has been asked once, and has answered or has had a moment."""
+        was_used, self._used = self._used, time.monotonic()
+        if self._used - was_used > _IDLE:
+            self._wake.set()
+            self._wake_all()
+        if was_used == 0.0:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._targets and all(it.answered or it.error for it in self._targets.values()), 3.0
+                )
+
+    def look_now(self) -> None:
+        """Something was done that changes jobs."""
+        self._wake_all()
+
+    @contextlib.contextmanager
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Call this, in any thread, when something has changed."""
+        with self._changed:
+            self._listeners.append(listener)
+        self.use()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._listeners.remove(listener)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._is_closed = True
+        self._wake.set()
+        with self._changed:
+            for target in self._targets.values():
+                target.is_gone = True
+        self._wake_all()
+
+    def _is_watched(self) -> bool:
+        return bool(self._listeners) or time.monotonic() - self._used < _IDLE
+
+    def _wake_all(self) -> None:
+        with self._changed:
+            for target in self._targets.values():
+                target.wake.set()
+
+    # -- the threads ---------------------------------------------------------------------------------------------------
+
+    def _look_for_places(self) -> None:
+        while not self._is_closed:
+            if self._is_watched():
+                problem: str | None = None
+                try:
+                    places = {place.name or registry.HERE: place for place in everywhere.places()}
+                except UserError as error:
+                    places, problem = {registry.HERE: everywhere.Place(registry.HERE, registry.load)}, str(error)
+                self._set_places(places, problem)
+            self._wake.wait(_PLACES)
+            self._wake.clear()
+
+    def _set_places(self, places: dict[str, Place], problem: str | None) -> None:
+        with self._changed:
+            before = self._targets
+            self._targets = {
+                name: before[name] if name in before and before[name].place.jobs == place.jobs else _Target(place)
+                for name, place in places.items()
+            }
+            for name, target in before.items():
+                if self._targets.get(name) is not target:
+                    target.is_gone = True
+                    target.wake.set()
+            new = [it for name, it in self._targets.items() if before.get(name) is not it]
+            if new or self.problem != problem or len(before) != len(self._targets):
+                self.problem = problem
+                self._tell()
+        for target in new:
+            threading.Thread(target=self._watch, args=(target,), daemon=True).start()
+
+    def _watch(self, target: _Target) -> None:
+        while not target.is_gone:
+            target.wake.clear()
+            if not self._is_watched():
+                target.wake.wait()
+                continue
+            began = time.thread_time()
+            self._look(target)
+            target.wake.wait(max(_PAUSE, (time.thread_time() - began) / _SHARE))
+
+    def _look(self, target: _Target) -> None:
+        target.asked = time.time()
+        jobs: list[Job] | None = None
+        error, warnings = None, target.warnings
+        try:
+            there = target.place.load()
+            there.look_repeatedly()
+            there.keep_expired()
+            listing = there.describe(target.place.jobs)
+            jobs, warnings = listing.jobs, listing.warnings
+        except UserError as caught:
+            error = str(caught)
+        except Exception as caught:  # a fault of one backend must not end the page
+            error = f"{type(caught).__name__}: {caught}"
+        with self._changed:
+            is_first = target.answered is None and target.error is None
+            is_other = (error, warnings) != (target.error, target.warnings)
+            target.error, target.warnings = error, warnings
+            if jobs is not None:
+                target.answered = time.time()
+                is_other |= self._take(target, there, jobs)
+            if is_first or is_other:
+                self._tell()
+
+    def _take(self, target: _Target, there: Backend, jobs: list[Job]) -> bool:
+        """Take over the jobs that a target has now; returns whether any has changed."""
+        before, now = target.jobs, dict[Key, Found]()
+        is_other = len(before) != len(jobs)
+        for job in jobs:
+            key = job.backend, job.name
+            old = before.get(key)
+            if old is not None and (old.job is job or old.job == job):
+                now[key] = old
+            else:
+                now[key], is_other = Found(job, there, self.version + 1), True
+        target.jobs = now
+        return is_other
+
+    def _tell(self) -> None:
+        self.version += 1
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
