@@ -5,7 +5,7 @@ entry-point group `paceline.backends` of an installed package. docs/backends.md 
 
 A job starts in two steps. `prepare` finds everything that is wrong with it and starts nothing; `start`, or `run` for a
 job in the foreground, starts what was prepared. Optional abilities are protocols (`Elastic`, `Checks`, `Metered`,
-`Moves`, `TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its protocol.
+`Moves`, `Recorded`, `TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its protocol.
 
 Methods return results, and raise `UserError` for errors that a user can correct. Only `cli/` prints.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from paceline.contract.records import Inventory
+    from paceline.contract.records import Inventory, NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
     from paceline.job.model import Model
@@ -436,6 +436,34 @@ class Metered(Protocol):
         """What these jobs use, measured briefly or since the last call; jobs that do not run are left out."""
 
 
+class History(NamedTuple):
+    """What `Recorded.history` found.
+
+    Attributes:
+        nodes: of each node what it has written, by node rank; a node that was replaced has several.
+        warnings: what is missing, and why; for example one line per host that did not answer.
+    """
+
+    nodes: list[NodeHistory]
+    warnings: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """What its jobs use over time, and what they log, is kept."""
+
+    def history(self, name: str, since: float = 0.0) -> History:
+        """What a job has used and logged until now.
+
+        Args:
+            name: of the job.
+            since: only what was written after this time, in seconds since the epoch.
+
+        Raises:
+            UserError: no machine answers that may have it.
+        """
+
+
 @runtime_checkable
 class Watched(Protocol):
     """Its ranks can be asked where they are."""
@@ -571,13 +599,14 @@ _LACKING = {
     Moves: "its jobs cannot go on elsewhere, and those from elsewhere not there",
     Elastic: "its jobs keep the machines that they started on",
     Checks: "it cannot be checked",
+    Recorded: "it keeps nothing of what jobs use over time",
     Metered: "it does not measure what jobs and machines use",
     Watched: "its ranks cannot be asked where they are; paceline why without --live shows what their nodes have seen",
     TensorBoards: "it starts no TensorBoard",
     Volumes: "it has no named volumes",
     Warms: "no process of ours outlives a job there, so none is kept warm",
 }
-Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, TensorBoards, Volumes, Warms, Watched)
+Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, Recorded, TensorBoards, Volumes, Warms, Watched)
 
 
 def able(backend: Backend, ability: type[Ability]) -> Ability:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from typing_extensions import NotRequired
+
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 # Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
@@ -194,6 +196,116 @@ class NodeRecord(MachineUseRecord):
     address: str
     devices: tuple[str, ...]
     allocated: dict[str, tuple[str, ...]]
+
+
+class JobUse(TypedDict):
+    """What a job uses on a node: cores that it keeps busy, bytes of memory, bytes per second of its disks."""
+
+    cpu: float
+    memory: int
+    read: float
+    written: float
+
+
+class MachineUse(TypedDict):
+    """What a node has and what is in use there: cores, bytes, and bytes per second of its network."""
+
+    cores: float
+    load: float
+    memory: int
+    memory_used: int
+    disk: int
+    disk_used: int
+    received: float
+    sent: float
+
+
+class RanksUse(TypedDict, total=False):
+    """What each rank of a node uses, a column each; None is what is not known.
+
+    Keys:
+        rank: of the job.
+        cpu, memory, read, written: as in `JobUse`, with the processes that it has started. Memory that it shares with
+            other processes counts in none.
+        data, compute, exchange, checkpoint, other: shares of the time, which together are 1.
+        steps: per second, if it trains with the library.
+    """
+
+    rank: list[int]
+    cpu: list[float | None]
+    memory: list[int | None]
+    read: list[float | None]
+    written: list[float | None]
+    data: list[float | None]
+    compute: list[float | None]
+    exchange: list[float | None]
+    checkpoint: list[float | None]
+    other: list[float | None]
+    steps: list[float | None]
+
+
+class GpusUse(TypedDict):
+    """The GPUs that a job has on a node, a column each: see `GpuRecord`."""
+
+    index: list[int]
+    use: list[float | None]
+    memory: list[int | None]
+    memory_used: list[int | None]
+    temperature: list[float | None]
+    power: list[float | None]
+
+
+class Telemetry(TypedDict):
+    """A line of telemetry.jsonl: means over the last `seconds` before `time`, on one node.
+
+    Keys:
+        time: seconds since the epoch.
+        seconds: for which it stands.
+        gpus: only where there are some.
+    """
+
+    time: float
+    seconds: float
+    job: JobUse
+    machine: MachineUse
+    ranks: RanksUse
+    gpus: NotRequired[GpusUse]
+
+
+class MetricsRecord(TypedDict):
+    """What a script has logged, a column each; None is what was not logged, or is no number.
+
+    Keys:
+        time: seconds since the epoch.
+        step: over all attempts.
+        values: name → a value for each time.
+        last: name → the last value.
+    """
+
+    time: list[float]
+    step: list[int]
+    values: dict[str, list[float | None]]
+    last: dict[str, float | None]
+
+
+class NodeHistory(TypedDict):
+    """What a node has written about its part of a job while that ran.
+
+    Keys:
+        host: its name; "" if it is unknown.
+        node_rank: of the job.
+        telemetry: lines in the order of time.
+        metrics: None on nodes that have none.
+        software: name → version, of what the job runs with, as far as that is known.
+        missing: lines about what cannot be read, for people.
+    """
+
+    host: str
+    node_rank: int
+    telemetry: list[Telemetry]
+    metrics: MetricsRecord | None
+    software: dict[str, str]
+    missing: list[str]
 
 
 class JobFacts(TypedDict):

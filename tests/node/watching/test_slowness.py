@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.node.machine.gpus import USE_FIELDS, parse_nvidia_smi, with_processes
 from paceline.node.machine.probe import read_rate
 from paceline.node.watching.asking import Asked
-from paceline.node.watching.gpu_use import GpuUse
 from paceline.node.watching.outside import Process
 from paceline.node.watching.slowness import across, causes, in_words
 from paceline.node.watching.spent import Samples
@@ -172,22 +169,6 @@ def test_workers_that_start_are_no_part_of_a_step() -> None:
     lines = causes({**spent, "cores": 8, "used": 1.0, "free": 7.0})
     assert "prefetch_factor=8" in lines[0]
     assert "persistent_workers=True would save about 10 % of the time" in lines[1]
-
-
-def test_the_gpus_of_the_ranks() -> None:
-    rows = "0, GPU-a, H100, 20, 81920, 8192, 30, 90\n1, GPU-b, H100, 90, 81920, 73728, 30, 90\n"
-    me = os.getpid()
-    for processes, use in (
-        (f"GPU-a, {me}, 8000\nGPU-b, 1, 8", 0.2),
-        (f"GPU-a, {1 << 30}, 8", 0.55),
-        ("GPU-b, 1, 8", 0),
-    ):
-        gpus = with_processes(parse_nvidia_smi(rows, USE_FIELDS)[0], processes)
-        watched = GpuUse(lambda: gpus)  # noqa: B023 - called in this turn
-        assert watched.known() == {}
-        for _ in range(5):
-            watched.take([me])
-        assert watched.known().get("gpu_use", 0) == pytest.approx(use)
 
 
 def test_the_rate_of_a_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline.backends.base import Backend, Listing, Shell
+from paceline.backends.base import Backend, History, Listing, Shell
 from paceline.contract.stands import NODE_SIDE
 from paceline.job.errors import UserError
 
@@ -196,6 +196,12 @@ class Kubernetes(Backend):
         if not answers:
             raise UserError(f"no pod of job {name} answers")
         return [stand for answer in answers.values() for stand in answer["stands"]]
+
+    def history(self, name: str, since: float = 0.0) -> History:
+        """What a job has used and logged, in the pods that answer; see `Recorded`."""
+        from .look.history import history
+
+        return history(self._cluster, self._find(name), since)
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""

@@ -9,7 +9,7 @@ import time
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from paceline.backends.base import Backend, Listing, Shell
+from paceline.backends.base import Backend, History, Listing, Shell
 from paceline.backends.refusals import refusals
 from paceline.job.errors import UserError
 from paceline.job.job import ELSEWHERE, Job
@@ -177,6 +177,12 @@ class Local(Backend):
         with refusals():
             return records.events(self._run(name))
 
+    def history(self, name: str, since: float = 0.0) -> History:
+        """What a job has used and logged; see `Recorded`."""
+        from paceline.node.telemetry.history import history
+
+        return History([history(self._run(name), since)])
+
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs; takes some seconds."""
         from paceline.node.watching import live
@@ -217,13 +223,13 @@ class Local(Backend):
     def _gauge(self) -> Gauge:
         """Measures usage between calls."""
         if self._measures is None:
+            from paceline.node.machine.nvml import gpus
             from paceline.node.store.usage import Gauge
 
-            from .nvml import reader
             from .prepare import here
 
             present, slots = here().devices
-            self._measures = Gauge(self._jobs.parent, self._jobs, present, reader(), slots=slots)
+            self._measures = Gauge(self._jobs.parent, self._jobs, present, gpus, slots=slots)
         return self._measures
 
     def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:

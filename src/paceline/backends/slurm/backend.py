@@ -14,7 +14,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from paceline.backends import noted
-from paceline.backends.base import Allocation, Backend, Listing, Shell
+from paceline.backends.base import Allocation, Backend, History, Listing, Shell
 from paceline.contract.stands import NODE_SIDE
 from paceline.job.errors import UserError
 from paceline.job.job import Job, Node
@@ -180,6 +180,10 @@ class Slurm(Backend):
         found: list[dict[str, Any]] = self._login.ask({"do": "slurm_events", "name": name})["events"]
         return found
 
+    def history(self, name: str, since: float = 0.0) -> History:
+        """What a job has used and logged, on all its nodes; see `Recorded`."""
+        return History(self._login.ask({"do": "slurm_history", "name": name, "since": since})["nodes"])
+
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
         import dataclasses
@@ -209,13 +213,11 @@ class Slurm(Backend):
         return check(self._login, self._given, self.name, progress)
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-        """Nothing: what the processes of a job use is known on its nodes alone."""
-        if names:
-            warn(
-                "what jobs use on the nodes is not measured; look there yourself:"
-                f" paceline attach{self.where} JOB -- nvidia-smi"
-            )
-        return {}
+        """What these jobs use, as their nodes have written it last; jobs that do not run are left out."""
+        from paceline.job.job import Usage
+
+        found = self._login.ask({"do": "slurm_usage", "names": list(names)})["usage"] if names else {}
+        return {name: Usage(**usage) for name, usage in found.items()}
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes of the settings, as the login node sees them."""

@@ -13,10 +13,10 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from urllib.parse import urlsplit
 
-from paceline.backends.base import MOST_RANKS, Backend, Prepared, Shell
+from paceline.backends.base import MOST_RANKS, Backend, History, Prepared, Shell
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
 from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.survey import Survey
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Host, Request
+    from paceline.contract.records import NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
@@ -232,6 +233,17 @@ class Ssh(Backend):
                     (*other.gpus, *use["gpus"]),
                 )
         return found
+
+    def history(self, name: str, since: float = 0.0) -> History:
+        """What a job has used and logged, on the hosts that answer; see `Recorded`."""
+        hosts = self._jobs.hosts_of(name)
+        answers, failed = self._hosts.ask(hosts, lambda _: {"do": "history", "name": name, "since": since})
+        if not answers:
+            raise next(iter(failed.values()))
+        nodes: list[NodeHistory] = []
+        for host, answer in answers.items():
+            nodes += ({**node, "host": host.name} for node in cast("list[NodeHistory]", answer["nodes"]))
+        return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(left_out(failed)))
 
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs, on the hosts that answer; takes some seconds."""

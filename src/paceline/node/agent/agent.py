@@ -29,6 +29,7 @@ from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED
 from paceline.node.spec import CURRENT_SECONDS, NodeSpec
+from paceline.node.telemetry.recorder import Recorder
 from paceline.node.watching.slowness import causes
 
 from .decider import decide
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paceline.node.journal.records import LogFiles
     from paceline.node.ranks.seed import Seed
     from paceline.node.rendezvous.messages import Offer, Start, ToNode
+    from paceline.node.telemetry.sampler import RankNow
 
     from .messages import Action, Event, SearchOthers
     from .waiting import DeviceClaim
@@ -68,6 +70,7 @@ class Agent:
         self.tensorboard = JobBoard(self.loop, run)
         self.status = JobStatus(run, spec, socket.gethostname())
         self.state = begin(spec, has_lifeline=lifeline is not None)
+        self.telemetry = Recorder(self.loop, run.telemetry, self._ranks_now)
         self.watch = self._watch()
         self.events: collections.deque[Event] = collections.deque()
         self.urgent: collections.deque[Event] = collections.deque()  # do not wait until the other nodes are found
@@ -87,8 +90,18 @@ class Agent:
             return None
         return Watch(
             self.loop, self.spec.job_id, after, lambda stands: self.events.append({"on": "stalled", "stands": stands}),
-            self._record_slow,
+            self._record_slow, gpus=self.telemetry.known,
         )  # fmt: skip
+
+    def _ranks_now(self) -> list[RankNow]:
+        """The ranks that run now, with what the watch has seen of them."""
+        from paceline.node.telemetry.sampler import RankNow  # jobs that are over at once do not need it
+
+        seen = self.watch.of_ranks() if self.watch is not None else {}
+        return [
+            RankNow(it.placement.rank, it.pid, it.placement.devices, *seen.get(it.placement.rank, ({}, {})))
+            for it in self.ranks.current.values() if it.pid and it.status is None
+        ]  # fmt: skip
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
 
@@ -300,6 +313,7 @@ class Agent:
         self.ranks.launch(ranks, start)
         if self.watch is not None:
             self.watch.start(self.ranks.current)
+        self.telemetry.start()
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
             self.tensorboard.start(self.spec.python, self.spec.tensorboard or str(self.dir.path))
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from paceline.contract.stands import Answer, Place, Spent, Stand
     from paceline.node.ranks.launcher import Rank
-    from paceline.node.watching.gpu_use import GpuUse
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
 _LEAST = 0.25  # seconds between two looks
@@ -30,7 +29,6 @@ _SOON = 1.0  # seconds between the first ones, so that short jobs are sampled to
 _LEAST_LOOKS = 20  # before it is said what ranks spend their time on
 _FEW = 120  # of these
 _LAST_SECONDS = 0.3  # for the ranks to say where they are, before they are stopped
-_GPUS_EACH = 4  # looks, after which GPUs are looked at: that starts a program
 _MOST_TICKS = 4.0  # between two looks
 _STILL = 2.5  # ticks in which no rank has moved, from which on answers are kept until one does
 
@@ -42,16 +40,19 @@ class Watch:
     """
 
     def __init__(
-        self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None], spent: Callable[[], None]
-    ) -> None:
+        self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None], spent: Callable[[], None],
+        *, gpus: Callable[[], Spent],
+    ) -> None:  # fmt: skip
         """Watch nothing yet.
 
         Args:
             after: seconds without a collective after which `found` is called with where the ranks are; again and again,
                 less and less often, and with nothing once they go on.
             spent: called when it is time to say what the ranks spend their time on, less and less often.
+            gpus: returns how much their GPUs are used.
         """
-        self._loop, self._job_id, self._after, self._found, self._spent = loop, job_id, after, found, spent
+        self._loop, self._job_id, self._after = loop, job_id, after
+        self._found, self._spent, self._gpus = found, spent, gpus
         self._tick = max(_LEAST, min(_SOON, after / 4))
         self._samples = Samples()
         self._kept: list[tuple[Asked, Answer, Process, float]] = []  # answers since a rank has moved: a hang maybe
@@ -66,7 +67,6 @@ class Watch:
         self._started = self._busy = 0.0  # when the ranks started, and what the machine's cores had done by then
         self._used: Spent = {}  # how many cores there are, and the ranks have used
         self._local: Spent = {}  # how fast the local temporary folder is, if that matters
-        self._gpus: GpuUse | None = None
         self._is_asking = False  # for all that the ranks know
         self._said_at: float | None = None  # when the ranks' places were said last, in this stall
 
@@ -86,6 +86,10 @@ class Watch:
         loop.run_until(lambda: len(found) == len(live))
         return grouped(found)
 
+    def of_ranks(self) -> dict[int, tuple[dict[str, int], dict[str, float]]]:
+        """What is known of each rank so far; see `Samples.of_ranks`."""
+        return self._samples.of_ranks()
+
     def spent(self) -> Spent | None:
         """What the ranks have spent their time on; None if they were seen too seldom to say so.
 
@@ -94,7 +98,7 @@ class Watch:
         self._count()
         if self._counted < _LEAST_LOOKS:
             return None
-        more = self._gpus.known() if self._gpus else {}
+        more = self._gpus() if self._samples.uses_gpu else {}
         return {"host": socket.gethostname(), **self._samples.spent(), **self._used, **self._local, **more}
 
     def _after_a_while(self, then: Callable[[], None]) -> None:
@@ -144,8 +148,6 @@ class Watch:
             self._used = _used(self._samples.pids, now - self._started, self._busy)
             self._measure_local()
             self._spent()
-        if self._samples.uses_gpu and self._looks % _GPUS_EACH == 0:
-            self._look_at_gpus()
         self._after_a_while(self._look)
 
     def _measure_local(self) -> None:
@@ -158,14 +160,6 @@ class Watch:
         from paceline.node.machine.probe import read_rate  # few jobs need it
 
         self._local = {"local": read_rate(tempfile.gettempdir()) or 0.0}
-
-    def _look_at_gpus(self) -> None:
-        from paceline.node.machine import processes
-        from paceline.node.watching.gpu_use import GpuUse  # not on machines without them
-
-        self._gpus = self._gpus or GpuUse()
-        pids = self._samples.pids
-        self._gpus.sample([*pids, *(child for pid in pids for child in processes.descendants(pid))])
 
     def _heard(self, rank: Asked, activity: Activity, quiet: float, answer: Answer | None) -> None:
         if answer is not None:

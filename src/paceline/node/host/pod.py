@@ -2,7 +2,8 @@
 
 A container has one output and one short message at its end, and no client that reads files. So everything goes there:
 
-- stdout gets what the ranks write, each line behind `[rank N] `, and each event in a line of JSON behind `[paceline] `.
+- stdout gets what the ranks write, each line behind `[rank N] `, and each event in a line of JSON behind `[paceline] `;
+  the last one is what the node has used and logged over time, in few points.
   The traceback that ended a rank is behind `[rank N traceback] `: a client that shows the report leaves it out;
 - the termination message gets how the job ended here, in JSON: the culprit rank, its traceback, the ranks' exit codes.
 
@@ -23,14 +24,15 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, write_json
 from paceline.node.lifeline import TOGETHER
-from paceline.node.logs.following import Output, updates
+from paceline.node.logs.following import Event, Output, updates
 from paceline.node.signals import EXIT_REPLACED, HANDLED, call_on
 from paceline.node.store import make, records
+from paceline.node.telemetry.history import history
 
 from . import late
 from .batch import code_at, home_of, plan_of, read
 from .kept_log import KeptLog
-from .pod_format import ATTEMPT, LONGEST, MARK, PIECE, RANK, REPLACED, STDERR, TRACEBACK, WHOLE
+from .pod_format import ATTEMPT, HISTORY, LONGEST, MARK, PIECE, RANK, REPLACED, STDERR, TRACEBACK, WHOLE
 from .start import order_of
 
 if TYPE_CHECKING:
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import JobRecord
     from paceline.node.journal.status import Failure
-    from paceline.node.logs.following import Event
     from paceline.node.store.lifecycle import AgentProcess
 
 ENDED = "ended.json"  # beside the request: how the job ended here
 MOST = 4096  # bytes of a termination message
 _MOST_TEXT = 400  # letters of a line in it
+_POINTS = 48  # of what was used and logged
 _WIDEST = 6  # bytes of a letter in JSON: \\u00fc
 # Seconds for which a pod stays when a rank of another one has failed: clusters delete the pods that run when the first
 # one has failed, and their logs. Nodes report an end within a second, so those that end soon after it stay too.
@@ -89,6 +91,8 @@ def main(file: str, message: str) -> int:
             relay.output(update)
         else:
             relay.event(update)
+    with contextlib.suppress(OSError):
+        relay.event(Event(HISTORY, {"node": history(made.run, points=_POINTS)}))
     relay.close()
     code_at_end = made.agent.wait()
     exit_code = 128 - code_at_end if code_at_end < 0 else code_at_end

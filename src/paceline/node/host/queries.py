@@ -95,6 +95,13 @@ def stands(home: Home, request: Request) -> Answer:
     return {"stands": live.stands(home.run(request["name"]))}
 
 
+def history(home: Home, request: Request) -> Answer:
+    """What a job has used and logged here."""
+    from paceline.node.telemetry.history import history as history_of_run
+
+    return {"nodes": [history_of_run(home.run(request["name"]), request["since"])]}
+
+
 def contents(home: Home, request: Request) -> Answer:
     """What the removal of jobs would remove here."""
     from paceline.node.store.contents import contents as contents_of_run
@@ -103,12 +110,12 @@ def contents(home: Home, request: Request) -> Answer:
 
 
 def _gauge(home: Home, request: Request) -> Gauge:
-    from paceline.node.machine.gpus import in_use
+    from paceline.node.machine.nvml import gpus
     from paceline.node.store.plan import this_machine
     from paceline.node.store.usage import Gauge
 
     devices, slots = this_machine(home, request["slots"]).devices
-    return Gauge(home.root, home.jobs, devices, in_use, slots=slots)
+    return Gauge(home.root, home.jobs, devices, gpus, slots=slots)
 
 
 def volumes(home: Home, request: Request) -> Answer:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 # The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.
 _VERBS = {
-    "queries": ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "contents", "volumes", "wait"),
+    "queries": (
+        "describe", "spec", "events", "logs", "nodes", "usage", "stands", "history", "contents", "volumes",
+        "wait",
+    ),
     "commands": ("stop", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
     "plan": ("plan", "preflight"),
     "start": ("start",),
@@ -38,7 +41,8 @@ _VERBS = {
     "slurm.place.submit": ("slurm_submit",),
     "slurm.place.check_job": ("slurm_check",),
     "slurm.look.describe": (
-        "slurm_describe", "slurm_spec", "slurm_events", "slurm_wait", "slurm_shell", "slurm_contents",
+        "slurm_describe", "slurm_spec", "slurm_events", "slurm_history", "slurm_usage", "slurm_wait",
+        "slurm_shell", "slurm_contents",
     ),
     "slurm.look.logs": ("slurm_logs",),
     "slurm.look.partitions": ("slurm_nodes",),

@@ -9,6 +9,7 @@ journal.jsonl                  what happens, one JSON object per line; see `node
 status.json                    a cache of the state that follows from it, replaced atomically
 client.sock                    while a client elsewhere follows a job in the foreground: there it connects again
 spare                          space for the last record and status on a full disk
+telemetry.jsonl                what the job uses on this node over time; see `node/telemetry`
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    output of rank r (stderr in rank-<r>.err.log if it has a file of its own)
 logs/<attempt>/times           the sizes of these files over time
@@ -59,6 +60,7 @@ class RunDirectory:
         self.noticed = path / "noticed"
         self.client_socket = path / "client.sock"
         self.agent_log = path / "agent.log"
+        self.telemetry = path / "telemetry.jsonl"
 
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
         """The log file of a rank; with `stream` "err", the separate file for stderr."""

@@ -89,6 +89,10 @@ class Samples:
         """The processes of the ranks, as they have answered last."""
         return [one.pid for one in self._ranks.values()]
 
+    def of_ranks(self) -> dict[int, tuple[dict[str, int], dict[str, float]]]:
+        """Of each rank: in which parts it was seen how often, and the seconds of each part as the library has them."""
+        return {rank: (dict(one.parts), one.times()) for rank, one in self._ranks.items()}
+
     def spent(self) -> Spent:
         """The shares of the time until now."""
         ranks = self._ranks.values()

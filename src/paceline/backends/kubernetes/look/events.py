@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.api.times import moment
+from paceline.node.host.pod_format import HISTORY
 
 from . import logs
 from .describe import described
@@ -36,6 +37,8 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
             "time": entry.time,
             **{key: value for key, value in (entry.event or {}).items() if key not in _OF_LOGS},
         }
+        if event["event"] == HISTORY:
+            continue
         key = event["event"], event.get("attempt"), event.get("why")
         if event["event"] in _ONCE and key in reported:
             continue

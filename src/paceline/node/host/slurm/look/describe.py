@@ -80,6 +80,34 @@ def slurm_events(home: Home, request: Request) -> Answer:
     return {"events": sorted(found, key=lambda event: event["time"])}
 
 
+def slurm_history(home: Home, request: Request) -> Answer:
+    """What a job has used and logged on all its nodes; what of that a start wrote before, the next one goes on with."""
+    from paceline.node.telemetry.history import history
+
+    runs = [run for _, runs in job_record.runs_of(Jobs(home.root).of(request["name"])) for run in runs]
+    return {"nodes": [history(run, request["since"]) for run in runs]}
+
+
+def slurm_usage(home: Home, request: Request) -> Answer:
+    """What jobs use now, as their nodes have written it last; those that do not run are left out."""
+    from paceline.node.telemetry.history import latest
+
+    found = {}
+    for folder in Jobs(home.root).named(request["names"]):
+        starts = job_record.runs_of(folder)
+        now = [it for it in map(latest, starts[-1][1] if starts else ()) if it is not None]
+        gpus = [it["gpus"] for it in now if "gpus" in it]
+        rows = [row for it in gpus for row in zip(map(str, it["index"]), it["use"], it["memory_used"])]
+        if now:
+            found[folder.name] = {
+                "processes": 0,
+                "cpu": round(sum(it["job"]["cpu"] for it in now), 3),
+                "memory": sum(it["job"]["memory"] for it in now),
+                "gpus": [dict(zip(("device", "use", "memory"), row)) for row in rows],
+            }
+    return {"usage": found}
+
+
 def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
     """One line per job when it has ended, and a last line."""
     end_with_stdin()

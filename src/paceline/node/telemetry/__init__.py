@@ -1,0 +1,1 @@
+"""What a job uses on a node over time: measured, kept, and read again."""

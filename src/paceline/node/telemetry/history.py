@@ -1,0 +1,144 @@
+"""What a node has written about its part of a job while that ran: telemetry, and what the script has logged."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from .thinning import reduced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
+    from paceline.node.rundir.directory import RunDirectory
+
+POINTS = 240  # of each series
+_MOST_BYTES = 64 << 20  # of a file; of a longer one, the end is read
+_LONGEST = 1 << 18  # bytes of the end of telemetry.jsonl that is looked at for its last line
+_RECENT = 30.0  # seconds, beside those for which a line stands, in which it is of now
+_OF_LINE = {"time", "epoch", "step", "attempt", "sync_method"}  # keys of a line that are no metrics
+
+
+def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> NodeHistory:
+    """The history in a run directory.
+
+    Args:
+        since: only what was written after this time, in seconds since the epoch.
+        points: of each series, at most; several are merged to one.
+    """
+    status: dict[str, Any] = {**(run.read_status() or {})}
+    missing: list[str] = []
+    found: NodeHistory = {
+        "host": str((status.get("agent") or {}).get("host") or ""),
+        "node_rank": int(status.get("node_rank") or 0),
+        "telemetry": [],
+        "metrics": None,
+        "software": {},
+        "missing": missing,
+    }
+    try:
+        found["telemetry"] = reduced([it for it in telemetry(run.telemetry) if it["time"] > since], points)
+    except FileNotFoundError:
+        missing.append("no telemetry was recorded: the job ended within seconds, or an older version ran it")
+    except OSError as error:
+        missing.append(f"its telemetry cannot be read: {error.strerror}")
+    try:
+        found["metrics"] = metrics(run.path / "metrics.jsonl", since, points)
+    except FileNotFoundError:  # a script without the library has none, and nodes but the first one
+        pass
+    except OSError as error:
+        missing.append(f"its metrics cannot be read: {error.strerror}")
+    return found
+
+
+def latest(run: RunDirectory) -> Telemetry | None:
+    """The last line of telemetry, if it is of now."""
+    try:
+        with open(run.telemetry, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST))
+            last = next((it for it in map(_object, reversed(file.read().splitlines())) if _is_telemetry(it)), None)
+    except OSError:
+        return None
+    is_now = last is not None and time.time() - last["time"] < _RECENT + last["seconds"]
+    return cast("Telemetry", last) if is_now else None
+
+
+def telemetry(path: Path) -> Iterator[Telemetry]:
+    """The lines of telemetry.jsonl; what is no such line is left out.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    yield from (cast("Telemetry", line) for line in _lines(path) if _is_telemetry(line))
+
+
+def _is_telemetry(line: dict[str, Any] | None) -> bool:
+    return line is not None and all(_is_number(line.get(key)) for key in ("time", "seconds")) and "machine" in line
+
+
+def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsRecord:
+    """The values in metrics.jsonl: means over `points` spans of steps. Of steps done again, the last attempt counts.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    lines: list[dict[str, Any]] = []
+    for line in _lines(path):
+        if not isinstance(line.get("step"), int) or not isinstance(line.get("time"), (int, float)):
+            continue
+        while lines and lines[-1]["step"] >= line["step"] and lines[-1].get("attempt") != line.get("attempt"):
+            lines.pop()
+        lines.append(line)
+    lines = [line for line in lines if line["time"] > since]
+    names = list(dict.fromkeys(key for line in lines for key in line if key not in _OF_LINE))
+    spans = [group for group in _spans(lines, points) if group]
+    return {
+        "time": [round(group[-1]["time"], 3) for group in spans],
+        "step": [group[-1]["step"] for group in spans],
+        "values": {name: [_mean([line.get(name) for line in group]) for group in spans] for name in names},
+        "last": {name: next((it[name] for it in reversed(lines) if _is_number(it.get(name))), None) for name in names},
+    }
+
+
+def _spans(lines: Sequence[dict[str, Any]], points: int) -> list[list[dict[str, Any]]]:
+    """The lines in groups, each of about as many steps."""
+    if len(lines) <= points:
+        return [[line] for line in lines]
+    first, last = lines[0]["step"], max(line["step"] for line in lines)
+    groups: list[list[dict[str, Any]]] = [[] for _ in range(points)]
+    for line in lines:
+        groups[min(points - 1, (line["step"] - first) * points // max(1, last - first))].append(line)
+    return groups
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    known = [value for value in values if _is_number(value)]
+    return float(f"{sum(known) / len(known):.6g}") if known else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a file with one a line."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size > _MOST_BYTES:
+            file.seek(size - _MOST_BYTES)
+            file.readline()
+        yield from filter(None, map(_object, file))
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):  # it is not whole
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,142 @@
+"""Writes telemetry.jsonl while the ranks of a node run: a line every `SECONDS`, or less often if a line costs much."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Callable
+
+from .gpu_use import GpuUse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from paceline.contract.records import Telemetry
+    from paceline.contract.stands import Spent
+    from paceline.node.eventloop.loop import Loop
+    from paceline.node.machine.gpus import Gpu
+
+    from .sampler import RankNow, Sampler
+
+SECONDS = 10.0  # between two lines
+SHARE = 0.001  # of a core, at most: for processes, and for GPUs as well
+_SOON = (1.0, 2.0)  # seconds before the first look, and the first line
+_THIN_EACH = 256  # lines, after which older ones are merged
+
+
+class Recorder:
+    """Measures a job on this node, in a thread of its own, since a driver may not answer for long."""
+
+    def __init__(self, loop: Loop, path: Path, ranks: Callable[[], Sequence[RankNow]]) -> None:
+        """Measure nothing yet.
+
+        Args:
+            path: of telemetry.jsonl.
+            ranks: returns the ranks that run now.
+        """
+        self._loop, self._file, self._ranks = loop, _File(path), ranks
+        self._folder = path.parent
+        self._sampler: Sampler | None = None
+        self._thread: threading.Thread | None = None
+        self._cost = 0.0  # seconds of a core that the last look took
+        self._looks = 0
+        self._gpus = GpuUse()
+
+    def start(self) -> None:
+        """Measure from now on; does nothing if it does already."""
+        if not self._looks:
+            self._looks = 1
+            self._loop.after(_SOON[0], self._look)
+
+    def known(self) -> Spent:
+        """How much the GPUs were used."""
+        return self._gpus.known()
+
+    def _look(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._take, args=(self._ranks(),), daemon=True)
+            self._thread.start()
+        pause = _SOON[1] if self._looks == 1 else SECONDS
+        self._looks += 1
+        self._loop.after(max(pause, self._cost / SHARE), self._look)
+
+    def _take(self, ranks: Sequence[RankNow]) -> None:
+        begin = time.thread_time()
+        try:
+            if self._sampler is None:
+                from paceline.node.machine.nvml import gpus  # jobs that are over at once need none of it
+
+                from .sampler import Sampler
+
+                self._sampler = Sampler(self._folder, _Sparing(gpus))
+                begin = time.thread_time()  # imports are no part of a look
+            line, gpus_now = self._sampler.take(os.getpid(), ranks)
+            self._gpus.add(gpus_now)
+            if line is not None and ranks:
+                self._file.append(line)
+        except Exception:
+            traceback.print_exc()  # into the agent's log: an error in measuring must not end what is measured
+        self._cost = time.thread_time() - begin
+
+
+class _Sparing:
+    """Asks for the GPUs as seldom as it must, by what the last question cost."""
+
+    def __init__(self, ask: Callable[[], tuple[Gpu, ...]]) -> None:
+        self._ask, self._due = ask, 0.0
+        self._last: tuple[Gpu, ...] = ()
+
+    def __call__(self) -> tuple[Gpu, ...]:
+        if time.monotonic() >= self._due:
+            begin = _spent()
+            self._last = self._ask()
+            self._due = time.monotonic() + (_spent() - begin) / SHARE
+        return self._last
+
+
+def _spent() -> float:
+    """Seconds of a core of this thread, and of commands that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.thread_time() + children.ru_utime + children.ru_stime
+
+
+class _File:
+    """The file; a full disk, or a folder that is gone, is no error."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._appended: int | None = None  # since the last thinning; None before the first line
+
+    def append(self, line: Telemetry) -> None:
+        """Write a line, and merge old ones from time to time."""
+        with contextlib.suppress(OSError):
+            if self._appended is None:
+                self._appended = _THIN_EACH if self._path.exists() else 0
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, _text(line))
+            finally:
+                os.close(descriptor)
+            self._appended += 1
+            if self._appended >= _THIN_EACH:
+                self._appended = 0
+                self._thin()
+
+    def _thin(self) -> None:
+        from .history import telemetry
+        from .thinning import thinned
+
+        temporary = self._path.with_name(f".{self._path.name}")
+        temporary.write_bytes(b"".join(map(_text, thinned(telemetry(self._path), time.time()))))
+        temporary.chmod(0o600)
+        temporary.replace(self._path)
+
+
+def _text(line: Telemetry) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"

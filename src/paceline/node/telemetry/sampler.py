@@ -1,0 +1,268 @@
+"""What a job and its ranks use on a node, measured from one call to the next."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+from paceline.node.machine import hardware
+from paceline.node.machine.meter import Snapshot, snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from paceline.contract.records import GpusUse, MachineUse, RanksUse, Telemetry
+    from paceline.node.machine.gpus import Gpu
+    from paceline.node.machine.meter import Process
+
+NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+SHARES = ("data", "compute", "exchange", "checkpoint", "other")
+_TICKS: int = os.sysconf("SC_CLK_TCK")
+_PAGE: int = os.sysconf("SC_PAGE_SIZE")
+_LANES = 4  # InfiniBand counts bytes of each lane, of which ports are said to have four
+_VIRTUAL = ("br-", "cali", "cni", "docker", "flannel", "veth", "virbr")  # interfaces whose bytes others count too
+# The share that a part of a step belongs to: as `watching/spent.py` names them, and as the library does.
+_OF_SAMPLES = {
+    "workers": "data", "loading": "data", "forward": "compute", "backward": "compute", "optimizer": "compute",
+    "item": "compute", "copy": "compute", "script": "compute", "evaluation": "compute", "exchange": "exchange",
+    "checkpoint": "checkpoint", "restore": "checkpoint",
+}  # fmt: skip
+_OF_TIMES = {
+    "data": "data", "forward_backward": "compute", "optimizer": "compute", "sync": "exchange",
+    "checkpoint": "checkpoint",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """A rank at one moment.
+
+    Attributes:
+        rank: of the job.
+        pid: of its process.
+        devices: the names of its accelerators.
+        parts: how often it was seen in each part of a step; see `watching/spent.py`.
+        times: seconds of each part of its steps, and how many `steps`, as the library has measured them.
+    """
+
+    rank: int
+    pid: int
+    devices: tuple[str, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+
+
+class _Used(NamedTuple):
+    """What a process and its descendants have used so far: seconds of a core, bytes; and their memory now."""
+
+    cpu: float = 0.0
+    read: int = 0
+    written: int = 0
+    memory: int = 0
+
+
+class _Moment(NamedTuple):
+    """All that is counted, at one moment."""
+
+    seen: Snapshot
+    job: _Used
+    ranks: dict[int, tuple[RankNow, _Used]]
+    network: tuple[int, int]
+
+
+class Sampler:
+    """Measures a job on this node."""
+
+    def __init__(
+        self,
+        folder: Path,
+        gpus: Callable[[], tuple[Gpu, ...]],
+        *,
+        proc: Path = hardware.PROC,
+        cgroup: Path = hardware.CGROUP,
+        net: Path = NET,
+        infiniband: Path = INFINIBAND,
+    ) -> None:
+        """Measure nothing yet.
+
+        Args:
+            folder: on the disk that is looked at.
+            gpus: returns the GPUs of the machine.
+        """
+        self._folder, self._gpus = folder, gpus
+        self._proc, self._cgroup, self._net, self._infiniband = proc, cgroup, net, infiniband
+        self._before: _Moment | None = None
+
+    def take(self, agent: int, ranks: Iterable[RankNow]) -> tuple[Telemetry | None, tuple[Gpu, ...]]:
+        """What was used since the last call, and the GPUs of the ranks; no telemetry at the first call.
+
+        Args:
+            agent: the pid of the process from which all of the job descend.
+        """
+        before, now = self._before, self._look(agent, ranks)
+        self._before = now
+        mine = _of_job(self._gpus(), now)
+        seconds = 0.0 if before is None else now.seen.time - before.seen.time
+        if before is None or seconds <= 0:
+            return None, mine
+        cpu, read, written, memory = _rates(before.job, now.job, seconds)
+        line: Telemetry = {
+            "time": round(time.time(), 3),
+            "seconds": round(seconds, 3),
+            "job": {"cpu": cpu, "memory": memory, "read": read, "written": written},
+            "machine": self._machine(before, now, seconds),
+            "ranks": _ranks(before, now, seconds),
+        }
+        if mine:
+            line["gpus"] = _columns(mine)
+        return line, mine
+
+    def _look(self, agent: int, ranks: Iterable[RankNow]) -> _Moment:
+        seen = snapshot(self._proc, self._cgroup)
+        root = seen.processes.get(agent)
+        tree = seen.tree(agent, root.start_time) if root is not None else {}
+        used = {pid: self._used(process) for pid, process in tree.items()}
+        found = {}
+        for rank in ranks:
+            first = tree.get(rank.pid)
+            own = seen.tree(rank.pid, first.start_time) if first is not None else {}
+            found[rank.rank] = rank, _sum(used[pid] for pid in own)
+        return _Moment(seen, _sum(used.values()), found, traffic(self._proc, self._net, self._infiniband))
+
+    def _used(self, process: Process) -> _Used:
+        """What one process has used, and the children that it has reaped."""
+        folder, read, written, shared = f"{self._proc}/{process.pid}", 0, 0, 0
+        try:
+            with open(f"{folder}/statm", "rb") as file:
+                shared = int(file.read().split()[2]) * _PAGE
+            with open(f"{folder}/io", "rb") as file:
+                counters = dict(line.split(b": ") for line in file.read().splitlines())
+            read, written = int(counters[b"read_bytes"]), int(counters[b"write_bytes"])
+        except (OSError, ValueError, KeyError, IndexError):  # it is gone, or may not be read
+            pass
+        return _Used((process.own + process.reaped) / _TICKS, read, written, max(0, process.resident - shared))
+
+    def _machine(self, before: _Moment, now: _Moment, seconds: float) -> MachineUse:
+        cores = hardware.cores(self._proc, self._cgroup)
+        memory, space = hardware.memory(self._proc, self._cgroup), hardware.space(self._folder)
+        total = memory.total if memory.limit is None else memory.limit
+        received, sent = (
+            round(max(0, after - earlier) / seconds) for earlier, after in zip(before.network, now.network)
+        )
+        return {
+            "cores": float(cores.usable if cores.quota is None else min(cores.usable, cores.quota)),
+            "load": round(max(0.0, now.seen.busy - before.seen.busy) / seconds, 3),
+            "memory": total,
+            "memory_used": max(0, total - memory.available),
+            "disk": space.total if space else 0,
+            "disk_used": space.total - space.free if space else 0,
+            "received": received,
+            "sent": sent,
+        }
+
+
+def _sum(many: Iterable[_Used]) -> _Used:
+    return _Used(*map(sum, zip(_Used(), *many)))
+
+
+def _rates(before: _Used, now: _Used, seconds: float) -> tuple[float, float, float, int]:
+    """Cores, bytes read and written per second, and bytes of memory.
+
+    What a process has used stays counted in its parent when that has reaped it.
+    """
+    cpu, read, written = (max(0.0, after - earlier) / seconds for earlier, after in zip(before[:3], now[:3]))
+    return round(cpu, 3), round(read), round(written), now.memory
+
+
+def _ranks(before: _Moment, now: _Moment, seconds: float) -> RanksUse:
+    found: dict[str, list[Any]] = {key: [] for key in ("rank", "cpu", "read", "written", "memory", *SHARES, "steps")}
+    for number, (rank, used) in sorted(now.ranks.items()):
+        then, earlier = before.ranks.get(number, (None, _Used()))
+        is_same = then is not None and then.pid == rank.pid
+        figures: Sequence[Any] = _rates(earlier, used, seconds) if is_same else (None, None, None, used.memory)
+        shares = _shares(then if then is not None and is_same else RankNow(number, rank.pid), rank)
+        steps = _more(then.times if then is not None and is_same else {}, rank.times).get("steps")
+        values = [number, *figures, *shares, round(steps / seconds, 3) if steps is not None else None]
+        for column, value in zip(found.values(), values):
+            column.append(value)
+    return {key: column for key, column in found.items() if any(it is not None for it in column)}  # type: ignore[return-value]
+
+
+def _shares(before: RankNow, now: RankNow) -> list[float | None]:
+    """Shares of the time: what the library has measured counts for more than samples."""
+    times = _more(before.times, now.times)
+    if total := times.get("total"):
+        found = _by_share(times, _OF_TIMES)
+        found["other"] = max(0.0, total - sum(found.values()))
+    else:
+        found = _by_share(_more(before.parts, now.parts), _OF_SAMPLES)
+        total = sum(found.values())
+    return [round(found.get(share, 0.0) / total, 3) if total else None for share in SHARES]
+
+
+def _by_share(parts: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part, value in parts.items():
+        share = names.get(part, "other" if names is _OF_SAMPLES else "")
+        if share:
+            found[share] = found.get(share, 0.0) + value
+    return found
+
+
+def _more(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    return {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+
+def _of_job(gpus: tuple[Gpu, ...], now: _Moment) -> tuple[Gpu, ...]:
+    """Those that the ranks have been given; without names of devices, those on which their processes are."""
+    devices = {device for rank, _ in now.ranks.values() for device in rank.devices}
+    if devices:
+        return tuple(gpu for gpu in gpus if any(map(gpu.is_called, devices)))
+    pids = {pid for rank, _ in now.ranks.values() for pid in _tree(now.seen, rank.pid)}
+    mine = tuple(gpu for gpu in gpus if any(process.pid in pids for process in gpu.processes))
+    is_numbered_elsewhere = not any(it.pid in now.seen.processes for gpu in gpus for it in gpu.processes)
+    # In a container, whose processes the driver numbers as the machine does, all GPUs are the container's.
+    return gpus if not mine and is_numbered_elsewhere and any(gpu.processes for gpu in gpus) else mine
+
+
+def _tree(seen: Snapshot, pid: int) -> Iterable[int]:
+    root = seen.processes.get(pid)
+    return seen.tree(pid, root.start_time) if root is not None else ()
+
+
+def _columns(gpus: Sequence[Gpu]) -> GpusUse:
+    return {
+        "index": [gpu.index for gpu in gpus],
+        "use": [gpu.use for gpu in gpus],
+        "memory": [gpu.memory for gpu in gpus],
+        "memory_used": [gpu.memory_used for gpu in gpus],
+        "temperature": [gpu.temperature for gpu in gpus],
+        "power": [gpu.power for gpu in gpus],
+    }
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+def traffic(proc: Path = hardware.PROC, net: Path = NET, infiniband: Path = INFINIBAND) -> tuple[int, int]:
+    """Bytes that this machine, or its network namespace, has received and sent, InfiniBand's among them."""
+    found: dict[str, tuple[int, int]] = {}
+    for line in hardware.read(proc / "self" / "net" / "dev").splitlines():
+        name, colon, rest = line.partition(":")
+        fields = rest.split()
+        if colon and len(fields) > 8 and (name := name.strip()) != "lo":
+            found[name] = int(fields[0]), int(fields[8])
+    real = [name for name in found if (net / name / "device").exists()]
+    chosen = real or [name for name in found if not name.startswith(_VIRTUAL)]
+    received, sent = (sum(found[name][side] for name in chosen) for side in (0, 1))
+    for counters in infiniband.glob("*/ports/*/counters"):
+        words = (hardware.read(counters / f"port_{name}_data") for name in ("rcv", "xmit"))
+        more = [int(word) * _LANES if word.isdecimal() else 0 for word in words]
+        received, sent = received + more[0], sent + more[1]
+    return received, sent

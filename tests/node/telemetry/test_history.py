@@ -1,0 +1,55 @@
+"""The history in a run directory, however much of it is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.node.rundir.directory import RunDirectory
+from paceline.node.telemetry.history import history, metrics
+
+
+def write(path: Path, *lines: Any) -> None:
+    path.write_text("".join(it if isinstance(it, str) else json.dumps(it) + "\n" for it in lines))
+
+
+def line(time: float) -> dict[str, Any]:
+    return {"time": time, "seconds": 10.0, "job": {"cpu": 1.0}, "machine": {"load": 1.0}, "ranks": {"rank": [0]}}
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    found = history(RunDirectory(tmp_path))
+    assert (found["telemetry"], found["metrics"], found["node_rank"]) == ([], None, 0)
+    assert "no telemetry was recorded" in found["missing"][0]
+
+
+def test_what_is_no_line_is_left_out(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    write(run.telemetry, line(10.0), "{}\n", "[1]\n", "[" * 100_000 + "\n", '{"time": 1', "\n", line(20.0), line(30.0))
+    assert [it["time"] for it in history(run)["telemetry"]] == [10.0, 20.0, 30.0]
+    assert [it["time"] for it in history(run, since=20.0)["telemetry"]] == [30.0]
+    assert [it["time"] for it in history(run, points=2)["telemetry"]] == [10.0, 30.0]
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "telemetry.jsonl").mkdir()
+    assert "cannot be read" in history(RunDirectory(tmp_path))["missing"][0]
+
+
+def test_metrics(tmp_path: Path) -> None:
+    """Steps that a later attempt did again count once, and what is no number is none."""
+    path = tmp_path / "metrics.jsonl"
+    first = [
+        {"time": 1.0 * it, "epoch": 0, "step": it, "attempt": 0, "loss": 9.0, "__proto__": 1} for it in range(1, 9)
+    ]
+    again = [{"time": 90.0 + it, "step": it, "attempt": 1, "loss": 1.0 / it} for it in range(5, 11)]
+    write(path, *first, *again, {"time": 200.0, "step": 10, "attempt": 1, "accuracy": None, "sync_method": "x"})
+    found = metrics(path)
+    assert found["step"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10]
+    assert found["values"]["loss"][3:6] == [9.0, 0.2, 0.166667]
+    assert set(found["values"]) == {"loss", "__proto__", "accuracy"}
+    assert found["last"] == {"loss": 0.1, "__proto__": 1, "accuracy": None}
+    few = metrics(path, points=3)
+    assert [len(few[key]) for key in ("time", "step")] == [3, 3]  # type: ignore[literal-required]
+    assert few["step"][-1] == 10

@@ -1,0 +1,114 @@
+"""What a job uses: of real processes, of recorded counters, and of GPUs that ranks have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.node.machine.gpus import USE_FIELDS, Gpu, parse_nvidia_smi, with_processes
+from paceline.node.telemetry.gpu_use import GpuUse
+from paceline.node.telemetry.sampler import RankNow, Sampler, traffic
+
+BURN = """
+import sys, time
+held = bytearray(64 << 20)
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
+print(flush=True); sys.stdin.read()
+"""
+ROWS = "0, GPU-a, H100, 20, 81920, 8192, 30, 90\n1, GPU-b, H100, 90, 81920, 73728, 31, 91\n"
+
+
+def sampler(tmp_path: Path, gpus: tuple[Gpu, ...] = ()) -> Sampler:
+    return Sampler(tmp_path, lambda: gpus)
+
+
+def taken(sample: Sampler, *ranks: RankNow) -> Any:
+    line, _ = sample.take(os.getpid(), ranks)
+    return line
+
+
+def test_ranks_and_their_job(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        sample, rank = sampler(tmp_path), RankNow(3, busy.pid)
+        assert taken(sample, rank) is None
+        busy.stdout.readline()
+        line = taken(sample, rank)
+        assert line["ranks"]["rank"] == [3]
+        assert line["ranks"]["cpu"][0] * line["seconds"] == pytest.approx(0.3, abs=0.25)
+        assert 64 << 20 <= line["ranks"]["memory"][0] <= line["job"]["memory"]
+        assert line["job"]["cpu"] >= line["ranks"]["cpu"][0]
+        assert line["machine"]["memory"] > line["machine"]["memory_used"] > 0
+        assert "gpus" not in line
+        other = taken(sample, RankNow(3, os.getpid()))
+        assert "cpu" not in other["ranks"], "a process that has just come has no rate"
+        assert busy.stdin is not None
+        busy.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shares"),
+    [
+        ({}, {}, None),
+        ({"parts": {"workers": 1}}, {"parts": {"workers": 4, "forward": 4, "import": 1}}, (0.375, 0.5, 0, 0, 0.125)),
+        ({"times": {"data": 1.0, "total": 4.0, "steps": 4}},
+         {"times": {"data": 2.0, "forward_backward": 2.0, "sync": 4.0, "total": 14.0, "steps": 14}, "parts": {"x": 9}},
+         (0.1, 0.2, 0.4, 0.0, 0.3)),
+    ],
+)  # fmt: skip
+def test_shares_of_the_time(tmp_path: Path, before: Any, after: Any, shares: tuple[float, ...] | None) -> None:
+    sample = sampler(tmp_path)
+    taken(sample, RankNow(0, os.getpid(), **before))
+    ranks = taken(sample, RankNow(0, os.getpid(), **after))["ranks"]
+    names = ("data", "compute", "exchange", "checkpoint", "other")
+    assert (None if shares is None else tuple(ranks[name][0] for name in names)) == shares
+    assert ("steps" in ranks) == ("times" in after)
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "mine", "use"),
+    [
+        ("GPU-a, ME, 8000\nGPU-b, 1, 8", (), [0], 0.2),
+        (f"GPU-a, {1 << 30}, 8", (), [0, 1], 0.55),  # in a container, whose processes have other numbers outside
+        ("GPU-b, 1, 8", (), [], None),
+        ("GPU-b, 1, 8", ("1",), [1], 0.9),
+        ("", ("GPU-a",), [0], 0.2),
+    ],
+)
+def test_the_gpus_of_the_ranks(
+    tmp_path: Path, processes: str, devices: tuple[str, ...], mine: list[int], use: float | None
+) -> None:
+    gpus = with_processes(parse_nvidia_smi(ROWS, USE_FIELDS)[0], processes.replace("ME", str(os.getpid())))
+    sample, sums = sampler(tmp_path, gpus), GpuUse()
+    rank = RankNow(0, os.getpid(), devices)
+    assert sums.known() == {}
+    for _ in range(6):
+        line, found = sample.take(os.getpid(), [rank])
+        sums.add(found)
+    assert line is not None
+    assert line.get("gpus", {"index": []})["index"] == mine  # type: ignore[typeddict-item]
+    assert sums.known().get("gpu_use") == (None if use is None else pytest.approx(use))
+
+
+def test_the_network(tmp_path: Path) -> None:
+    """Interfaces with a device count, else all that are no bridge; InfiniBand counts four bytes at a time."""
+    (tmp_path / "self" / "net").mkdir(parents=True)
+    (tmp_path / "self" / "net" / "dev").write_text(
+        "Inter-|   Receive  |  Transmit\n face |bytes packets|bytes\n"
+        "    lo: 900 1 0 0 0 0 0 0 900 1 0 0 0 0 0 0\n  eth0: 100 1 0 0 0 0 0 0 10 1 0 0 0 0 0 0\n"
+        "docker0: 50 1 0 0 0 0 0 0 5 1 0 0 0 0 0 0\n  tap1:7 1 0 0 0 0 0 0 3 1 0 0 0 0 0 0\n"
+    )
+    net, bands = tmp_path / "net", tmp_path / "infiniband"
+    assert traffic(tmp_path, net, bands) == (107, 13)
+    (net / "eth0" / "device").mkdir(parents=True)
+    counters = bands / "mlx5_0" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True)
+    (counters / "port_rcv_data").write_text("250\n")
+    (counters / "port_xmit_data").write_text("100\n")
+    assert traffic(tmp_path, net, bands) == (1100, 410)
