@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
 _PAUSE = 2.0  # seconds between two looks at a target
-_SHARE = 0.02  # of the time that looks may take
+_SHARE = 0.01  # of the time that looks may take
 _PLACES = 15.0  # seconds between two looks at which targets there are
 _IDLE = 60.0  # seconds after the last request in which targets are still looked at
 

@@ -60,10 +60,23 @@ class Browser:
     def _note(self, event: str | None, details: dict[str, Any]) -> None:
         if event == "Runtime.exceptionThrown":
             self.console.append(json.dumps(details["exceptionDetails"])[:1000])
-        elif event == "Log.entryAdded" and details["entry"]["level"] == "error":
+        elif (
+            event == "Log.entryAdded"
+            and details["entry"]["level"] == "error"
+            and details["entry"]["source"] != "network"
+        ):
             self.console.append(f"{details['entry']['text']} {details['entry'].get('url', '')}")
         elif event == "Network.dataReceived":
             self.received += details["encodedDataLength"]
+
+    def reset(self) -> None:
+        """Forget what was there before."""
+        self.open("about:blank")
+        for method in ("Network.clearBrowserCookies", "Emulation.clearDeviceMetricsOverride"):
+            self.call(method)
+        self.emulate()
+        self.console.clear()
+        self.received = 0
 
     def open(self, url: str) -> None:
         """Go to an address."""

@@ -52,6 +52,7 @@ class Local(Backend):
         self._jobs = jobs_folder()
         self._measures: Gauge | None = None
         self._keeps_expired = False
+        self._ended: dict[str, tuple[int, Job]] | None = None  # with the inodes of their folders; None: not remembered
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -98,10 +99,44 @@ class Local(Backend):
             runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
             found = (records.record(run.path, queue) for run in runs)
             return Listing([Job.from_record(record) for record in found if record is not None])
+        if self._ended and since is None:
+            return Listing(self._again(self._ended))
         warnings: list[str] = []
         all_records, count = self._all(since or 0.0, warnings.append)
         jobs = sorted(map(Job.from_record, all_records), key=lambda job: job.created, reverse=True)
+        if self._ended is not None and since is None and self._keeps_expired:
+            present = self._names()
+            self._ended = {it.name: (present[it.name], it) for it in jobs if it.is_over and it.name in present}
         return Listing(jobs, count - len(jobs), tuple(warnings))
+
+    def _names(self) -> dict[str, int]:
+        """The names of all jobs, with the inodes of their folders."""
+        try:
+            return records.names(self._jobs)
+        except OSError as error:
+            raise UserError(f"cannot read {self._jobs}: {error.strerror}; is PACELINE_HOME right, and yours?") from None
+
+    def look_repeatedly(self) -> None:
+        """See `Backend`: jobs that have ended are remembered, if those whose time to live is over are kept."""
+        self._ended = {} if self._ended is None else self._ended
+
+    def _again(self, ended: dict[str, tuple[int, Job]]) -> list[Job]:
+        """All jobs, the newest first; those that have not changed since the last look are the same objects."""
+        present = self._names()
+        queue = records.queue_of(self._jobs.parent)
+        for name in ended.keys() - present.keys():
+            del ended[name]
+        going = []
+        for name, inode in present.items():
+            if name in ended and ended[name][0] == inode:
+                continue
+            record = records.record(self._jobs / name, queue)
+            job = None if record is None else Job.from_record({**record, "traceback": None})
+            if job is not None and job.is_over:
+                ended[name] = inode, job
+            elif job is not None:
+                going.append(job)
+        return sorted([*going, *(job for _, job in ended.values())], key=lambda job: job.created, reverse=True)
 
     def _all(self, since: float, warn: Callable[[str], None]) -> tuple[list[JobRecord], int]:
         """The records of all jobs but those that ended before `since`, and how many jobs there are.
@@ -112,10 +147,7 @@ class Local(Backend):
         from paceline.job.index import Index
 
         now = time.time()
-        try:
-            present = records.names(self._jobs)
-        except OSError as error:
-            raise UserError(f"cannot read {self._jobs}: {error.strerror}; is PACELINE_HOME right, and yours?") from None
+        present = self._names()
         if not present:
             return [], 0
         make_private(self._jobs.parent)

@@ -107,6 +107,7 @@ function App({ about }) {
 }
 
 setTheme(localStorage.getItem("paceline.theme") || "");
+addEventListener("hashchange", () => location.hash.startsWith("#token=") && location.reload());
 const page = document.getElementById("page");
 try {
   await signIn();

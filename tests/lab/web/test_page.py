@@ -1,0 +1,251 @@
+"""The page of `paceline web`, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import Paceline, eventually
+from tests.lab.web.conftest import Server, many_jobs
+
+if TYPE_CHECKING:
+    from tests.lab.web.browser import Browser
+
+pytestmark = pytest.mark.needs("chromium")
+FOREVER = "import time\nprint('it \\x1b[31mruns\\x1b[0m', flush=True)\ntime.sleep(600)\n"
+
+
+def submit(paceline: Paceline, *args: str) -> None:
+    paceline.succeeds("submit", *args)
+
+
+def state(chromium: Browser, name: str, wanted: str) -> None:
+    """Wait until the table shows a job in this state."""
+    row = f"[...document.querySelectorAll('tr.job')].find(e => e.textContent.includes({json.dumps(name)}))"
+    chromium.until(f"{row}?.textContent.includes('{wanted}')")
+
+
+def test_a_job_is_shown_followed_and_stopped(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    chromium.open(server.url)
+    chromium.shows("No jobs yet.")
+    assert "token" not in chromium.run("location.href")
+    submit(paceline, "--name", "it", "-n", "2", paceline.script(FOREVER))
+    state(chromium, "it", "RUNNING")  # by itself
+    chromium.click("tr.job a", "it")
+    chromium.click("a", "Logs")
+    chromium.until("document.querySelector('.line')?.textContent === 'it runs'")
+    assert chromium.run("document.querySelector('.ansi-color-1').textContent") == "runs"
+    chromium.fill("input[list]", "all", "change")
+    chromium.until("document.querySelectorAll('.line').length === 2")
+    chromium.click("button", "Stop")
+    chromium.shows("paceline stop it")
+    chromium.click("dialog button", "Stop")
+    chromium.until("document.querySelector('.state').textContent === 'STOPPED'")
+    chromium.shows("The log has ended.")
+    assert paceline.json("get", "it")["state"] == "STOPPED"
+
+
+def test_a_job_is_submitted_again_changed_and_deleted(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    paceline.script("import sys\nprint('called with', *sys.argv[1:])\n")
+    chromium.open(server.base + "#/submit")
+    chromium.shows("Open the address that paceline web has printed.")
+    chromium.open(server.url)
+    chromium.click("a", "Submit")
+    chromium.fill("textarea", "script: nowhere.py\n")
+    chromium.click("button", "Dry run")
+    chromium.shows("nowhere.py")
+    chromium.until("!!document.querySelector('.error')")
+    chromium.fill("textarea", "script: script.py\nname: first\nranks: 2\nargs: [a]\n")
+    assert chromium.run("document.querySelector('form.submit button.main').disabled")
+    chromium.click("button", "Dry run")
+    chromium.until("document.querySelector('.dry-run')?.textContent.includes('first')")
+    assert not (paceline.home / "jobs" / "first").exists()
+    chromium.click("button.main", "Submit")
+    chromium.until("document.querySelector('.state')?.textContent === 'SUCCEEDED'")
+
+    chromium.click("button", "Resubmit")
+    chromium.fill("dialog .fields input[type=number]", "1")
+    chromium.fill("dialog .fields label:nth-of-type(7) input", "b 'c d'")
+    chromium.click("dialog button", "Dry run")
+    chromium.shows("paceline resubmit -n 1 first -- b 'c d'")
+    chromium.click("dialog button.main", "Resubmit")
+    chromium.until("document.querySelector('h1').textContent === 'first-2'")
+    chromium.click("a", "Logs")
+    chromium.shows("called with b c d")
+    chromium.until("document.querySelector('.state').textContent === 'SUCCEEDED'")
+
+    chromium.click("button", "Delete")
+    chromium.shows("0 checkpoints")
+    chromium.click("dialog button", "Delete")
+    chromium.until("location.hash === '#/jobs'")
+    chromium.until("document.querySelectorAll('tr.job').length === 1")
+    assert [path.name for path in (paceline.home / "jobs").iterdir()] == ["first"]
+
+
+def test_a_read_only_page_has_no_buttons(chromium: Browser, paceline: Paceline) -> None:
+    submit(paceline, "--name", "it", "-n", "1", "--no-python", "true")
+    server = Server(paceline, "--read-only")
+    chromium.open(server.url)
+    chromium.click("tr.job a", "it")
+    chromium.shows("Overview")
+    assert not chromium.run("[...document.querySelectorAll('main button')].length")
+    chromium.click("a", "Submit")
+    chromium.shows("This server is read-only.")
+    server.end()
+
+
+def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:
+    paceline = Paceline(tmp_path)
+    many_jobs(paceline, 10_000)
+    paceline.succeeds("list", "-A")
+    server = Server(paceline)
+    chromium.open(server.url)
+    chromium.shows("10,000 jobs")
+    chromium.shows("job-00000")
+    assert chromium.received <= 300_000
+    assert chromium.run("document.querySelectorAll('tr.job').length") < 200
+    chromium.run("document.querySelector('.scroll').scrollTo(0, 1e9)")
+    chromium.shows("job-09998")
+    chromium.fill("input[type=search]", "job-0004 local")
+    chromium.shows("10 jobs")
+    chromium.click("th button", "name")
+    chromium.until("document.querySelector('tr.job a').textContent === 'job-00040'")
+    chromium.click("th button", "name")
+    chromium.until("document.querySelector('tr.job a').textContent === 'job-00049'")
+    server.end()
+
+
+def test_no_line_is_lost_of_a_rank_that_writes_much(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    count = 300_000
+    script = f"""
+        import os, time
+        print("ready", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        for number in range({count}):
+            print("line", number)
+    """
+    submit(paceline, "--name", "it", "-n", "1", paceline.script(script))
+    chromium.open(server.url)
+    chromium.click("tr.job a", "it")
+    chromium.click("a", "Logs")
+    chromium.shows("ready")
+    (paceline.folder / "go").touch()
+    chromium.until(f"document.querySelector('#log-count').dataset.count === '{count + 1}'")
+    chromium.until(f"[...document.querySelectorAll('.line')].at(-1)?.textContent === 'line {count - 1}'")
+    chromium.shows("The page keeps the last 100,000 lines")
+    chromium.click("button", "From the start")
+    chromium.until("document.querySelectorAll('.line')[1]?.textContent === 'line 0'")
+    chromium.click("button", "More")
+    chromium.until("document.querySelector('.line')?.textContent === 'line 4999'")
+    chromium.click("button", "To the end")
+    chromium.until(f"[...document.querySelectorAll('.line')].at(-1)?.textContent === 'line {count - 1}'")
+    chromium.click("button", "Earlier")
+    chromium.until(f"document.querySelector('.line')?.textContent === 'line {count - 10_000}'")
+    chromium.fill(".logs input[type=search]", "9999$")
+    chromium.click("button", "Search")
+    chromium.until("document.querySelector('#log-count').dataset.count === '30'")
+    assert chromium.run("document.querySelector('mark').textContent") == "9999"
+
+
+def test_the_page_comes_back_when_its_server_does(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    chromium.open(server.url)
+    chromium.shows("No jobs yet.")
+    server.end()
+    chromium.shows("Connection lost")
+    submit(paceline, "--name", "new", "-n", "1", "--no-python", "true")
+    server.start(server.port)
+    state(chromium, "new", "SUCCEEDED")
+    assert "Connection lost" not in chromium.text()
+
+
+HOSTILE = "<img src=x onerror=pwned=1><script>pwned=1</script>"
+
+
+def test_what_jobs_write_stays_text(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    script = f"""
+        print({HOSTILE!r})
+        print("\\x1b]0;title\\x07\\x1b[2Jclear\\x1b[1;31mred\\x1b[0m \\u202egnp.exe \\x1bPq\\x1b\\\\end")
+        print("a bar  10 %\\rb bar  99 %")
+        raise SystemExit({HOSTILE!r})
+    """
+    submit(paceline, "--name", "it", "--label", f"a={HOSTILE}", "-n", "1", paceline.script(script), HOSTILE)
+    chromium.open(server.url)
+    state(chromium, "it", "FAILED")
+    chromium.click("tr.job a", "it")
+    chromium.shows(HOSTILE)
+    chromium.click("a", "Logs")
+    chromium.until("document.querySelectorAll('.line').length >= 3")
+    lines = chromium.run("[...document.querySelectorAll('.line')].slice(0, 3).map(e => e.textContent)")
+    assert lines == [HOSTILE, "clearred gnp.exe end", "b bar  99 %"]
+    chromium.open(server.base + "#/jobs/%3Cscript%3E/..%2F..%2Fetc%2Fpasswd")
+    chromium.shows("404 Not Found")
+    assert chromium.run("window.pwned === undefined && !document.querySelector('main img, main script')")
+
+
+def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    for name in ("one", "two"):
+        submit(paceline, "--name", name, "-n", "1", "--no-python", "true")
+    chromium.open(server.url)
+    state(chromium, "one", "SUCCEEDED")
+    chromium.press("/")
+    assert chromium.run("document.activeElement.type") == "search"
+    for _ in range(40):
+        chromium.press("Tab")
+        if chromium.run("document.activeElement.textContent") == "two":
+            break
+    chromium.press("ArrowDown")
+    assert chromium.run("document.activeElement.textContent") == "one"
+    chromium.press("Enter")
+    chromium.until("document.querySelector('h1')?.textContent === 'one'")
+    chromium.press("Escape")
+    chromium.until("location.hash === '#/jobs'")
+
+
+NAMELESS = """[...document.querySelectorAll('button, a, input, select, textarea, summary, [role=img]')]
+    .filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length || e.title)).map(e => e.outerHTML)"""
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_view_in_each_size_colour_and_language(
+    chromium: Browser, server: Server, paceline: Paceline, language: str
+) -> None:
+    submit(paceline, "--name", "it", "-n", "1", "--no-python", "true")
+    chromium.open(server.url)
+    chromium.until("!!document.querySelector('tr.job')")
+    chromium.run(f"localStorage.setItem('paceline.language', '{language}')")
+    assert chromium.run("document.documentElement.lang")
+    for view in ("#/jobs", "#/jobs/local/it", "#/jobs/local/it/logs", "#/machines", "#/submit"):
+        chromium.open("about:blank")
+        chromium.open(server.base + view)
+        chromium.until(f"document.documentElement.lang === '{language}' && !!document.querySelector('main *')")
+        for width, colours in ((360, "dark"), (3840, "light")):
+            chromium.resize(width, 800)
+            chromium.emulate(prefers_color_scheme=colours)
+            assert chromium.run("document.documentElement.scrollWidth") <= width, (view, width)
+            red = int(
+                chromium.run("getComputedStyle(document.body).backgroundColor").partition("(")[2].partition(",")[0]
+            )
+            assert (red < 60) is (colours == "dark")
+        assert not chromium.run(NAMELESS), view
+    assert ("机器" in chromium.text()) is (language == "zh")
+
+
+def test_a_server_that_ends_leaves_no_reader_of_logs(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    submit(paceline, "--name", "it", "-n", "1", paceline.script(FOREVER))
+    chromium.open(server.url)
+    chromium.click("tr.job a", "it")
+    chromium.click("a", "Logs")
+    chromium.shows("following")
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+    eventually(children.read_text, "a process reads")
+    chromium.click("a", "Overview")
+    eventually(lambda: not children.read_text(), "the page is gone, and so is its reader")
+    chromium.click("a", "Logs")
+    chromium.shows("following")
+    server._process.send_signal(signal.SIGKILL)
+    server._process.wait()
+    paceline.succeeds("stop", "--now", "it")
