@@ -250,12 +250,11 @@ LINES = {
         "--time-limit 2h --sync-mode git --selector a=b,c=d --sync-source URL@dev -n 2 train.py"
     ),
     "arena submit tf --name=t --workers=2 --workerImage=IMG --chief --evaluator --gpus=0 'python t.py'": (
-        "submit --on kubernetes --name t --image IMG --nnodes 4 --env PACELINE_TF_ROLES=chief,evaluator "
-        "--framework tensorflow python t.py"
+        "submit --on kubernetes --name t --nnodes 2 --image IMG --chief 1 --evaluator 1 --framework tensorflow "
+        "python t.py"
     ),
     "arena submit tf --name=t --workers=2 --chief --ps=2 --image=IMG 'python t.py'": (
-        "submit --on kubernetes --name t --image IMG --nnodes 5 --env PACELINE_TF_ROLES=chief,ps=2 "
-        "--framework tensorflow python t.py"
+        "submit --on kubernetes --name t --nnodes 2 --chief 1 --ps 2 --image IMG --framework tensorflow python t.py"
     ),
     "arena submit tf --name=t --ps=1 --ps-cpu=2 --image=IMG 'python t.py'": "! --ps-cpu: all nodes of a job run with",
     "arena submit tf --name=t --ps=one --image=IMG 'python t.py'": "! --ps one is no number",

@@ -211,7 +211,13 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
         ("list --status RUNNING", "--status: write --state STATE"),
         ("init -n 0", "-n '0' is neither a number from 1 on nor gpu"),
         ("torchrun --explain --max_restarts many script.py", "Invalid value for '--max-restarts': 'many' is not a"),
-        ("torchrun --explain", "Missing argument 'SCRIPT'"),
+        ("torchrun --explain", "no script; write it behind the flags of torchrun"),
+        ("explain horovodrun -np 2", "no script; write it behind the flags of horovodrun"),
+        ("explain python -m torch.distributed.launch", "no script; write it behind the flags of torch-launch"),
+        ("run srun", "srun is no script of paceline run: no script; write it behind"),
+        ("run --framework tensorflow --ps 1 -n 2 script.py", "--ps: --workers counts the other ranks; write it in "),
+        ("run --framework torch --chief 1 script.py", "--chief: only --framework tensorflow has such ranks; "),
+        ("run --evaluator 1 --workers 1:2 script.py", "--workers 1:2 is no number of workers; "),
         ("train.py --lr 1", "train.py is no verb; write paceline run train.py"),
         ("status x", "paceline has no verb 'status'; write paceline get JOB"),
         ("mpiexec -n 2 x", "paceline has no verb 'mpiexec'; write paceline mpirun"),
@@ -221,6 +227,20 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
 def test_old_flags_and_verbs_are_answered_with_the_line_that_does_it(paceline: Paceline, line: str, said: str) -> None:
     paceline.script("open('ran', 'w')")
     assert refusal(paceline, *line.split()).startswith(said)
+    assert not (paceline.folder / "ran").exists()
+
+
+def test_srun_on_a_machine_without_slurm_says_what_to_write(paceline: Paceline) -> None:
+    paceline.script("open('ran', 'w')")
+    paceline.env["PATH"] = str(paceline.folder)
+    done = typed(paceline, "srun", "-N2", "-n", "8", "-p", "gpu", "script.py")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[1:] == [
+        'paceline: this machine has no Slurm; name a login node with ssh = "HOST" in [targets.slurm] of paceline.toml, '
+        "or write: paceline run -H HOST1,HOST2 -np 8 script.py"
+    ]
+    (paceline.folder / "paceline.toml").write_text('[targets.slurm]\nbackend = "slurm"\nssh = "login.invalid"\n')
+    assert "no ssh on PATH" in typed(paceline, "srun", "script.py").stderr, "it goes to that node"
     assert not (paceline.folder / "ran").exists()
 
 

@@ -245,6 +245,15 @@ def test_run_directory(paceline: Paceline) -> None:
     assert [event for event in happened if event != "warm"] == ["started", "unjoined", "finished"]
 
 
+def test_roles_of_tensorflow_are_ranks_besides_the_workers(paceline: Paceline) -> None:
+    paceline.script("import json, os; print(json.loads(os.environ['TF_CONFIG'])['task'])")
+    flags = ("--framework", "tensorflow", "--workers", "2", "--ps", "1", "--chief", "--evaluator", "1")
+    done = paceline.succeeds("run", *flags, "--name", "it", "--no-python", sys.executable, "script.py")
+    shown = [(paceline.home / f"jobs/it/logs/0/rank-{rank}.log").read_text().strip() for rank in range(5)]
+    roles = (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0))
+    assert shown == [str({"type": role, "index": index}) for role, index in roles], done.stderr
+
+
 def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> None:
     paceline.script("import helper", "script.py")
     paceline.script("def late():\n    import jax\n", "helper.py")

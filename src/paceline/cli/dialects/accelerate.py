@@ -71,7 +71,7 @@ def _add_settings(line: Line) -> None:
     """What the file of settings says, but what flags say otherwise."""
     words = _settings(line.given["--config-file"])
     known = [word for word in words if knows(_LAUNCH, normal(word.partition("=")[0]))]
-    inner = parse(replace(_LAUNCH, finish=None), known)
+    inner = parse(replace(_LAUNCH, finish=None), [*known, "SCRIPT"])
     given = {words[1].partition("=")[0] for words in line.flags if words[0] == "--env"}
     line.flags[:0] = [it for it in inner.flags if it[0] != "--env" or it[1].partition("=")[0] not in given]
     line.notes += inner.notes

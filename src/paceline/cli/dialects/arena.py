@@ -117,20 +117,20 @@ _TF: dict[str, Meaning] = {
     "--worker-memory-limit SIZE": "--memory",
     "--worker-port --workerPort PORT": Ignored("a free port is found"),
     "--worker-selector NAME=VALUE": "--selector",
-    "--chief": "",
+    "--chief": "--chief 1",
     "--chief-port --chiefPort PORT": Ignored("a free port is found"),
     "--chief-cpu --ChiefCpu N": _ROLES,
     "--chief-cpu-limit N": _ROLES,
     "--chief-memory --ChiefMemory SIZE": _ROLES,
     "--chief-memory-limit SIZE": _ROLES,
     "--chief-selector NAME=VALUE": _ROLES,
-    "--evaluator": "",
+    "--evaluator": "--evaluator 1",
     "--evaluator-cpu --evaluatorCpu N": _ROLES,
     "--evaluator-cpu-limit N": _ROLES,
     "--evaluator-memory --evaluatorMemory SIZE": _ROLES,
     "--evaluator-memory-limit SIZE": _ROLES,
     "--evaluator-selector NAME=VALUE": _ROLES,
-    "--ps N": "",
+    "--ps N": "--ps",
     "--ps-image --psImage IMAGE": _ROLES,
     "--ps-port --psPort PORT": Ignored("a free port is found"),
     "--ps-cpu --psCpu N": _ROLES,
@@ -149,8 +149,6 @@ def _submitted(framework: str | None, flags: dict[str, Meaning]) -> Tool:
     """`arena submit KIND`."""
 
     def finish(line: Line) -> None:
-        if not line.program:
-            raise UserError("no command; write it last, in quotes")
         for flag in _LISTS:
             values = [words[1] for words in line.flags if words[0] == flag]
             if len(values) > 1:
@@ -159,7 +157,6 @@ def _submitted(framework: str | None, flags: dict[str, Meaning]) -> Tool:
         _branch(line)
         if line.get("--gpus") == "0":
             line.take("--gpus")
-        _roles(line)
         if "--min-workers" in line.given or "--max-workers" in line.given:
             workers = line.take("--nnodes") or "1"
             bounds = (line.given.get(flag, workers) for flag in ("--min-workers", "--max-workers"))
@@ -173,26 +170,6 @@ def _submitted(framework: str | None, flags: dict[str, Meaning]) -> Tool:
         placed(line)
 
     return Tool("arena submit", flags, "submit", finish, is_mixed=True)
-
-
-def _roles(line: Line) -> None:
-    """A chief, parameter servers and an evaluator of a TFJob are nodes besides its workers.
-
-    Raises:
-        UserError: the number of workers or servers is none.
-    """
-    roles = [role for role in ("chief", "evaluator") if f"--{role}" in line.given]
-    servers = line.given.get("--ps", "0")
-    workers = line.take("--nnodes") if roles or servers != "0" else None
-    for flag, number in (("--ps", servers), ("--workers", workers)):
-        if number is not None and not number.isdecimal():
-            raise UserError(f"{flag} {number} is no number; write for example {flag} 2")
-    if int(servers):
-        roles.append(f"ps={int(servers)}")
-    if not roles:
-        return
-    line.add("--nnodes", str(int(workers or 1) + len(roles) + max(int(servers) - 1, 0)))
-    line.add("--env", f"PACELINE_TF_ROLES={','.join(roles)}")
 
 
 def _branch(line: Line) -> None:

@@ -16,6 +16,7 @@ _OF_PODS = (
     "--priority-class", "--annotation", "--pull-policy", "--pull-secret", "--git-image", "--host-network",
     "--resources", "--gpu-resource", "--kind", "--namespace",
 )  # fmt: skip
+_ROLES = ("--chief", "--ps", "--evaluator")  # of ranks besides the workers
 
 
 def _has_cluster(line: Line) -> bool:
@@ -61,14 +62,23 @@ def placed(line: Line) -> None:
     for flag in _OF_PODS if kind != CLUSTER else ():
         if line.take(flag) is not None:
             line.notes.append(f"{flag} has no effect: the job does not run in a cluster")
-    if kind != HERE or (workers := line.take("--nnodes")) is None:
+    others = {flag: number for flag in _ROLES if (number := line.get(flag)) is not None}
+    for flag, number in others.items():
+        if not number.isdecimal():
+            raise UserError(f"{flag} {number} is no number; write for example {flag} 2")
+    if kind != HERE:
         return
-    each, gpus = line.take("-n") or "1", line.take("--gpus")
-    if not (workers + each + (gpus or "0")).isdecimal():
+    workers = line.take("--nnodes") or ("1" if others else None)
+    if workers is None:
+        return
+    each, gpus = line.get("-n") or "1", line.take("--gpus")
+    if not "".join((workers, each, gpus or "0")).isdecimal():
         raise UserError(f"--workers {workers}: on one machine, write the number of ranks, as -n N")
-    line.flags.insert(0, ("-n", str(int(workers) * int(each))))
+    if not others:
+        line.take("-n")
+    line.flags.insert(0, ("--workers", workers) if others else ("-n", str(int(workers) * int(each))))
     if gpus is not None:
-        line.add("--gpus", str(int(workers) * int(gpus)))
+        line.add("--gpus", str((int(workers) + sum(map(int, others.values()))) * int(gpus)))
 
 
 def has_devices(line: Line) -> bool:

@@ -166,6 +166,8 @@ def parse(
         if isinstance(subtool, Refused):
             raise UserError(f"{tool.name} {name}: {subtool}")
         return parse(subtool, behind, flags, line)
+    if line.verb in ("run", "submit") and not line.program and line.helped is None:
+        raise UserError(f"no script; write it behind the flags of {tool.name}")
     if tool.finish is not None and line.helped is None:
         tool.finish(line)
     line.notes = list(dict.fromkeys(line.notes))

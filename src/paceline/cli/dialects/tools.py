@@ -385,7 +385,7 @@ def old_program(verb: str, words: Sequence[str]) -> str | None:
             return f"{name} is no script; write {_VERBS[name]}" if name in _VERBS else None
         line = parse(*found)
     except UserError as error:
-        return f"{name} is no script: {error}"
+        return f"{name} is no script of paceline {verb}: {error}"
     line.verb = verb if line.verb == "run" else line.verb
     return f"{name} is no script; write: {line.text()}"
 
@@ -437,12 +437,15 @@ def _here_too(line: Line, given: Sequence[str]) -> str:
     """A line; if it goes to Slurm only because its flags are srun's, also what it is on machines without."""
     if line.get("--on") != "slurm" or "--on" in given:
         return line.text()
-    there = Line(
-        line.verb, [it for it in line.flags if it[0] not in ("--on", "--queue", "--slurm", "--array")], line.program
-    )
+    return f"{line.text()}; without Slurm: {without_slurm(line).text()}"
+
+
+def without_slurm(line: Line) -> Line:
+    """What a line for Slurm is on machines without it."""
+    there = replace(line, flags=[it for it in line.flags if it[0] not in ("--on", "--queue", "--slurm", "--array")])
     if there.take("--nnodes") not in (None, "1"):
         there.flags.insert(0, ("-H", "HOST1,HOST2"))
-    return f"{line.text()}; without Slurm: {there.text()}"
+    return there
 
 
 def _with_flags_like(verb: str) -> list[Tool]:

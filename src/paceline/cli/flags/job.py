@@ -314,6 +314,27 @@ HOROVODRUN = in_section(
     Option(["--output-filename"], metavar="DIR", help="The same as --log-dir, on this machine."),
 )
 
+TENSORFLOW = in_section(
+    "TensorFlow",
+    Option(
+        ["--chief"],
+        is_flag=False,
+        flag_value=1,
+        type=click.IntRange(0, 1),
+        metavar="1",
+        help="A chief besides the --workers, as rank 0; TF_CONFIG says so.",
+    ),
+    Option(["--ps"], type=click.IntRange(0), metavar="N", help="Parameter servers besides the --workers."),
+    Option(
+        ["--evaluator"],
+        is_flag=False,
+        flag_value=1,
+        type=click.IntRange(0, 1),
+        metavar="1",
+        help="An evaluator besides the --workers, as the last rank.",
+    ),
+)
+
 SPEC = [*RANKS, *PROGRAM, *JOB, *FILES]
 
 PROGRAM_ARGUMENTS = [

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from paceline.backends.base import MOST_RANKS
+from paceline.backends.registry import HERE
+from paceline.contract.tensorflow import ROLES
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
 from paceline.job.model import InvalidError
@@ -18,7 +20,7 @@ from paceline.job.spec import JobSpec
 from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
 from .program import program_of
 from .selection import warn
-from .where import kind_of_hosts, nnodes, options_of, taking_part
+from .where import default_target, kind_of_hosts, named, nnodes, options_of, taking_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,6 +106,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: they contradict each other or cannot be read.
     """
+    given = _with_roles(given)
     hosts = taking_part(given)
     count = nnodes(given, hosts) or (str(len(hosts)) if hosts else None)
     nodes, most = _nodes(count or "1")
@@ -157,6 +160,34 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         **_meeting(given, most, bool(hosts)),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _with_roles(given: dict[str, Any]) -> dict[str, Any]:
+    """The flags where the roles that TensorFlow's have named are ranks, besides those that --workers counts.
+
+    Raises:
+        UserError: other flags count ranks too, or are another framework's.
+    """
+    counts = {role: given[role] or 0 for role in ("chief", "evaluator", "ps")}
+    if not any(counts.values()):
+        return given
+    flags = ", ".join(f"--{role}" for role, number in counts.items() if number)
+    if given["framework"] not in (None, "tensorflow"):
+        raise UserError(f"{flags}: only --framework tensorflow has such ranks; leave {flags} out")
+    if given["ranks"] is not None or given["total"] is not None:
+        raise UserError(f"{flags}: --workers counts the other ranks; write it in the place of -n and -np")
+    workers = given["nnodes"] or "1"
+    if not workers.isdecimal() or int(workers) < 1:
+        raise UserError(f"--workers {workers} is no number of workers; write for example --workers 2")
+    count = int(workers) + sum(counts.values())
+    roles = [role if role != "ps" else f"ps={number}" for role, number in counts.items() if number]
+    ranks: dict[str, Any] = {"nnodes": str(count)}
+    if named(given):
+        ranks = {"nnodes": None, "total": count}
+    elif (given["on"] or default_target()) == HERE:
+        ranks = {"nnodes": None, "ranks": str(count)}
+    env = (*given["env"], f"{ROLES}={','.join(roles)}")
+    return {**given, **ranks, "framework": "tensorflow", "env": env}
 
 
 def _code(mode: str | None, source: str | None) -> Code | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from paceline.cli.dialects.engine import Ignored, Line, Refused, Tool, names_of, parse
-from paceline.cli.dialects.tools import explained, load
+from paceline.cli.dialects.tools import explained, load, without_slurm
 from paceline.cli.terminal.write import say
+from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.cli.dialects.engine import Meaning
@@ -84,7 +86,20 @@ def _run(command: click.Command, tool: Tool, words: list[str]) -> int:
         click.echo(line.text())
         return 0
     say(f"this is: {line.text()}")
+    if tool.name == "srun":
+        _refuse_without_slurm(line)
     return _started(line)
+
+
+def _refuse_without_slurm(line: Line) -> None:
+    """Refuse a line of srun where nothing says which cluster it means, with the line for machines without Slurm."""
+    from paceline.job.settings import load as settings
+
+    if line.get("--on") == "slurm" and "slurm" not in settings().targets and shutil.which("sbatch") is None:
+        raise UserError(
+            'this machine has no Slurm; name a login node with ssh = "HOST" in [targets.slurm] of paceline.toml, or '
+            f"write: {without_slurm(line).text()}"
+        )
 
 
 def _check(line: Line) -> None:

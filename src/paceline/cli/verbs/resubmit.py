@@ -10,7 +10,7 @@ import click
 
 from paceline.backends.again import changed, kept_there, next_name, refuse_nodes_here, refuse_running
 from paceline.backends.base import Moves, able
-from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TORCHRUN, USUAL
+from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TENSORFLOW, TORCHRUN, USUAL
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.spec import fields, say_what_is_exposed
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # What belongs to the code and the folders of the job, which stay.
 _KEPT = {"working_dir", "sync_mode", "sync_source", "log_dir"}
-_ALL = (*RANKS, *PROGRAM, *JOB, *FILES, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN)
+_ALL = (*RANKS, *PROGRAM, *JOB, *FILES, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW)
 
 
 def _changeable() -> list[Option]:

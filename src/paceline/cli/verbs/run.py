@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends import registry
 from paceline.cli.flags.allocation import in_allocation
-from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
+from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -106,5 +106,5 @@ run = SectionedCommand(
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
-    params=[*job_options(), *SPEC, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *PROGRAM_ARGUMENTS],
+    params=[*job_options(), *SPEC, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
+from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.ending import ended_by_signals
@@ -93,6 +93,7 @@ submit = SectionedCommand(
         *NODES,
         *TORCHRUN,
         *HOROVODRUN,
+        *TENSORFLOW,
         *PROGRAM_ARGUMENTS,
     ],
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TORCHRUN, USUAL
+from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
 from paceline.cli.flags.options import Option, SectionedCommand, in_section
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -452,5 +452,5 @@ tune = SectionedCommand(
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
-    params=[*job_options(), *_TUNE, _output(), *SPEC, *NODES, *TORCHRUN, *HOROVODRUN, *PROGRAM_ARGUMENTS],
+    params=[*job_options(), *_TUNE, _output(), *SPEC, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
 )

@@ -26,6 +26,7 @@ _AWAY = (
 _FILTERS = re.compile(r"(SQUEUE|SCANCEL|SINFO|SACCT|SCONTROL)_|SLURM_CLUSTERS$")  # would hide jobs, or ask elsewhere
 # Variables of a job that this process is in, or of the user for sbatch, and those that are for git alone.
 _FOREIGN = re.compile(rf"(SLURM|SBATCH|SRUN)_|({'|'.join(GIT_CREDENTIALS)})$")
+_ELSEWHERE = 'name a login node of the cluster with ssh = "HOST" in [targets.NAME] of paceline.toml, and --on NAME'
 _MUNGE = (
     "munge encode", "munge decode", "munge", "authentication", "protocol authentication error",
     "invalid authentication credential",
@@ -111,7 +112,7 @@ def found(command: str) -> str:
     """
     path = shutil.which(command)
     if path is None:
-        raise Refused(f'no {command} on PATH here; name a login node of the cluster with ssh = "HOST" in the target')
+        raise Refused(f"no {command} on PATH here; {_ELSEWHERE}")
     return path
 
 
@@ -123,6 +124,8 @@ def has(command: str) -> bool:
 def _failure(command: str, output: str) -> Refused:
     lines = [_SENTENCE.sub("", line.strip()) for line in output.splitlines() if line.strip()]
     lower = output.lower()
+    if "configuration source" in lower:  # its commands are installed on a machine that is in no cluster
+        return Refused(f"{command}: this machine is in no Slurm cluster; {_ELSEWHERE}")
     if any(text in lower for text in _MUNGE):
         return Away(
             f"{command}: {_telling(lines, _MUNGE)}; munge must run here and on the controller: systemctl status munge"
