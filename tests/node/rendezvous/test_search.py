@@ -9,7 +9,7 @@ import pytest
 
 from paceline.node.eventloop.loop import Loop
 from paceline.node.rendezvous import search
-from paceline.node.rendezvous.handshake import Listener
+from paceline.node.rendezvous.handshake import Listener, Network
 from paceline.node.rendezvous.quorum import Membership, Standing
 from paceline.node.rendezvous.search import Search
 
@@ -80,7 +80,7 @@ def test_it_ends_when_the_others_have(loop: Loop, monkeypatch: pytest.MonkeyPatc
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         nodes = [entry("a", port), entry("b", 1), entry("c", other.port if c_searches else port), entry("d", port)]
-        it = Search(loop, Agent(), nodes, TOKEN, 0.0)
+        it = Search(loop, Agent(), nodes, Network(loop, TOKEN), 0.0)
         assert not it.run(NEVER, lambda: False) and it.is_in_vain
     other.close()
 
@@ -96,7 +96,7 @@ def test_it_goes_on_as_long_as_there_is_hope(loop: Loop, monkeypatch: pytest.Mon
         if how == "d does not answer":
             nodes[3] = entry("d", silent)
         agent = Agent(["a", "d"] if how == "a and d are known to be dead" else ())
-        it = Search(loop, agent, nodes, TOKEN, 0.0)
+        it = Search(loop, agent, nodes, Network(loop, TOKEN), 0.0)
         it.run(NEVER, lambda: agent.looks == 2)
         assert not it.is_in_vain
     other.close()

@@ -115,8 +115,7 @@ def _warn_of_no_token(spec: JobSpec, progress: ProgressReporter) -> None:
     address = meeting.main_address
     if address is None or "PACELINE_TOKEN" in os.environ:
         return
-    from paceline.node.machine.network import is_loopback
-    from paceline.node.rendezvous.participant import is_here
+    from paceline.node.machine.network import is_here, is_loopback
 
     is_first = meeting.node_rank == 0 or (meeting.node_rank is None and is_here(address))
     if is_first and not is_loopback(meeting.local_address or address):

@@ -8,7 +8,10 @@ bit of a mask, and when all have, the answer is such a mask too: a steady step s
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
@@ -104,10 +107,17 @@ class Negotiator:
     Attributes:
         sets: the ranks of each process set, by its number.
         joined: the ranks that have joined.
+        clock: the current time in seconds.
     """
 
-    def __init__(self, size: int, capacity: int = 4096) -> None:
-        """Nothing has been submitted."""
+    def __init__(self, size: int, capacity: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing has been submitted.
+
+        Args:
+            capacity: how many operations are cached.
+            clock: the current time in seconds.
+        """
+        self.clock = clock
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.joined: set[int] = set()
         self._size = size
@@ -179,7 +189,7 @@ class Negotiator:
 
     def waiting(self, longer_than: float) -> list[tuple[str, float, list[int]]]:
         """The operations that some ranks have submitted and others have not: name, seconds, missing ranks."""
-        now = time.monotonic()
+        now = self.clock()
         found = []
         for (number, name), kinds in self._waiting.items():
             took = now - self._since[number, name]
@@ -211,7 +221,7 @@ class Negotiator:
             self._touched.update(dict.fromkeys(self._waiting))
         where = (request.process_set, request.name)
         self._waiting.setdefault(where, {}).setdefault(request.kind, {})[rank] = request
-        self._since.setdefault(where, time.monotonic())
+        self._since.setdefault(where, self.clock())
         self._touched[where] = None
 
     def _retire(self, number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class StallCheck:
             self._next = 0.0
             self._named.clear()
             return None
-        now = time.monotonic()
+        now = negotiator.clock()
         if not self._next:
             negotiator.waiting(0.0)  # it notes since when
             self._next = now + self._period
@@ -38,9 +37,9 @@ class StallCheck:
 
     def look(self, negotiator: Negotiator) -> str:
         """Warn of what waits for long; returns why to shut down, or ""."""
-        if not self._next or time.monotonic() < self._next:
+        if not self._next or negotiator.clock() < self._next:
             return ""
-        self._next = time.monotonic() + self._period
+        self._next = negotiator.clock() + self._period
         limit = self._settings.stall_shutdown
         late = negotiator.waiting(self._settings.stall_check or limit)
         new = [(name, missing) for name, _, missing in late if name not in self._named]

@@ -10,13 +10,12 @@ import contextlib
 import os
 import signal
 import socket
-import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.contract import CONTRACTS
+from paceline.contract import CONTRACTS, TOKEN
 from paceline.node.eventloop.loop import Loop
 from paceline.node.lifeline import ALL_STARTED, IN_DOUBT, TOGETHER
 from paceline.node.logs.time_index import TimeIndex
@@ -25,6 +24,7 @@ from paceline.node.machine.devices import visibility
 from paceline.node.machine.ports import Reservation
 from paceline.node.ranks import paddle
 from paceline.node.ranks.launcher import Ranks
+from paceline.node.rendezvous.handshake import Network
 from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED
@@ -63,8 +63,9 @@ class Agent:
         self.ranks = self._ranks(seed)
         self.times = TimeIndex(self.loop)
         self.participant = Participant(
-            self.loop, spec, offer=self._offer, deliver=self._deliver, fail=self._fail, is_over=self._is_over
-        )
+            self.loop, spec, self._network(), offer=self._offer, deliver=self._deliver, fail=self._fail,
+            is_over=self._is_over,
+        )  # fmt: skip
         self.lifeline = lifeline
         self.claim: DeviceClaim | None = None
         self.tensorboard = JobBoard(self.loop, run)
@@ -82,6 +83,10 @@ class Agent:
 
             return MpiRanks(self.loop, self.spec, self.dir, self._on_ranks, self._start_daemon)
         return Ranks(self.loop, self.spec, self.dir, self._on_ranks, seed)
+
+    def _network(self) -> Network:
+        """What reaches the other nodes."""
+        return Network(self.loop, (os.environ.get(TOKEN) or self.spec.run_id or "none").encode())
 
     def _watch(self) -> Watch | None:
         """What looks whether they hang; None if nothing is to look."""
@@ -110,7 +115,6 @@ class Agent:
         self.loop.catch(HANDLED, lambda number: self.urgent.append({"on": "signal", "signal": number}))
         if self.lifeline is not None:
             self.loop.watch(self.lifeline, self._on_lifeline)
-        processes.adopt_orphans()
         try:
             try:
                 self._write()
@@ -137,7 +141,7 @@ class Agent:
     def _next(self) -> None:
         """Wait for the next event, or the next deadline, and act on it."""
         deadlines = self.state.counting.values()
-        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        timeout = max(0.0, min(deadlines) - self.loop.now()) if deadlines else None
         if self.loop.run_until(lambda: bool(self.urgent or self.events), timeout):
             self._decide((self.urgent or self.events).popleft())
         else:
@@ -150,7 +154,7 @@ class Agent:
         is_settled = False
         while not is_settled:
             view = View(self.ranks, self.participant, self.status.current)
-            self.state, actions = decide(self.state, event, view, time.monotonic())
+            self.state, actions = decide(self.state, event, view, self.loop.now())
             for action in actions:
                 self._carry_out(action)
             is_settled = not actions and not self.state.may_go_on
@@ -356,6 +360,7 @@ def main(run_directory: str, lock_fd: int, lifeline_fd: int, seed: Seed | None =
         seed: a process that becomes the fork server; None starts one.
     """
     os.set_inheritable(lock_fd, False)
+    processes.adopt_orphans()
     run = RunDirectory(Path(run_directory))
     lifeline = socket.socket(fileno=lifeline_fd) if lifeline_fd >= 0 else None
     return Agent(run, NodeSpec.load(run.spec), lifeline, seed).run()

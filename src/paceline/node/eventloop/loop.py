@@ -19,7 +19,7 @@ _LONGEST = 86400.0  # seconds; the kernel counts milliseconds in 31 bits
 
 
 class Loop:
-    """Calls back when something happens. The agent waits in `run_until` and nowhere else."""
+    """Calls back when something happens. The agent waits in `run_until` and nowhere else, and has no other clock."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -29,6 +29,10 @@ class Loop:
         self._on_signal: Callable[[int], None] = lambda _: None
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.watch(self._signals_read, self._read_signals)
+
+    def now(self) -> float:
+        """Seconds on the monotonic clock."""
+        return time.monotonic()
 
     def watch(self, source: Any, callback: Callable[[], None]) -> None:
         """Call `callback` whenever `source` (a descriptor, socket or `Channel`) is readable."""
@@ -49,13 +53,13 @@ class Loop:
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call `callback` once, so many seconds from now."""
-        self._timers.append((time.monotonic() + seconds, callback))
+        self._timers.append((self.now() + seconds, callback))
 
     def run_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Handle events until `condition()` holds or `timeout` seconds are over; returns whether it holds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else self.now() + timeout
         while not condition():
-            now = time.monotonic()
+            now = self.now()
             is_over = deadline is not None and deadline <= now
             if not is_over and self._call_due(now):
                 continue

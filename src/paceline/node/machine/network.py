@@ -223,6 +223,14 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def is_here(address: str) -> bool:
+    """Whether an address belongs to this machine: only then can it be bound."""
+    try:
+        return any(map(_binds, socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)))
+    except OSError:
+        return False
+
+
 def is_own_ip(address: str) -> bool:
     """Whether this is an IP address, not a name, and this machine has it."""
     try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from paceline.contract import handshake
 from paceline.node.eventloop.channel import MAX_LINE, Channel, ChannelClosed, Message
-from paceline.node.machine.network import listen
+from paceline.node.machine.network import is_here, is_own_ip, listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +107,7 @@ class Listener:
             sock, _ = self._listener.accept()
         except OSError:
             return  # the peer has closed the connection already
-        now = time.monotonic()
+        now = self._loop.now()
         for channel, (_, since) in list(self._pending.items()):
             if now - since > PENDING_SECONDS or len(self._pending) >= MAX_PENDING:
                 self._drop(channel)
@@ -152,6 +152,43 @@ class Listener:
         self._pending.pop(channel, None)
         self._loop.forget(channel)
         channel.close()
+
+
+class Network:
+    """How an agent reaches the others of its job: over TCP.
+
+    Attributes:
+        host: the name of this machine.
+    """
+
+    def __init__(self, loop: Loop, token: bytes) -> None:
+        """Nothing listens yet.
+
+        Args:
+            token: of the job.
+        """
+        self.host = socket.gethostname()
+        self._loop, self._token = loop, token
+
+    def listener(self, status: Callable[[], AgentStatus], admit: Callable[[Channel], None]) -> Listener:
+        """What accepts the others' connections; see `Listener`."""
+        return Listener(self._loop, self._token, status, admit)
+
+    def connect(self, address: tuple[str, int], timeout: float) -> tuple[Channel, AgentStatus]:
+        """Connect to an agent, to follow it; see `connect`."""
+        return connect(*address, self._token, timeout, joins=True)
+
+    def survey(self, agents: Sequence[NodeEntry], timeout: float) -> Survey:
+        """Ask several agents at the same time; see `Survey`."""
+        return Survey(self._loop, agents, self._token, timeout)
+
+    def is_here(self, address: str) -> bool:
+        """Whether an address belongs to this machine."""
+        return is_here(address)
+
+    def is_own_ip(self, address: str) -> bool:
+        """Whether it is an IP address, and belongs to this machine."""
+        return is_own_ip(address)
 
 
 class Survey:

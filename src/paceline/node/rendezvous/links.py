@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from typing import TYPE_CHECKING, cast
 
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message, MessageAltered
@@ -59,7 +58,7 @@ class Link:
             is_stopping: whether the job is being stopped: then only messages count, not what a kernel answers.
         """
         self.channel = channel
-        self.last_seen = self._beaten = time.monotonic()
+        self.last_seen = self._beaten = loop.now()
         self._loop, self._silence = loop, silence
         self._received, self._lost, self._is_stopping = received, lost, is_stopping
         self._is_open = True
@@ -89,7 +88,7 @@ class Link:
     def _beat(self) -> None:
         if not self._is_open:
             return
-        now = time.monotonic()
+        now = self._loop.now()
         since = None if self._is_stopping() else since_packet(self.channel.socket)
         was_running = now - self._beaten < 3 * BEAT_SECONDS  # a process that was stopped has received nothing meanwhile
         limit = exceeded(now - self.last_seen, since, self._silence) if was_running else None
@@ -104,7 +103,7 @@ class Link:
         self._loop.after(BEAT_SECONDS, self._beat)
 
     def _read(self) -> None:
-        before, self.last_seen = self.last_seen, time.monotonic()
+        before, self.last_seen = self.last_seen, self._loop.now()
         try:
             for message in self.channel.receive():
                 if message == PART:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -14,11 +12,10 @@ from paceline._version import __version__
 from paceline.contract import TOKEN, handshake
 from paceline.contract.values import join_address
 from paceline.node.eventloop.channel import ChannelClosed
-from paceline.node.machine.network import LOOPBACK, is_loopback, is_own_ip
+from paceline.node.machine.network import LOOPBACK, is_loopback
 from paceline.node.signals import EXIT_REPLACED
 
 from .coordinator import GATHERING, Coordinator
-from .handshake import Listener, connect
 from .links import Leader, Link
 from .peers import Peers
 from .quorum import Standing, agent_id
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.node.journal.status import NodeEntry
     from paceline.node.spec import NodeSpec
 
+    from .handshake import Network
     from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode
 
 STOP_SECONDS = 5.0  # after which a node that receives nothing has certainly stopped its ranks
@@ -50,6 +48,7 @@ class Participant:
         self,
         loop: Loop,
         spec: NodeSpec,
+        network: Network,
         *,
         offer: Callable[[], Offer],
         deliver: Callable[[ToNode], None],
@@ -59,6 +58,7 @@ class Participant:
         """No other node knows of this one yet.
 
         Args:
+            network: reaches the other nodes.
             offer: reserves the ports of this node for the next attempt.
             deliver: receives the messages of the coordinator.
             fail: ends the job here, with a message, the cause, and an exit code.
@@ -68,17 +68,17 @@ class Participant:
         self.standing: Standing | None = None
         self._loop = loop
         self._spec = spec
+        self._network = network
         self._offer = offer
         self._deliver_to_agent = deliver
         self._fail = fail
         self._is_over = is_over
         secret = os.environ.get(TOKEN, "").encode()
-        self._token = secret or (spec.run_id or "none").encode()
         # A single node can make its own secret; several nodes share one only if they were given it.
         self._rank_secret = secret or (secrets.token_bytes(32) if spec.nodes == 1 else b"")
         self._address = spec.local_address or spec.main_address or LOOPBACK
         self._only = ""  # the address at which alone this agent listens
-        self._listener = Listener(loop, self._token, self._status, self._admit)
+        self._listener = network.listener(self._status, self._admit)
         self._link: Leader | Link | None = None
         self._parted: list[Leader | Link] = []
         self._nodes: list[NodeEntry] = []  # of the last attempt
@@ -145,7 +145,7 @@ class Participant:
         spec = self._spec
         assert spec.main_port is not None
         before, last_try = self._news, False
-        peers = Peers(self._loop, spec.peers, spec.main_port, spec.node_rank or 0, self._token)
+        peers = Peers(self._loop, spec.peers, spec.main_port, spec.node_rank or 0, self._network)
         while not self._is_over() and self._news == before:
             peers.ask(lambda: self._is_over() or self._news > before)
             if peers.have_ended and not self.leads:
@@ -169,14 +169,14 @@ class Participant:
                 )
             if last_try:  # a leader reports the missing nodes
                 return
-            last_try = time.monotonic() > join_by()
+            last_try = self._loop.now() > join_by()
             self._loop.run_until(lambda: self._is_over() or self._news > before, CONNECT_PAUSE)
 
     def _listen(self) -> bool:
         """Listen for other agents if that is needed; returns False, and fails, if it is needed and impossible."""
         spec = self._spec
         assert spec.main_port is not None
-        is_ours = is_here(spec.main_address or "")
+        is_ours = self._network.is_here(spec.main_address or "")
         is_first = not spec.joins and (spec.node_rank == 0 or (spec.node_rank is None and is_ours))
         if not is_first and spec.least == spec.nodes and not spec.peers:
             return True
@@ -205,7 +205,7 @@ class Participant:
         if spec.peers:  # which find each other by name
             return ""
         asked = {address for address in (main if is_first else "", local) if address}
-        return next((address for address in asked if len(asked) == 1 and is_own_ip(address)), "")
+        return next((address for address in asked if len(asked) == 1 and self._network.is_own_ip(address)), "")
 
     def _is_first(self) -> bool:
         """Whether this node is the first coordinator: node 0, or the first that listens at the main address."""
@@ -214,7 +214,7 @@ class Participant:
             return True
         if spec.joins:
             return False
-        is_there = spec.node_rank is None and is_here(spec.main_address or "")
+        is_there = spec.node_rank is None and self._network.is_here(spec.main_address or "")
         return self._listener.port == spec.main_port and (spec.node_rank == 0 or is_there)
 
     def lead(self) -> None:
@@ -235,7 +235,7 @@ class Participant:
         """Follow the agent at this address, or the one that it names as the leader."""
         address = first
         while not self._is_over():
-            remaining = join_by() - time.monotonic()
+            remaining = join_by() - self._loop.now()
             try:
                 status = self.follow(address, max(0.1, min(CONNECT_SECONDS, remaining)))
                 if self._link is not None:
@@ -265,7 +265,7 @@ class Participant:
             OSError: it does not answer.
             PermissionError: it does not know the token.
         """
-        channel, status = connect(*address, self._token, timeout, joins=True)
+        channel, status = self._network.connect(address, timeout)
         if not status["leads"]:
             channel.close()
             return status
@@ -286,7 +286,7 @@ class Participant:
         spec = self._spec
         self.send(
             {"do": "join", "id": self.id, "node_rank": spec.node_rank, "nodes": [spec.least, spec.nodes],
-             "slots": spec.nproc, "host": socket.gethostname(), "address": self._address, "listen": self._listener.port,
+             "slots": spec.nproc, "host": self._network.host, "address": self._address, "listen": self._listener.port,
              "job": spec.run_id or spec.job, "version": __version__,
              "standing": None if self.standing is None else self.standing.to_dict(), **self._offer()}
         )  # fmt: skip
@@ -308,7 +308,7 @@ class Participant:
             return
         if message["do"] == "last call":
             seconds = self._last_call()
-            self.last_call_until = until = time.monotonic() + seconds
+            self.last_call_until = until = self._loop.now() + seconds
             self._loop.after(seconds, lambda: self._end_last_call(link, until))
             return
         if message["do"] == "start" or message["do"] == "prepare":
@@ -325,7 +325,7 @@ class Participant:
         """Seconds to wait for other nodes: lost nodes must have stopped their ranks before the job goes on."""
         if self._others_stop_by is None:
             return self._spec.last_call
-        return max(self._spec.last_call, self._others_stop_by - time.monotonic())
+        return max(self._spec.last_call, self._others_stop_by - self._loop.now())
 
     def _end_last_call(self, link: Leader | Link, until: float) -> None:
         if self.last_call_until == until:  # not that of a later coordinator
@@ -388,11 +388,11 @@ class Participant:
         if self._spec.peers and not self._nodes:  # no attempt has begun here
             self._meet_peers(lambda: search_by, lambda: self._spec.join_timeout)
             return
-        since = time.monotonic() if last_seen is None else last_seen
+        since = self._loop.now() if last_seen is None else last_seen
         self._others_stop_by = since + self._spec.silence + STOP_SECONDS
         is_recent = dead and last_seen is not None
         proof_until = since + self._spec.silence - CONNECT_SECONDS if is_recent else 0.0
-        search = Search(self._loop, self, self._nodes, self._token, proof_until)
+        search = Search(self._loop, self, self._nodes, self._network, proof_until)
         if not search.run(search_by, self._is_over):
             why = (
                 "this node was cut off from the others, and they have ended meanwhile; paceline get"
@@ -434,19 +434,3 @@ class Participant:
             self._parted.append(self._link)
             self._link = None
             self._leader = None
-
-
-def is_here(address: str) -> bool:
-    """Whether an address belongs to this machine: only then can it be bound."""
-    try:
-        candidates = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, where in candidates:
-        with socket.socket(family, kind, protocol) as sock:
-            try:
-                sock.bind(where)
-            except OSError:
-                continue
-            return True
-    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .handshake import Survey
 from .search import CONNECT_SECONDS
 
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.node.eventloop.loop import Loop
     from paceline.node.journal.status import NodeEntry
 
+    from .handshake import Network
     from .messages import AgentStatus
 
 
@@ -29,7 +29,7 @@ class Peers:
         have_ended: whether the job has succeeded without this node.
     """
 
-    def __init__(self, loop: Loop, names: Sequence[str], port: int, own: int, token: bytes) -> None:
+    def __init__(self, loop: Loop, names: Sequence[str], port: int, own: int, network: Network) -> None:
         """Nothing is asked before `ask`.
 
         Args:
@@ -37,7 +37,7 @@ class Peers:
         """
         self.leader: tuple[str, int] | None = None
         self.have_begun = self.have_ended = False
-        self._loop, self._names, self._own, self._token = loop, names, own, token
+        self._loop, self._names, self._own, self._network = loop, names, own, network
         self._others: list[NodeEntry] = [
             {"id": str(rank), "address": name, "listen": port, "slots": 0, "ports": []}
             for rank, name in enumerate(names)
@@ -47,7 +47,7 @@ class Peers:
 
     def ask(self, is_over: Callable[[], bool]) -> None:
         """Ask all of them once; returns when they have answered, or their time or everything is over."""
-        survey = Survey(self._loop, self._others, self._token, CONNECT_SECONDS)
+        survey = self._network.survey(self._others, CONNECT_SECONDS)
         self._loop.run_until(lambda: survey.is_over or is_over())
         survey.close()
         self._answers = dict(survey.answers)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.eventloop.channel import ChannelClosed
-
-from .handshake import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -16,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.node.eventloop.loop import Loop
     from paceline.node.journal.status import NodeEntry
 
+    from .handshake import Network
     from .messages import AgentStatus
 
     Address = tuple[str, int]
@@ -73,7 +71,7 @@ class Search:
     """
 
     def __init__(
-        self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], token: bytes, proof_until: float
+        self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], network: Network, proof_until: float
     ) -> None:
         """Nothing is asked before `run`.
 
@@ -84,14 +82,14 @@ class Search:
         self._loop = loop
         self._searcher = searcher
         self._nodes = nodes
-        self._token = token
+        self._network = network
         self._proof_until = proof_until
         self._in_vain_since: float | None = None
 
     @property
     def is_in_vain(self) -> bool:
         """See the class."""
-        return self._in_vain_since is not None and time.monotonic() - self._in_vain_since > VAIN_SECONDS
+        return self._in_vain_since is not None and self._loop.now() - self._in_vain_since > VAIN_SECONDS
 
     def run(self, search_by: float, is_over: Callable[[], bool]) -> bool:
         """Search until the job goes on, or `is_over()`; returns False if it is in vain, or takes until `search_by`."""
@@ -107,7 +105,7 @@ class Search:
                 break
             if searcher.has_led_on:
                 break
-            if self.is_in_vain or time.monotonic() > search_by:
+            if self.is_in_vain or self._loop.now() > search_by:
                 return False
             self._loop.run_until(lambda: is_over() or searcher.has_led_on, CONNECT_PAUSE)
         return True
@@ -132,7 +130,7 @@ class Search:
                     self._in_vain_since = None
                     return _Candidate(answer["id"], (address, port))
         is_possible = self._searcher.may_still_go_on(ended)
-        self._in_vain_since = None if is_possible else self._in_vain_since or time.monotonic()
+        self._in_vain_since = None if is_possible else self._in_vain_since or self._loop.now()
         for node in self._nodes:
             if node["id"] == own:
                 return _Candidate(own, None)
@@ -143,7 +141,7 @@ class Search:
     def _ask(self, is_over: Callable[[], bool]) -> tuple[dict[str, AgentStatus], set[str]]:
         """Ask all other agents of the last attempt; returns the answers, by agent id, and which agents have ended."""
         others = [node for node in self._nodes if node["id"] != self._searcher.id]
-        survey = Survey(self._loop, others, self._token, CONNECT_SECONDS)
+        survey = self._network.survey(others, CONNECT_SECONDS)
         if others:
             self._loop.run_until(lambda: survey.is_over or is_over())
         survey.close()
@@ -151,7 +149,7 @@ class Search:
         ended = {name for name, answer in survey.answers.items() if answer == "refused"}
         for name, answer in survey.answers.items():
             if answer == "refused":
-                if time.monotonic() <= self._proof_until:
+                if self._loop.now() <= self._proof_until:
                     self._searcher.agent_died(name)
             elif isinstance(answer, dict) and answer["id"] == name:
                 living[name] = answer
