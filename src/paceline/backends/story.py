@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from typing import TYPE_CHECKING, Any
 
+from paceline.job.quantities import duration_text
+
+from .stands import in_words, stood
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.job.job import Job
 
+_MOST_DEPTH = 3  # nested lists that are shown
 _OF_ATTEMPTS = ("started", "restarting", "requeued", "reopened")
 
 
@@ -41,3 +48,48 @@ def story(job: Job, recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _time(event: dict[str, Any]) -> float:
     return float(event["time"])
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def failed(failure: Mapping[str, Any]) -> str:
+    """Which rank failed, where, and why, in one line."""
+    where = f" on {failure['host']}" if failure.get("host") else ""
+    who = f"node {failure.get('node')}" if failure.get("rank") is None else f"rank {failure['rank']}"
+    what = f" (what to do: {failure['advice']})" if failure.get("advice") else ""
+    return f"{who}{where}: {failure['message']}{what}"
+
+
+def details(event: Mapping[str, Any]) -> str:
+    """What an event says beside its time and name, in one line."""
+    if event["event"] == "hang":
+        return str(event["why"])
+    if event["event"] == "stood":
+        return "; ".join(map(stood, event["places"]))
+    if event["event"] == "spent":
+        return in_words(event["spent"])
+    left_out = ("time", "event", "host", "logs", "failure", "others")
+    shown = dict(event)
+    if "signal" in event:
+        shown["signal"] = signal.Signals(event["signal"]).name
+    if event.get("grace") is not None:
+        shown["grace"] = duration_text(event["grace"])
+    parts = [
+        f"{key}={_value(value)}" for key, value in shown.items() if key not in left_out and value not in (None, "", [])
+    ]
+    failure = event.get("failure")
+    return " ".join([*([f"failure: {failed(failure)};"] if failure else []), *parts])
+
+
+def _value(value: Any, depth: int = 0) -> str:
+    """A detail in a readable form: `0,1`, `true`, `"no node"`."""
+    if isinstance(value, (list, tuple, dict)) and depth >= _MOST_DEPTH:
+        return "…"
+    if isinstance(value, (list, tuple)):
+        return ",".join(_value(inner, depth + 1) for inner in value)
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{_value(inner, depth + 1)}" for key, inner in value.items())
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False) if " " in value else value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)

@@ -297,6 +297,7 @@ class NodeHistory(TypedDict):
         telemetry: lines in the order of time.
         metrics: None on nodes that have none.
         software: name → version, of what the job runs with, as far as that is known.
+        origin: of the code that ran: `commit`, `branch`, and `diff`, its difference to the commit.
         missing: lines about what cannot be read, for people.
     """
 
@@ -305,6 +306,7 @@ class NodeHistory(TypedDict):
     telemetry: list[Telemetry]
     metrics: MetricsRecord | None
     software: dict[str, str]
+    origin: NotRequired[dict[str, str]]
     missing: list[str]
 
 

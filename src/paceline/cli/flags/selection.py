@@ -15,8 +15,7 @@ from paceline.job.quantities import show_duration
 from .where import backend, is_narrowed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
     from paceline.backends.base import Backend, Listing
     from paceline.backends.everywhere import Place
@@ -139,14 +138,6 @@ def node_of(job: Job) -> str | None:
     if not nodes or nodes == [socket.gethostname()]:
         return None
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"
-
-
-def failed(failure: Mapping[str, Any]) -> str:
-    """Which rank failed, where, and why, in one line."""
-    where = f" on {failure['host']}" if failure.get("host") else ""
-    who = f"node {failure.get('node')}" if failure.get("rank") is None else f"rank {failure['rank']}"
-    what = f" (what to do: {failure['advice']})" if failure.get("advice") else ""
-    return f"{who}{where}: {failure['message']}{what}"
 
 
 def outcome(job: Job) -> str:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 from typing import Any
 
 import click
 
-from paceline.backends.stands import in_words, stood
-from paceline.backends.story import story
+from paceline.backends.story import details, story
 from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.flags.selection import failed, known, rank_of
+from paceline.cli.flags.selection import known, rank_of
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.tables import Column, output_option, show
 from paceline.job.errors import UserError
-from paceline.job.quantities import duration_text, show_time
-
-_MOST_DEPTH = 3  # nested lists that are shown
+from paceline.job.quantities import show_time
 
 
 @click.command(cls=SectionedCommand, params=[*where_options(), output_option()])
@@ -34,44 +29,11 @@ def events(name: str, output: str) -> int:
     return 0
 
 
-def _details(event: dict[str, Any]) -> str:
-    if event["event"] == "hang":
-        return str(event["why"])
-    if event["event"] == "stood":
-        return "; ".join(map(stood, event["places"]))
-    if event["event"] == "spent":
-        return in_words(event["spent"])
-    left_out = ("time", "event", "host", "logs", "failure", "others")
-    shown = dict(event)
-    if "signal" in event:
-        shown["signal"] = signal.Signals(event["signal"]).name
-    if event.get("grace") is not None:
-        shown["grace"] = duration_text(event["grace"])
-    parts = [
-        f"{key}={_value(value)}" for key, value in shown.items() if key not in left_out and value not in (None, "", [])
-    ]
-    failure = event.get("failure")
-    return " ".join([*([f"failure: {failed(failure)};"] if failure else []), *parts])
-
-
-def _value(value: Any, depth: int = 0) -> str:
-    """A detail in a readable form: `0,1`, `true`, `"no node"`."""
-    if isinstance(value, (list, tuple, dict)) and depth >= _MOST_DEPTH:
-        return "…"
-    if isinstance(value, (list, tuple)):
-        return ",".join(_value(inner, depth + 1) for inner in value)
-    if isinstance(value, dict):
-        return ",".join(f"{key}:{_value(inner, depth + 1)}" for key, inner in value.items())
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False) if " " in value else value
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
-
-
 _EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
     Column("HOST", lambda event: event.get("host"), is_optional=True),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),
-    Column("DETAILS", _details, wraps=True, least=40),
+    Column("DETAILS", details, wraps=True, least=40),
 ]
 
 

@@ -13,7 +13,7 @@ from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
 from paceline.cli.flags import completion
 from paceline.cli.flags.options import SectionedCommand, parse_pairs
-from paceline.cli.flags.selection import all_jobs, failed, known, node_of
+from paceline.cli.flags.selection import all_jobs, known, node_of
 from paceline.cli.flags.where import OF_JOBS, backend, is_narrowed, where_options
 from paceline.cli.terminal.live import once_or_live, watch_option
 from paceline.cli.terminal.tables import (
@@ -206,6 +206,8 @@ def _traceback(name: str, traceback: TracebackRecord) -> Iterator[str]:
 
 def _last_restart(job: Job) -> str | None:
     """The time and cause of a job's last restart; None if no rank failed, or nothing is known."""
+    from paceline.backends.story import failed  # jobs that never failed do not need it
+
     for event in reversed(backend().events(job.name)) if job.restarts else ():
         if event["event"] == "restarting":
             failure = event.get("failure")

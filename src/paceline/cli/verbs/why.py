@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from paceline.backends.base import Watched, able
-from paceline.backends.stands import SECONDS, across, grouped, hang_of, in_words, stood
 from paceline.backends.story import story
+from paceline.backends.why import explained
 from paceline.cli.flags.options import Option, SectionedCommand
-from paceline.cli.flags.selection import failed, known, runs
+from paceline.cli.flags.selection import known, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
-from paceline.job.quantities import show_duration, show_time
-from paceline.job.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from paceline.contract.stands import Hang, Place, Stand
+    from paceline.contract.stands import Stand
     from paceline.job.job import Job
-
-_MOST_FRAMES = 12
-_MOST_TRACEBACK = 30  # lines
 
 
 def _why(name: str, live: bool, output: str) -> int:
@@ -42,147 +33,16 @@ def _why(name: str, live: bool, output: str) -> int:
         found = {"state": job.state, "error": job.error, "events": happened, "stands": stands}
         click.echo(json.dumps(found, indent=2))
         return 0
-    lines = [*_of_end(job, happened), *_of_hangs(job, happened, places=not live), *_of_spent(job, happened)]
-    lines += _of_ranks(job, stands)
+    lines = explained(job, happened, stands)
     if len(lines) == 1 and not job.is_over and stands is None:
         lines.append("nothing is known that keeps it; see where its ranks are with --live")
-    click.echo("\n".join(map(printable, lines)))
+    click.echo("\n".join(lines))
     return 0
 
 
 def _ask(job: Job) -> list[Stand]:
     runs(job, "leave --live out")
     return able(backend(), Watched).stands(job.name)
-
-
-def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """How the job is, and what failed."""
-    code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
-    passed = job.duration(time.time())
-    since = "" if passed is None else f" {'after' if job.is_over else 'for'} {show_duration(passed)}"
-    yield f"job {job.name}: {job.state}{code}{since}"
-    is_told = any(event["event"] == "hang" for event in happened)  # by `_of_hangs`
-    if job.waiting and not (is_told and job.waiting.startswith("it hangs")):
-        reason = job.waiting.removeprefix("it ")
-        yield f"it {reason}" if reason.startswith(("waits ", "hangs")) else f"it waits: {reason}"
-    if job.state == "STARTING":
-        last = happened[-1]
-        is_importing = last["event"] == "importing"
-        since = show_duration(time.time() - last["time"])
-        yield f"it imports {', '.join(last['what'])}, for {since}" if is_importing else "its ranks have not started yet"
-    restarts = [event for event in happened if event["event"] == "restarting"]
-    for event in restarts[-3:]:
-        why = failed(event["failure"]) if event.get("failure") else event.get("why") or "it was asked to"
-        yield f"{show_time(event['time'])} it started again: {why}"
-    end = _failed_end(happened)
-    failure = end["failure"] if end and job.state == "FAILED" else None
-    if failure is None:
-        if job.error:
-            yield job.error
-        return
-    yield failed(failure)
-    if failure.get("advice"):
-        yield failure["advice"]
-    yield from _last_of(failure, "")
-    for other in end["others"] if end else ():
-        who = f"node {other['node']}" if other["rank"] is None else f"rank {other['rank']}"
-        yield f"  after it {who}: {other['message']}"
-        yield from _last_of(other, "    ")
-
-
-def _failed_end(happened: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The last end of the job that had a failure."""
-    return next((event for event in reversed(happened) if event["event"] == "finished" and event.get("failure")), None)
-
-
-def _last_of(failure: dict[str, Any], indent: str) -> Iterator[str]:
-    """What a rank that failed has entered and written last; older versions have not recorded all of it."""
-    if failure.get("collectives"):
-        yield f"{indent}the last collective that it had entered: {failure['collectives']}"
-    text = str(failure.get("traceback") or "").rstrip("\n").split("\n")
-    if text != [""]:
-        yield f"{indent}it wrote last:"
-        yield from (f"{indent}  {line}" for line in text[-_MOST_TRACEBACK:])
-
-
-def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[str]:
-    """The last hang of the last attempt, or else where ranks were when they were stopped."""
-    begun = max((number for number, event in enumerate(happened) if event["event"] == "started"), default=0)
-    found = [event for event in happened[begun:] if event["event"] == "hang"]
-    stood = [event for event in happened[begun:] if event["event"] == "stood"]
-    end = _failed_end(happened)
-    own = {failure["rank"] for failure in (end["failure"], *end["others"])} if end else set()  # ended by themselves
-    for event in stood if places and not found else ():
-        if stopped := [place for place in event["places"] if not own.issuperset(place["ranks"])]:
-            yield ""
-            yield f"{show_time(event['time'])} where the ranks were that were stopped:"
-            yield from _of_places(stopped)
-    if found:
-        yield ""
-        hang: Hang = found[-1]["hang"]
-        begun_at = found[-1]["time"] - hang["seconds"]
-        if job.waiting and job.waiting.endswith(hang["line"]):
-            yield f"it hangs for {show_duration(time.time() - begun_at)} now: {hang['line']}"
-        else:
-            yield f"{show_time(begun_at)} it hung: {hang['line']}"
-        yield from _of_places(hang["places"] if places else ())
-
-
-def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What the ranks spent their time on, and what of that can be less; of each node the same, once it has ended."""
-    found = [event for event in happened if event["event"] == "spent"]
-    if not found and job.slow and not (job.waiting or "").startswith("it hangs"):  # then it is no exchange that is slow
-        yield ""
-        yield from job.slow
-    for event in found:
-        host = f" on {event['host']}" if len(found) > 1 and event.get("host") else ""
-        yield ""
-        yield f"time{host}: {in_words(event['spent'])}"
-        yield from event.get("causes", ())  # jobs of older versions have none
-    if over := across([event["spent"] for event in found]):
-        yield ""
-        yield from over
-
-
-def _of_ranks(job: Job, stands: Sequence[Stand] | None) -> Iterator[str]:
-    """Where the ranks are now."""
-    if stands is None:
-        return
-    yield ""
-    if (hang := hang_of(stands)) is not None:
-        yield f"in {SECONDS:g} s nothing has moved: {hang['line']}"
-        yield from _of_places(hang["places"])
-        return
-    busy = sum(stand["idle"] < SECONDS for stand in stands)
-    moving = sum(stand["still"] < SECONDS for stand in stands)
-    yield f"in {SECONDS:g} s: {busy} of {len(stands)} ranks busy, {moving} entered a collective"
-    if len(stands) < job.ranks:
-        yield f"{job.ranks - len(stands)} ranks have ended, or their machines do not answer"
-    yield from _of_places(grouped(stands))
-
-
-def _of_places(places: Sequence[Place]) -> Iterator[str]:
-    for place in places:
-        yield ""
-        yield stood(place)
-        yield from (f"    {_frame(frame)}" for frame in place["stack"][:_MOST_FRAMES])
-        if len(place["stack"]) > _MOST_FRAMES:
-            yield f"    … and {len(place['stack']) - _MOST_FRAMES} more"
-        for thread in place["threads"]:
-            if thread["frames"]:
-                yield f"  thread {thread['name']}: {_frame(thread['frames'][0])}"
-
-
-def _frame(frame: Sequence[Any]) -> str:
-    file, line, function = frame
-    return f"{_short(file)}:{line} in {function}" if line else f"{os.path.basename(file)} in {function}"
-
-
-def _short(file: str) -> str:
-    """A file below a folder of packages without that folder."""
-    for folder in ("site-packages", "dist-packages"):
-        file = file.rpartition(f"{os.sep}{folder}{os.sep}")[2]
-    return file
 
 
 why = SectionedCommand(

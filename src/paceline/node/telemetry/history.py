@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 from .thinning import reduced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
     from paceline.node.rundir.directory import RunDirectory
 
 POINTS = 240  # of each series
+_NUMBERS, _FEWEST = 6000, 48  # of all metrics together, and points of each
 _MOST_BYTES = 64 << 20  # of a file; of a longer one, the end is read
 _LONGEST = 1 << 18  # bytes of the end of telemetry.jsonl that is looked at for its last line
 _RECENT = 30.0  # seconds, beside those for which a line stands, in which it is of now
@@ -96,12 +97,12 @@ def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsReco
         lines.append(line)
     lines = [line for line in lines if line["time"] > since]
     names = list(dict.fromkeys(key for line in lines for key in line if key not in _OF_LINE))
-    spans = [group for group in _spans(lines, points) if group]
+    spans = [group for group in _spans(lines, max(_FEWEST, min(points, _NUMBERS // max(1, len(names))))) if group]
     return {
         "time": [round(group[-1]["time"], 3) for group in spans],
         "step": [group[-1]["step"] for group in spans],
         "values": {name: [_mean([line.get(name) for line in group]) for group in spans] for name in names},
-        "last": {name: next((it[name] for it in reversed(lines) if _is_number(it.get(name))), None) for name in names},
+        "last": {name: next(_known(it.get(name) for it in reversed(lines)), None) for name in names},
     }
 
 
@@ -116,9 +117,13 @@ def _spans(lines: Sequence[dict[str, Any]], points: int) -> list[list[dict[str, 
     return groups
 
 
-def _mean(values: Sequence[Any]) -> float | None:
-    known = [value for value in values if _is_number(value)]
+def _mean(values: Iterable[Any]) -> float | None:
+    known = list(_known(values))
     return float(f"{sum(known) / len(known):.6g}") if known else None
+
+
+def _known(values: Iterable[Any]) -> Iterator[float]:
+    return filter(_is_number, values)
 
 
 def _is_number(value: Any) -> bool:

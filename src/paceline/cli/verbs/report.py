@@ -1,0 +1,74 @@
+"""`paceline report`: all about jobs in one file, for people who were not there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.selection import known
+from paceline.cli.flags.where import OF_JOBS, backend, where_options
+from paceline.cli.terminal.ending import ended_by_signals
+from paceline.cli.terminal.write import say
+from paceline.job.errors import UserError
+
+_LINES = 30
+_MOST_LINES = 10_000
+
+
+def _report(names: tuple[str, ...], *, file: str | None, lines: int) -> None:
+    """Write all about JOB into one HTML file, which needs no network: it can be sent, and kept.
+
+    State and events, why it failed or is slow, metrics, what each rank spent its time on, what it used, the last lines
+    of each rank, the job file and the code. Several jobs are compared.
+    """
+    from paceline.web.gather import gathered
+    from paceline.web.report import is_report, report
+
+    names = tuple(dict.fromkeys(names))
+    path = Path(file or f"{names[0]}.html")
+    if file != "-":
+        if path.is_dir():
+            raise UserError(f"-o {path} is a folder; name a file")
+        if path.exists() and not is_report(path):
+            raise UserError(f"-o {path} exists, and is no report; choose another file")
+    jobs = known(names, warns=True)
+    with ended_by_signals():
+        views = [gathered(job, backend(), lines) for job in jobs]
+        text = report(views).encode()
+    for view in views:
+        for line in view["missing"]:
+            say(f"{view['job']['name']}: {line}" if len(views) > 1 else line)
+    if file == "-":
+        sys.stdout.buffer.write(text)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(text)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"-o {path}: {error.strerror}; choose another folder") from None
+    click.echo(path)
+
+
+report = SectionedCommand(
+    "report",
+    callback=_report,
+    help=_report.__doc__,
+    params=[
+        click.Argument(["names"], metavar="JOB…", nargs=-1, required=True, **OF_JOBS),
+        *where_options(),
+        Option(["-o", "--output", "file"], metavar="FILE", help="- for stdout.  [default: JOB.html]"),
+        Option(
+            ["-n", "--lines"],
+            metavar="N",
+            type=click.IntRange(0, _MOST_LINES),
+            default=_LINES,
+            help=f"Last lines of each rank.  [default: {_LINES}]",
+        ),
+    ],
+)

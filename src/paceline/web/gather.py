@@ -1,0 +1,67 @@
+"""Asks a backend for all that the view of a job shows; what it does not give is said in the view."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline.backends.base import History, LogQuery, Recorded, able
+from paceline.backends.story import story
+from paceline.job.errors import UserError
+from paceline.job.secret_values import looks_secret, without_passwords
+
+from .views import job_view, last_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.backends.base import Backend
+    from paceline.job.job import Job
+    from paceline.job.spec import JobSpec
+
+    from .views import JobView
+
+_NODE_LINES = 4000  # last lines of a node, of which each rank's are taken
+_T = TypeVar("_T")
+
+
+def gathered(job: Job, there: Backend, lines: int) -> JobView:
+    """The view of a job.
+
+    Args:
+        there: where it is.
+        lines: of each rank, at most.
+    """
+    missing: list[str] = []
+
+    def known(what: str, ask: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return ask()
+        except UserError as error:
+            missing.append(f"{what}: {error}")
+            return otherwise
+
+    nothing: list[dict[str, Any]] = []
+    happened = known("events", lambda: there.events(job.name), nothing)
+    history = known("history", lambda: able(there, Recorded).history(job.name), History([]))
+    file = known("job file", lambda: job_file(there.spec(job.name)), "")
+    ends: list[tuple[int, bytes]] = []
+    if lines:
+        known("logs", lambda: ends.extend(_ends(job, there)), None)
+    logs = last_lines(ends, lines)
+    return job_view(job, story(job, happened), history, logs=logs, file=file, missing=missing)
+
+
+def _ends(job: Job, there: Backend) -> Iterator[tuple[int, bytes]]:
+    for found in there.logs(job.name, LogQuery(ranks=None, tail=_NODE_LINES)):
+        yield found.rank, found.text
+
+
+def job_file(spec: JobSpec) -> str:
+    """A job as a job file, without what looks like a secret: it is shown to others."""
+    import yaml
+
+    left_out = ("name", "resume_from", "detached", "rendezvous")
+    shown: dict[str, Any] = {key: it for key, it in spec.dumped(only_changed=True).items() if key not in left_out}
+    if "env" in shown:
+        shown["env"] = {name: "…" if looks_secret(name, it) else it for name, it in shown["env"].items()}
+    return without_passwords(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))

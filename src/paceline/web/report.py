@@ -1,0 +1,132 @@
+"""One file of HTML with all about jobs: it loads nothing, and shows the same in ten years.
+
+The data is JSON in the file, the code is the page's, as one script. The content security policy allows that script and
+that style sheet, by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import posixpath
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline._version import __version__
+from paceline.job.quantities import show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from .views import JobView
+
+_STYLES = ("vendor/uplot.css", "style.css")
+_MAIN = "report.js"
+_GENERATOR = '<meta name="generator" content="paceline report">'
+_IMPORT = re.compile(
+    r"""^[ \t]*(?:export\s*(?P<again>\{[^}]*\})|import\s*(?:(?P<default>\w+)\s*,?)?\s*(?P<names>\{[^}]*\})?)"""
+    r"""\s*from\s*["'](?P<path>\.[^"']+)["'];?""",
+    re.MULTILINE,
+)
+_NAMED = re.compile(r"^export\s+(?=(?:async\s+)?(?:const|let|function\*?|class)\s+(\w+))", re.MULTILINE)
+_LIST = re.compile(r"\bexport\s*(\{[^}]*\});?")
+_DEFAULT = re.compile(r"\bexport default ")
+
+
+def report(views: Sequence[JobView]) -> str:
+    """The file.
+
+    Args:
+        views: of the jobs, the first one first; several are compared.
+    """
+    data = {"version": __version__, "time": show_time(time.time()), "jobs": views}
+    script, style = script_of(_MAIN), "\n".join(map(_text, _STYLES))
+    names = ", ".join(view["job"]["name"] for view in views)
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    plain = "\n\n".join("\n".join(view["why"]) for view in views)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'{_GENERATOR}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(names)} &ndash; paceline</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<div id="page"></div>\n<noscript><pre>{html.escape(plain)}</pre></noscript>\n'
+        f'<script type="application/json" id="data">{_json(data)}</script>\n<script>{script}</script>\n'
+        "</body>\n</html>\n"
+    )
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a report, which another one may replace."""
+    try:
+        with open(path, "rb") as file:
+            return _GENERATOR.encode() in file.read(1024)
+    except OSError:
+        return False
+
+
+def _json(data: Any) -> str:
+    """JSON that no parser of HTML ends early."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _text(name: str) -> str:
+    return (importlib.resources.files("paceline.web") / "static" / name).read_text(encoding="utf-8")
+
+
+# -- one script of several modules ------------------------------------------------------------------------------------
+
+
+def script_of(main: str) -> str:
+    """A module of the page, and all that it imports, as one script. No module imports itself by way of others."""
+    done: dict[str, str] = {}
+    _add(main, done)
+    script = '(() => { "use strict"; const modules = {};\n' + "".join(done.values()) + "})();\n"
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _add(name: str, done: dict[str, str]) -> None:
+    if name in done:
+        return
+    exports: dict[str, str] = {}
+
+    def imported(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), found["path"]))
+        _add(path, done)
+        module = f"modules[{json.dumps(path)}]"
+        if found["again"]:
+            exports.update({shown: f"{module}.{own}" for own, shown in _pairs(found["again"])})
+            return ""
+        names = [*([f"default: {found['default']}"] if found["default"] else [])]
+        names += [f"{theirs}: {mine}" for theirs, mine in _pairs(found["names"] or "{}")]
+        return f"const {{ {', '.join(names)} }} = {module};"
+
+    def listed(found: re.Match[str]) -> str:
+        exports.update({shown: own for own, shown in _pairs(found[1])})
+        return ""
+
+    text = _IMPORT.sub(imported, _text(name))
+    exports.update({it: it for it in _NAMED.findall(text)})
+    text = _LIST.sub(listed, _NAMED.sub("", text))
+    if _DEFAULT.search(text):
+        text, exports["default"] = _DEFAULT.sub("const default_ = ", text), "default_"
+    shown = ", ".join(f"{json.dumps(shown)}: {own}" for shown, own in exports.items())
+    done[name] = f"modules[{json.dumps(name)}] = (() => {{\n{text}\nreturn {{ {shown} }}; }})();\n"
+
+
+def _pairs(names: str) -> list[tuple[str, str]]:
+    """The names in `{a, b as c}`, each with the name behind `as`."""
+    parts = [part.split() for part in names.strip("{}").split(",") if part.strip()]
+    return [(part[0], part[-1]) for part in parts]

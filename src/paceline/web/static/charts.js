@@ -1,0 +1,137 @@
+// Curves over time or steps, and the map of ranks over time.
+import { number, size, t } from "./i18n.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./ui.js";
+import uPlot from "./vendor/uplot.js";
+
+const HEIGHT = 170;
+const BYTES = Array.from({ length: 45 }, (_, power) => 2 ** power);
+export const COLOURS = ["#0a6ed1", "#d1480a", "#1a8f4c", "#8e3fc0", "#b58900", "#c2185b", "#00838f", "#6d4c41"];
+export const SHARES = { data: "#d18b0a", compute: "#1a8f4c", exchange: "#0a6ed1", checkpoint: "#8e3fc0", other: "#8a929b" };
+
+const wants = (query) => matchMedia(query).matches;
+// The colour that a variable of the style sheet stands for, dark or light.
+function colour(name) {
+  const probe = document.createElement("i");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+// Draws again when the reader switches between dark and light.
+function useScheme() {
+  const [, draw] = useState(0);
+  useEffect(() => {
+    const media = matchMedia("(prefers-color-scheme: dark)"), on = () => draw((n) => n + 1);
+    media.addEventListener("change", on);
+    const watch = new MutationObserver(on);
+    watch.observe(document.documentElement, { attributes: true, attributeFilter: ["style"] });
+    return () => { media.removeEventListener("change", on); watch.disconnect(); };
+  }, []);
+  return `${wants("(prefers-color-scheme: dark)")} ${document.documentElement.style.colorScheme}`;
+}
+
+// Exponential moving mean, without the bias of its beginning; gaps stay gaps.
+export function smoothed(values, weight) {
+  if (!weight) return values;
+  let mean = 0, norm = 1;
+  return values.map((value) => {
+    if (value == null) return null;
+    mean = weight * mean + (1 - weight) * value;
+    norm *= weight;
+    return mean / (1 - norm);
+  });
+}
+
+export function extent(columns) {
+  let low = Infinity, high = -Infinity, last = null;
+  for (const values of columns) for (const value of values) if (value != null) { low = Math.min(low, value); high = Math.max(high, value); last = value; }
+  return low <= high ? { low, high, last } : null;
+}
+
+// One chart: `series` are [{label, values, colour?, faint?}], all over `x`; `isTime`: x is seconds since the epoch.
+export function Chart({ title, x, series, isTime, show = number, isLog = false, sync, low }) {
+  const box = useRef();
+  const scheme = useScheme();
+  const known = extent(series.map((it) => it.values));
+  const isBytes = show === size || show.isBytes;
+  const data = useMemo(() => [x, ...series.map((it) => (isLog ? it.values.map((value) => (value > 0 ? value : null)) : it.values))], [x, series, isLog]);
+  useLayoutEffect(() => {
+    if (!known) return;
+    const ink = colour("--text-weak"), line = colour("--line");
+    const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
+    const plot = new uPlot({
+      width: Math.max(160, box.current.clientWidth), height: HEIGHT,
+      cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false } },
+      legend: { live: true },
+      scales: { x: { time: isTime }, y: { distr: isLog ? 3 : 1, range: isLog || low == null ? undefined : (_, least, most) => [Math.min(low, least), most > low ? most * 1.05 : low + 1] } },
+      axes: [axis, { ...axis, size: 76, incrs: isBytes ? BYTES : undefined, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : show(tick))) }],
+      series: [{ label: isTime ? t("time") : t("step") },
+        ...series.map((it, index) => ({ label: it.label, stroke: it.colour ?? COLOURS[index % COLOURS.length], width: it.faint ? 1 : 1.6, alpha: it.faint ? 0.35 : 1, spanGaps: true, points: { show: x.length === 1 }, value: (_, value) => (value == null ? "–" : show(value)) }))],
+    }, data, box.current);
+    const resized = new ResizeObserver(() => plot.setSize({ width: Math.max(160, box.current.clientWidth), height: HEIGHT }));
+    resized.observe(box.current);
+    return () => { resized.disconnect(); plot.destroy(); };
+  }, [data, scheme, isTime, isLog]);
+  if (!known) return null;
+  const words = series.filter((it) => !it.faint).map((it) => {
+    const own = extent([it.values]);
+    return own && `${series.length > 1 ? `${it.label}: ` : ""}${t("{low} to {high}, last {last}", { low: show(own.low), high: show(own.high), last: show(own.last) })}`;
+  }).filter(Boolean).join("; ");
+  return html`<figure class="chart"><figcaption><b>${title}</b> <span class="weak">${words}</span></figcaption>
+    <div ref=${box} role="img" aria-label=${`${title}: ${words}`}></div></figure>`;
+}
+
+const bytesOf = (text) => Uint8Array.from(atob(text), (it) => it.charCodeAt(0));
+
+// Ranks × time, as views.py packs them: a byte for each cell; 255 is unknown.
+export function RankMap({ ranks }) {
+  const canvas = useRef();
+  const [share, setShare] = useState("");
+  const [told, setTold] = useState("");
+  const scheme = useScheme();
+  const columns = ranks.time.length, rows = ranks.rank.length, height = Math.max(4, Math.min(18, Math.floor(480 / rows)));
+  const cells = useMemo(() => Object.fromEntries(Object.entries(ranks.shares).map(([name, text]) => [name, bytesOf(text)])), [ranks]);
+  const names = Object.keys(SHARES).filter((name) => cells[name]);
+  useLayoutEffect(() => {
+    if (!names.length) return;
+    const context = canvas.current.getContext("2d"), image = context.createImageData(columns, rows);
+    const rgb = Object.fromEntries(names.map((name) => [name, [1, 3, 5].map((at) => parseInt(SHARES[name].slice(at, at + 2), 16))]));
+    const ground = (colour("--bg-raised").match(/[\d.]+/g) ?? [255, 255, 255]).map(Number);
+    for (let cell = 0; cell < columns * rows; cell++) {
+      const mixed = [0, 0, 0];
+      let rest = 1;
+      for (const name of names) {
+        const part = cells[name][cell] === 255 || (share && share !== name) ? 0 : cells[name][cell] / 254;
+        rest -= part;
+        for (let at = 0; at < 3; at++) mixed[at] += part * rgb[name][at];
+      }
+      for (let at = 0; at < 3; at++) image.data[4 * cell + at] = mixed[at] + Math.max(0, rest) * ground[at];
+      image.data[4 * cell + 3] = 255;
+    }
+    context.putImageData(image, 0, 0);
+  }, [ranks, share, scheme]);
+  if (!names.length) return null;
+  const onMove = (event) => {
+    const at = event.currentTarget.getBoundingClientRect();
+    const column = Math.min(columns - 1, Math.floor(((event.clientX - at.left) / at.width) * columns));
+    const row = Math.min(rows - 1, Math.floor(((event.clientY - at.top) / at.height) * rows));
+    const cell = row * columns + column;
+    const parts = names.filter((name) => cells[name][cell] !== 255).map((name) => `${t(name)} ${Math.round(cells[name][cell] / 2.54)} %`);
+    setTold(`${t("rank")} ${ranks.rank[row]}, ${new Date(1000 * ranks.time[column]).toLocaleString()}: ${parts.join(", ") || t("unknown")}`);
+  };
+  const mean = (name, row) => {
+    const known = [...cells[name].subarray(row * columns, (row + 1) * columns)].filter((it) => it !== 255);
+    return known.length ? `${Math.round(known.reduce((sum, it) => sum + it, 0) / known.length / 2.54)} %` : "";
+  };
+  return html`<figure class="chart wide"><figcaption class="bar"><b>${t("What the ranks spend their time on")}</b>
+      <span class="chips"><button type="button" aria-pressed=${share === ""} onClick=${() => setShare("")}>${t("all")}</button>
+      ${names.map((name) => html`<button type="button" aria-pressed=${share === name} onClick=${() => setShare(name)}><${Patch} colour=${SHARES[name]} /> ${t(name)}</button>`)}</span></figcaption>
+    <canvas ref=${canvas} class="map" width=${columns} height=${rows} style=${{ height: `${rows * height}px` }} role="img" aria-label=${t("What the ranks spend their time on")} onPointerMove=${onMove}></canvas>
+    <p class="weak" role="status">${told || `${t("ranks")} ${ranks.rank[0]}–${ranks.rank[rows - 1]}`}</p>
+    <details><summary>${t("As a table")}</summary><div class="scroll-x"><table><thead><tr><th>${t("rank")}</th>${names.map((name) => html`<th>${t(name)}</th>`)}<th>${t("CPU")}</th><th>${t("memory")}</th><th>${t("steps/s")}</th></tr></thead>
+      <tbody>${ranks.rank.map((rank, row) => html`<tr><td>${rank}</td>${names.map((name) => html`<td>${mean(name, row)}</td>`)}<td>${number(ranks.cpu[row])}</td><td>${size(ranks.memory[row])}</td><td>${number(ranks.steps[row])}</td></tr>`)}</tbody></table></div></details></figure>`;
+}
+
+const Patch = ({ colour: fill }) => html`<svg class="patch" viewBox="0 0 1 1" aria-hidden="true"><rect width="1" height="1" fill=${fill} /></svg>`;

@@ -1,0 +1,118 @@
+// All about a job, as web/views.py gives it: for the page and for the report.
+import { pieces } from "./ansi.js";
+import { Chart, COLOURS, RankMap, smoothed } from "./charts.js";
+import { moment, number, size, span, t, whole } from "./i18n.js";
+import { html, useMemo, useState } from "./ui.js";
+
+const rate = (value) => (value == null ? "" : `${size(value)}/s`);
+rate.isBytes = true;
+const percent = (value) => (value == null ? "" : `${number(value, 3)} %`);
+const watts = (value) => (value == null ? "" : `${number(value, 3)} W`);
+const degrees = (value) => (value == null ? "" : `${number(value, 3)} °C`);
+// title → figures of views.py, and how they are shown
+const USE = [
+  ["GPUs in use", ["gpu"], percent], ["GPU memory", ["gpu_memory"], size], ["CPU cores", ["cpu", "load"], number], ["Memory", ["memory", "memory_used"], size],
+  ["Network", ["received", "sent"], rate], ["Disk", ["read", "written"], rate], ["Power", ["power"], watts], ["Temperature", ["temperature"], degrees],
+];
+const LABELS = { cpu: "this job", load: "the machines", memory: "this job", memory_used: "the machines", gpu: "mean", gpu_memory: "sum", power: "sum", temperature: "most" };
+const PARTS = /^(data|forward_backward|sync|optimizer|checkpoint|total)_seconds$/;
+
+const Section = ({ title, children, open = true }) => html`<details class="section" open=${open}><summary><h2>${t(title)}</h2></summary>${children}</details>`;
+
+export function Line({ text }) {
+  return html`<div>${pieces(text).map(([part, style]) => html`<span class=${[style.bold && "bold", style.dim && "dim", typeof style.color === "number" && `ansi-color-${style.color}`].filter(Boolean).join(" ")}>${part}</span>`)}${"\n"}</div>`;
+}
+
+// What is known in a glance: state, times, progress, command.
+export function Facts({ job }) {
+  const steps = job.progress && `${job.progress.epochs ? `${t("epoch")} ${job.progress.epoch + 1}/${job.progress.epochs}, ` : ""}${t("step")} ${whole(job.progress.step)}`;
+  const end = job.finished ? Date.parse(job.finished) : job.state === "RUNNING" ? Date.now() : null;
+  const facts = [
+    ["state", html`<span class="state state-${job.state}">${job.state}</span>${job.exit_code != null && ` (${t("exit code")} ${job.exit_code})`}`],
+    ["error", job.error], ["advice", job.advice], ["waiting", job.waiting], ...job.slow.map((line) => ["slow", line]),
+    ["target", job.backend], ["ranks", `${job.ranks} / ${job.nodes} ${t("nodes")}`], ["devices", job.devices.join(", ")], ["progress", steps],
+    ["samples/s", job.progress?.samples_per_second && number(job.progress.samples_per_second)], ["restarts", job.max_restarts ? `${job.restarts} ${t("of")} ${job.max_restarts}` : job.restarts || ""],
+    ["created", moment(job.created)], ["started", moment(job.started)], ["finished", moment(job.finished)],
+    ["duration", job.started && end ? span((end - Date.parse(job.started)) / 1000) : ""], ["checkpoint", job.checkpoint && `${t("step")} ${whole(job.checkpoint.step)}, ${job.checkpoint.folder}`],
+    ["command", job.command], ["folder", job.working_dir], ["labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(" ")],
+  ];
+  return html`<dl class="facts">${facts.filter(([, value]) => value).map(([key, value]) => html`<dt>${t(key)}</dt><dd>${value}</dd>`)}</dl>`;
+}
+
+function Story({ events }) {
+  return html`<div class="scroll-x"><table><thead><tr><th>${t("time")}</th><th>${t("event")}</th><th>${t("node")}</th><th>${t("details")}</th></tr></thead><tbody>
+    ${events.map((event) => html`<tr><td class="nowrap">${moment(event.time)}</td><td>${event.event}</td><td>${event.host}</td><td class="wrap">${event.details}</td></tr>`)}</tbody></table></div>`;
+}
+
+// What the script has logged; `jobs` are [{name, metrics}], laid over each other.
+export function Metrics({ jobs }) {
+  const [isLog, setLog] = useState(false);
+  const [weight, setWeight] = useState(0);
+  const [isTime, setTime] = useState(false);
+  const names = useMemo(() => {
+    const all = [...new Set(jobs.flatMap((it) => Object.keys(it.metrics.values)))];
+    return [...all.filter((name) => !PARTS.test(name) && name !== "sent_bytes"), ...all.filter((name) => PARTS.test(name)), ...all.filter((name) => name === "sent_bytes")];
+  }, [jobs]);
+  const charts = useMemo(() => names.map((name) => ({ name, ...overlaid(jobs, name, isTime, weight) })), [jobs, names, isTime, weight]);
+  return html`<form class="bar" onSubmit=${(event) => event.preventDefault()}>
+      <label><input type="checkbox" checked=${isLog} onChange=${() => setLog(!isLog)} /> ${t("Logarithmic")}</label>
+      <label><input type="checkbox" checked=${isTime} onChange=${() => setTime(!isTime)} /> ${t("Over time")}</label>
+      <label>${t("Smoothing")} <input type="range" min="0" max="0.95" step="0.05" value=${weight} onInput=${(event) => setWeight(Number(event.target.value))} /></label>
+      <span class="weak">${t("Drag to zoom; double-click shows all.")}</span></form>
+    <div class="charts">${charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && jobs.length === 1} isLog=${isLog} sync=${`metrics-${jobs[0].name}`} />`)}</div>`;
+}
+
+// One chart's columns: all jobs over one x. Over time, several jobs begin at 0, in seconds.
+function overlaid(jobs, name, isTime, weight) {
+  const of = jobs.filter((it) => Object.hasOwn(it.metrics.values, name));
+  const xs = of.map(({ metrics }) => (!isTime ? metrics.step : jobs.length === 1 ? metrics.time : metrics.time.map((time) => time - metrics.time[0])));
+  const x = of.length === 1 ? xs[0] : [...new Set(xs.flat())].sort((a, b) => a - b);
+  const series = of.flatMap((it, index) => {
+    const at = new Map(xs[index].map((value, place) => [value, it.metrics.values[name][place]]));
+    const values = x.map((value) => at.get(value) ?? null);
+    const ink = COLOURS[jobs.indexOf(it) % COLOURS.length], label = jobs.length === 1 ? name : it.name;
+    return weight ? [{ label: `${label} (${t("as logged")})`, values, colour: ink, faint: true }, { label, values: smoothed(values, weight), colour: ink }] : [{ label, values, colour: ink }];
+  });
+  return { x, series };
+}
+
+export function Use({ use, name }) {
+  const [of, setOf] = useState("");
+  const node = use.nodes.find((it) => it.of === of);
+  const curves = node ?? use.total, x = node ? use.node_time : use.time;
+  const charts = useMemo(() => USE.map(([title, keys, show]) => ({ title, show, series: keys.filter((key) => curves.values[key]).map((key) => ({ label: t(LABELS[key] ?? key), values: curves.values[key] })) }))
+    .filter((it) => it.series.length), [curves]);
+  return html`${use.ranks && html`<${RankMap} ranks=${use.ranks} />`}
+    ${use.nodes.length > 0 && html`<p><label>${t("node")} <select value=${of} onChange=${(event) => setOf(event.target.value)}><option value="">${t("all together")}</option>
+      ${use.nodes.map((it) => html`<option value=${it.of}>${it.of}</option>`)}</select></label></p>`}
+    <div class="charts">${charts.map((it) => html`<${Chart} key=${it.title} title=${t(it.title)} x=${x} series=${it.series} isTime=${true} show=${it.show} sync=${`use-${name}`} low=${0} />`)}</div>`;
+}
+
+function Ranks({ job }) {
+  return html`<div class="scroll-x"><table><thead><tr><th>${t("rank")}</th><th>${t("name")}</th><th>${t("node")}</th><th>${t("state")}</th><th>${t("exit code")}</th></tr></thead><tbody>
+    ${job.instances.map((it) => html`<tr><td>${it.rank}</td><td>${it.name}</td><td>${it.node}</td><td><span class="state state-${it.state}">${it.state}</span></td><td>${it.exit_code ?? ""}</td></tr>`)}</tbody></table></div>`;
+}
+
+function Origin({ view }) {
+  const { job, origin } = view;
+  const code = [["source", job.code?.source], ["ref", job.code?.ref], ["commit", job.code?.commit ?? origin?.commit], ["branch", origin?.branch],
+    ...Object.entries(view.software)].filter(([, value]) => value);
+  return html`${code.length > 0 && html`<dl class="facts">${code.map(([key, value]) => html`<dt>${t(key)}</dt><dd>${value}</dd>`)}</dl>`}
+    ${view.file && html`<h3>${t("Job file")}</h3><pre>${view.file}</pre>`}
+    ${origin?.diff && html`<h3>${t("Changes since the commit")}</h3><pre class="diff">${origin.diff}</pre>`}`;
+}
+
+// Everything but the live logs; `others` are views of jobs whose metrics are laid over.
+export function Overview({ view, others = [] }) {
+  const { job } = view;
+  const jobs = useMemo(() => [view, ...others].filter((it) => it.metrics?.step.length).map((it) => ({ name: it.job.name, metrics: it.metrics })), [view, others]);
+  return html`<${Facts} job=${job} />
+    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why">${view.why.slice(1).join("\n").trim()}</pre><//>`}
+    ${jobs.length > 0 && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
+    ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
+    <${Section} title="Events"><${Story} events=${view.events} /><//>
+    ${job.instances.length > 0 && html`<${Section} title="Ranks" open=${job.instances.length <= 16}><${Ranks} job=${job} /><//>`}
+    ${view.logs.length > 0 && html`<${Section} title="Last lines" open=${view.logs.length <= 4}>${view.logs.map((it) => html`<h3>${t("rank")} ${it.rank}</h3><pre class="last">${it.lines.map((text) => html`<${Line} text=${text} />`)}</pre>`)}<//>`}
+    ${(view.file || view.origin || job.code) && html`<${Section} title="Job file and code" open=${false}><${Origin} view=${view} /><//>`}
+    ${view.missing.length > 0 && html`<${Section} title="What is missing"><ul>${view.missing.map((line) => html`<li class="warning">${line}</li>`)}</ul><//>`}`;
+}

@@ -1,0 +1,333 @@
+"""What a job's view shows, as JSON: pure functions of what its backend gives.
+
+The report puts these dictionaries into its file, and the page asks for them. Keys are those of `-o json` where there
+are such. Series are columns over a common `time`; None is what is not known.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from paceline.backends.story import details
+from paceline.backends.why import explained
+from paceline.job.quantities import show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from paceline.backends.base import History
+    from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
+    from paceline.job.job import Job
+
+    Column = list[float | None]
+    _Figure = Callable[[Telemetry], Any]
+    _Summary = Callable[[list[float]], float]
+
+POINTS = 200  # of a curve
+CELLS = 120  # of a row of the heat map
+_MOST_ROWS = 256  # of the heat map; of more ranks, several share a row
+_MOST_EVENTS = 400
+_MOST_NODES = 32  # with curves of their own
+_NUMBERS = 8000  # of these curves
+_FEWEST = 24  # points of such a curve
+SHARES = ("data", "compute", "exchange", "checkpoint", "other")
+
+
+class Curves(TypedDict):
+    """Figures over time, of a node or of all nodes together; `of` says whose they are."""
+
+    of: str
+    values: dict[str, Column]
+
+
+class Ranks(TypedDict):
+    """What each rank has spent its time on, over time.
+
+    Keys:
+        rank: the first rank of each row; a row has several if there are very many.
+        time: the end of each column, in seconds since the epoch.
+        shares: share of the time → base64 of a byte for each cell, row by row: 0 to 254 for 0 to 1; 255 is unknown.
+        cpu, memory: means of each rank over all the time: cores, and bytes.
+        steps: per second.
+    """
+
+    rank: list[int]
+    time: list[float]
+    shares: dict[str, str]
+    cpu: Column
+    memory: Column
+    steps: Column
+
+
+class Use(TypedDict):
+    """What a job has used over time.
+
+    Keys:
+        time: the ends of the spans, in seconds since the epoch.
+        total: of all nodes together.
+        nodes: of each node, by node rank, over `node_time`; none if there is only one, or if they are very many.
+        ranks: None if nothing is known of them.
+    """
+
+    time: list[float]
+    total: Curves
+    node_time: list[float]
+    nodes: list[Curves]
+    ranks: Ranks | None
+
+
+class JobView(TypedDict):
+    """A job as its report shows it.
+
+    Keys:
+        job: as `paceline get -o json`.
+        events: what happened to it: time, event, host, and in words the details.
+        why: the lines of `paceline why`.
+        metrics: what the script has logged; None if it has logged nothing.
+        use: None if nothing was recorded.
+        logs: the last lines of each rank.
+        file: the job as a job file (YAML); "" if it cannot be read.
+        software: name → version, or the versions on several nodes.
+        origin: the commit and the difference to it, of the code that was run; None if that is not known.
+        missing: lines about what could not be read.
+    """
+
+    job: dict[str, Any]
+    events: list[dict[str, Any]]
+    why: list[str]
+    metrics: MetricsRecord | None
+    use: Use | None
+    logs: list[dict[str, Any]]
+    file: str
+    software: dict[str, str]
+    origin: dict[str, Any] | None
+    missing: list[str]
+
+
+def events(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The events with their details in words, as `paceline events` shows them; of very many the first and last ones."""
+    few = list(happened)
+    if len(few) > _MOST_EVENTS:
+        half, end = _MOST_EVENTS // 2, few[-_MOST_EVENTS // 2 :]
+        few = [*few[:half], {"time": end[0]["time"], "event": "…", "left_out": len(few) - 2 * half}, *end]
+    return [
+        {"time": show_time(it["time"]), "event": it["event"], "host": it.get("host") or "", "details": details(it)}
+        for it in few
+    ]
+
+
+def last_lines(lines: Iterable[tuple[int, bytes]], most: int) -> list[dict[str, Any]]:
+    """The last lines of each rank.
+
+    Args:
+        lines: ranks, and lines of them in order.
+        most: of each rank.
+    """
+    import collections
+
+    found: dict[int, collections.deque[str]] = {}
+    for rank, text in lines:
+        kept = found.setdefault(rank, collections.deque(maxlen=most))
+        kept.extend(text.decode(errors="replace").splitlines())
+    return [{"rank": rank, "lines": list(kept)} for rank, kept in sorted(found.items())]
+
+
+def job_view(
+    job: Job,
+    happened: Sequence[dict[str, Any]],
+    history: History,
+    *,
+    logs: Sequence[Mapping[str, Any]] = (),
+    file: str = "",
+    missing: Sequence[str] = (),
+) -> JobView:
+    """The view of a job.
+
+    Args:
+        job: as it is now.
+        happened: its story, see `backends/story.py`.
+        history: what its nodes have written while it ran.
+        logs: see `last_lines`.
+        file: as YAML.
+        missing: lines about what could not be read.
+    """
+    nodes = history.nodes
+    of_nodes = [f"{node['host'] or 'a node'}: {line}" if len(nodes) > 1 else line
+                for node in nodes for line in node["missing"]]  # fmt: skip
+    return {
+        "job": job.to_dict(),
+        "events": events(happened),
+        "why": explained(job, happened),
+        "metrics": next((node["metrics"] for node in reversed(nodes) if node["metrics"]), None),
+        "use": use(nodes),
+        "logs": [dict(it) for it in logs],
+        "file": file,
+        "software": software(nodes),
+        "origin": next((origin for node in nodes if (origin := node.get("origin"))), None),
+        "missing": [*missing, *history.warnings, *of_nodes],
+    }
+
+
+def software(nodes: Iterable[NodeHistory]) -> dict[str, str]:
+    """Name → version; several where nodes differ."""
+    found: dict[str, dict[str, None]] = {}
+    for node in nodes:
+        for name, version in node["software"].items():
+            found.setdefault(name, {})[version] = None
+    return {name: ", ".join(versions) for name, versions in found.items()}
+
+
+# -- use ---------------------------------------------------------------------------------------------------------------
+
+
+class _Grid:
+    """Spans of time, all as long, from the first to the last line of any node."""
+
+    def __init__(self, nodes: Sequence[NodeHistory], points: int) -> None:
+        lines = [line for node in nodes for line in (node["telemetry"][0], node["telemetry"][-1])]
+        self.begin = min(line["time"] - line["seconds"] for line in lines)
+        self.end = max(line["time"] for line in lines)
+        shortest = min((line["seconds"] for node in nodes for line in node["telemetry"]), default=10.0)
+        self.count = max(1, min(points, math.ceil((self.end - self.begin) / max(shortest, 10.0))))
+        self.span = max((self.end - self.begin) / self.count, 1e-9)
+
+    def times(self) -> list[float]:
+        """The ends of the spans."""
+        return [round(self.begin + (number + 1) * self.span, 1) for number in range(self.count)]
+
+    def places(self, line: Telemetry) -> range:
+        """The spans that a line stands for."""
+        first = int((line["time"] - line["seconds"] - self.begin) / self.span + 0.5)
+        last = math.ceil((line["time"] - self.begin) / self.span - 0.5)
+        place = min(self.count - 1, max(0, int((line["time"] - line["seconds"] / 2 - self.begin) / self.span)))
+        return range(max(0, first), min(self.count, last)) if last > first else range(place, place + 1)
+
+    def columns(self, lines: Iterable[Telemetry], figures: Mapping[str, _Figure]) -> dict[str, Column]:
+        """Means over the spans; a span without a line has None."""
+        sums = {name: [0.0] * self.count for name in figures}
+        counts = {name: [0] * self.count for name in figures}
+        for line in lines:
+            places = self.places(line)
+            for name, figure in figures.items():
+                value = figure(line)
+                if value is not None:
+                    for place in places:
+                        sums[name][place] += value
+                        counts[name][place] += 1
+        return {name: _means(sums[name], counts[name]) for name in figures if any(counts[name])}
+
+
+def _means(sums: Sequence[float], weights: Sequence[float]) -> Column:
+    return [_short(total / weight) if weight else None for total, weight in zip(sums, weights, strict=True)]
+
+
+def _short(value: float) -> float:
+    """A number with four digits, which a curve needs no more of."""
+    return round(value) if abs(value) >= 10000 else float(f"{value:.4g}")
+
+
+def _gpus(name: str, total: _Summary) -> _Figure:
+    def figure(line: Telemetry) -> float | None:
+        gpus: Mapping[str, Any] = line.get("gpus") or {}
+        column = gpus.get(name) or ()
+        known = [value for value in column if value is not None]
+        return total(known) if known else None
+
+    return figure
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+FIGURES: dict[str, _Figure] = {
+    "cpu": lambda line: line["job"]["cpu"],
+    "load": lambda line: line["machine"]["load"],
+    "memory": lambda line: line["job"]["memory"],
+    "memory_used": lambda line: line["machine"]["memory_used"],
+    "received": lambda line: line["machine"]["received"],
+    "sent": lambda line: line["machine"]["sent"],
+    "read": lambda line: line["job"]["read"],
+    "written": lambda line: line["job"]["written"],
+    "gpu": _gpus("use", _mean),
+    "gpu_memory": _gpus("memory_used", sum),
+    "power": _gpus("power", sum),
+    "temperature": _gpus("temperature", max),
+}
+_MEANS: dict[str, _Summary] = {"gpu": _mean, "temperature": max}  # of nodes; other figures are summed
+
+
+def use(nodes: Sequence[NodeHistory], points: int = POINTS) -> Use | None:
+    """What a job has used, of the lines of its nodes."""
+    known = [node for node in nodes if node["telemetry"]]
+    if not known:
+        return None
+    grid = _Grid(known, points)
+    each = [grid.columns(node["telemetry"], FIGURES) for node in known]
+    total: dict[str, Column] = {}
+    for name in FIGURES:
+        columns = [values[name] for values in each if name in values]
+        if columns:
+            total[name] = [_together(row, _MEANS.get(name, sum)) for row in zip(*columns, strict=True)]
+    found: Use = {
+        "time": grid.times(), "total": {"of": "", "values": total}, "node_time": [], "nodes": [], "ranks": ranks(known),
+    }  # fmt: skip
+    if 1 < len(known) <= _MOST_NODES:
+        coarse = _Grid(known, max(_FEWEST, min(points, _NUMBERS // (len(total) * len(known)))))
+        found["node_time"] = coarse.times()
+        found["nodes"] = [{"of": node["host"], "values": coarse.columns(node["telemetry"], FIGURES)} for node in known]
+    return found
+
+
+def _together(values: Sequence[float | None], how: _Summary) -> float | None:
+    known = [value for value in values if value is not None]
+    return _short(how(known)) if known else None
+
+
+def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
+    """What each rank has spent its time on, and its means."""
+    numbers = sorted({rank for node in nodes for line in node["telemetry"] for rank in line["ranks"].get("rank", ())})
+    if not numbers:
+        return None
+    grid = _Grid(nodes, cells)
+    each = math.ceil(len(numbers) / _MOST_ROWS)
+    rows = {rank: place // each for place, rank in enumerate(numbers)}
+    heights = max(rows.values()) + 1
+    sums = {share: [0.0] * (heights * grid.count) for share in SHARES}
+    counts = [0] * (heights * grid.count)
+    means = {name: ([0.0] * heights, [0.0] * heights) for name in ("cpu", "memory", "steps")}
+    for node in nodes:
+        for line in node["telemetry"]:
+            places, of_ranks = grid.places(line), line["ranks"]
+            columns: list[Any] = [of_ranks.get(share) for share in SHARES]
+            for number, rank in enumerate(of_ranks.get("rank", ())):
+                row = rows[rank]
+                for name, (total, weights) in means.items():
+                    column: Any = of_ranks.get(name)
+                    if column is not None and column[number] is not None:
+                        total[row] += column[number] * line["seconds"]
+                        weights[row] += line["seconds"]
+                if columns[0] is None or columns[0][number] is None:
+                    continue
+                for place in places:
+                    cell = row * grid.count + place
+                    counts[cell] += 1
+                    for share, column in zip(SHARES, columns, strict=True):
+                        sums[share][cell] += column[number] or 0.0
+    return {
+        "rank": [rank for place, rank in enumerate(numbers) if place % each == 0],
+        "time": grid.times(),
+        "shares": {share: _packed(sums[share], counts) for share in SHARES if any(sums[share])},
+        "cpu": _means(*means["cpu"]),
+        "memory": _means(*means["memory"]),
+        "steps": _means(*means["steps"]),
+    }
+
+
+def _packed(sums: Sequence[float], counts: Sequence[int]) -> str:
+    cells = bytes(
+        min(254, round(254 * total / count)) if count else 255 for total, count in zip(sums, counts, strict=True)
+    )
+    return base64.b64encode(cells).decode()
