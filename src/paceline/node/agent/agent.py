@@ -71,7 +71,7 @@ class Agent:
         self.tensorboard = JobBoard(self.loop, run)
         self.status = JobStatus(run, spec, socket.gethostname())
         self.state = begin(spec, has_lifeline=lifeline is not None)
-        self.telemetry = Recorder(self.loop, run.telemetry, self._ranks_now)
+        self.telemetry = Recorder(self.loop, run, spec, self._ranks_now)
         self.watch = self._watch()
         self.events: collections.deque[Event] = collections.deque()
         self.urgent: collections.deque[Event] = collections.deque()  # do not wait until the other nodes are found
@@ -317,7 +317,7 @@ class Agent:
         self.ranks.launch(ranks, start)
         if self.watch is not None:
             self.watch.start(self.ranks.current)
-        self.telemetry.start()
+        self.telemetry.start(is_first=start["node_rank"] == 0)
         if self.spec.tensorboard is not None and start["node_rank"] == 0:
             self.tensorboard.start(self.spec.python, self.spec.tensorboard or str(self.dir.path))
 

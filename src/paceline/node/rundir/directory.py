@@ -10,6 +10,7 @@ status.json                    a cache of the state that follows from it, replac
 client.sock                    while a client elsewhere follows a job in the foreground: there it connects again
 spare                          space for the last record and status on a full disk
 telemetry.jsonl                what the job uses on this node over time; see `node/telemetry`
+origin.json                    what it runs with: versions, the commit of its code, and the changes since
 agent.log                      what the agent and the fork server themselves print
 logs/<attempt>/rank-<r>.log    output of rank r (stderr in rank-<r>.err.log if it has a file of its own)
 logs/<attempt>/times           the sizes of these files over time
@@ -61,6 +62,7 @@ class RunDirectory:
         self.client_socket = path / "client.sock"
         self.agent_log = path / "agent.log"
         self.telemetry = path / "telemetry.jsonl"
+        self.origin = path / "origin.json"
 
     def log(self, attempt: int, rank: int, stream: str = "out") -> Path:
         """The log file of a rank; with `stream` "err", the separate file for stderr."""

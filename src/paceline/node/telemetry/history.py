@@ -8,6 +8,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from paceline.node.files import read_json
+
 from .thinning import reduced
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> Node
         "software": {},
         "missing": missing,
     }
+    origin: dict[str, Any] = read_json(run.origin) or {}
+    if isinstance(origin.get("software"), dict):
+        found["software"] = {str(name): str(version) for name, version in origin["software"].items()}
+    if origin.get("commit"):
+        found["origin"] = {key: str(origin.get(key) or "") for key in ("commit", "branch", "diff")}
     try:
         found["telemetry"] = reduced([it for it in telemetry(run.telemetry) if it["time"] > since], points)
     except FileNotFoundError:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from paceline.contract.stands import Spent
     from paceline.node.eventloop.loop import Loop
     from paceline.node.machine.gpus import Gpu
+    from paceline.node.rundir.directory import RunDirectory
+    from paceline.node.spec import NodeSpec
 
     from .sampler import RankNow, Sampler
 
@@ -33,25 +35,29 @@ _THIN_EACH = 256  # lines, after which older ones are merged
 class Recorder:
     """Measures a job on this node, in a thread of its own, since a driver may not answer for long."""
 
-    def __init__(self, loop: Loop, path: Path, ranks: Callable[[], Sequence[RankNow]]) -> None:
+    def __init__(self, loop: Loop, run: RunDirectory, spec: NodeSpec, ranks: Callable[[], Sequence[RankNow]]) -> None:
         """Measure nothing yet.
 
         Args:
-            path: of telemetry.jsonl.
             ranks: returns the ranks that run now.
         """
-        self._loop, self._file, self._ranks = loop, _File(path), ranks
-        self._folder = path.parent
+        self._loop, self._run, self._spec, self._ranks = loop, run, spec, ranks
+        self._file = _File(run.telemetry)
+        self._is_first = self._has_origin = False
         self._sampler: Sampler | None = None
         self._thread: threading.Thread | None = None
         self._cost = 0.0  # seconds of a core that the last look took
         self._looks = 0
         self._gpus = GpuUse()
 
-    def start(self) -> None:
-        """Measure from now on; does nothing if it does already."""
+    def start(self, *, is_first: bool) -> None:
+        """Measure from now on; does nothing if it does already.
+
+        Args:
+            is_first: whether this is the first node of the job.
+        """
         if not self._looks:
-            self._looks = 1
+            self._looks, self._is_first = 1, is_first
             self._loop.after(_SOON[0], self._look)
 
     def known(self) -> Spent:
@@ -74,15 +80,23 @@ class Recorder:
 
                 from .sampler import Sampler
 
-                self._sampler = Sampler(self._folder, _Sparing(gpus))
+                self._sampler = Sampler(self._run.path, _Sparing(gpus))
                 begin = time.thread_time()  # imports are no part of a look
             line, gpus_now = self._sampler.take(os.getpid(), ranks)
             self._gpus.add(gpus_now)
             if line is not None and ranks:
                 self._file.append(line)
+                self._cost = time.thread_time() - begin
+                self._look_at_origin()
         except Exception:
             traceback.print_exc()  # into the agent's log: an error in measuring must not end what is measured
-        self._cost = time.thread_time() - begin
+
+    def _look_at_origin(self) -> None:
+        if not self._has_origin:
+            from .origin import write
+
+            self._has_origin = True
+            write(self._run, self._spec, is_first=self._is_first)
 
 
 class _Sparing:

@@ -1,0 +1,86 @@
+"""What a job runs with: the versions of its software, and the commit of its code with the changes since."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.node.rundir.directory import RunDirectory
+    from paceline.node.spec import NodeSpec
+
+_SECONDS = 20.0  # for a command
+_MOST = 64 << 10  # bytes of the changes
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+_NAMES = (
+    "torch", "torchvision", "torchaudio", "triton", "tensorflow", "keras", "jax", "jaxlib", "paddlepaddle",
+    "paddlepaddle-gpu", "mindspore", "numpy", "transformers", "datasets", "accelerate", "deepspeed", "lightning",
+    "pytorch-lightning", "flash-attn", "xformers", "peft", "trl", "mpi4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+)  # fmt: skip
+_VERSIONS = """
+import sys
+sys.path.pop(0)
+import json, platform
+from importlib import metadata
+found = {"Python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
+    """Find it out, and write origin.json; takes a second or so, and must be done once.
+
+    Args:
+        is_first: whether this is the node whose copy of the code is looked at.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    env = {**own, **spec.env}
+    found: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        found["software"] = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
+    code = (read_json(run.job) or {}).get("code")
+    if is_first and (code is None or code.get("mode") == "git"):  # else the copy has no history of its own
+        found.update(_code(spec.working_dir, env))
+    with contextlib.suppress(OSError):
+        write_json(run.origin, found)
+
+
+def _code(folder: str, env: Mapping[str, str]) -> dict[str, str]:
+    commit = _git(("rev-parse", "HEAD"), folder, env).strip()
+    if not commit:
+        return {}
+    return {
+        "commit": commit,
+        "branch": _git(("branch", "--show-current"), folder, env).strip(),
+        "diff": _git(("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"), folder, env),
+    }
+
+
+def _git(arguments: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
+    return _output([*_GIT, "-C", folder, *arguments], folder, env)
+
+
+def _output(command: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
+    """What a command prints, up to `_MOST` bytes; "" if it fails."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            timeout=_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    text = done.stdout.decode(errors="replace")
+    more = "" if len(text) <= _MOST else f"\n… and {len(text) - _MOST} more bytes\n"
+    return text[:_MOST] + more if done.returncode == 0 else ""
