@@ -58,7 +58,7 @@ VERBS = {
     "top": ("top", "Show what jobs and machines use now."),
     "report": ("report", "Write all about jobs into one file, for people who were not there."),
     "web": ("web", "Show all jobs on a page in your browser, live."),
-    "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard, and start it if needed."),
+    "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard."),
     "init": ("init", "Write a first job file, after three questions."),
     "schema": ("schema", "Print the JSON schema of job files."),
     **DIALECTS,
@@ -97,9 +97,12 @@ class _Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, are_dialects in (("Verbs", False), ("Lines of other launchers", True)):
-            with formatter.section(title):
-                formatter.write_dl([(it, text) for it, (_, text) in VERBS.items() if (it in DIALECTS) is are_dialects])
+        with formatter.section("Verbs"):
+            formatter.write_dl([(it, text) for it, (_, text) in VERBS.items() if it not in DIALECTS])
+        with formatter.section("Lines of other launchers"):
+            explain, *tools = DIALECTS
+            formatter.write_dl([(explain, DIALECTS[explain][1])])
+            formatter.write_text(f"Take a line as it is: {', '.join(tools)}.")
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -29,7 +29,6 @@ def flags(text: str) -> list[str]:
 def test_help_has_what_people_use_first(verb: str) -> None:
     text = shown(verb, "--help")
     assert flags(text)[:5] == ["-n", "--gpus", "-H", "--on", "--nnodes"]
-    assert len(text.splitlines()) < 65
     assert "--help-all" in text
     assert "With --on slurm or --on kubernetes, --help has the flags of that backend." in text
 
@@ -63,6 +62,18 @@ def test_help_of_a_verb(verb: str) -> None:
     text = shown("help", verb)
     assert text == shown(verb, "--help")
     assert verb in text.partition("\n")[0]
+
+
+@pytest.mark.parametrize("words", [*((verb,) for verb in VERBS), ("arena", "submit", "tf"), ("accelerate", "launch")])
+def test_the_first_help_of_a_verb_is_one_screen(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(shown(*words, "--help").splitlines()) <= 40
+
+
+def test_the_first_help_has_the_first_sentence_of_a_flag_and_help_all_the_whole_text() -> None:
+    first, every = (" ".join(shown("run", flag).split()) for flag in ("--help", "--help-all"))
+    assert "--dry-run Print the job and the ranks' variables. --" in first
+    assert "--dry-run Print the job and the ranks' variables; start nothing." in every
 
 
 def test_help_alone_lists_the_verbs() -> None:

@@ -49,7 +49,7 @@ RANKS = in_section(
         ["--secret"],
         multiple=True,
         metavar="NAME",
-        help="Pass a variable of your environment to the ranks; its value is never stored or shown; repeatable.",
+        help="Pass a variable of yours to the ranks; its value is never stored or shown; repeatable.",
     ),
     Option(["--pass-index"], is_flag=True, help="Append --process_index I --process_num N (with --framework indexed)."),
 )
@@ -74,7 +74,7 @@ PROGRAM = in_section(
     Option(
         ["--keep-warm"],
         metavar="10m",
-        help="When the job has ended, keep its framework imported for this time: the next job starts at once.",
+        help="Keep its framework imported after its end; within this time the next job starts at once.",
     ),
     Option(["-v", "--verbose"], is_flag=True, help="Say whether such a process started the job."),
 )
@@ -91,14 +91,14 @@ JOB = in_section(
     Option(["--queue"], metavar="NAME", help="Queue, where the backend has several."),
     Option(["--time-limit"], metavar="2h", help="Stop the job after this time."),
     Option(["--ttl"], metavar="7d", help="Delete the job this long after its end."),
-    Option(["--image"], metavar="IMAGE", help="Container image, where the backend runs containers."),
+    Option(["--image"], metavar="IMAGE", help="Image, where the backend runs containers."),
     Option(["--option"], multiple=True, metavar="NAME=VALUE", help="An option of the backend; repeatable."),
     Option(
         ["--max-restarts"],
         type=click.IntRange(0),
         envvar="PET_MAX_RESTARTS",
         metavar="N",
-        help="How many times all ranks start again after a failure.  [default: 0]",
+        help="How often all ranks start again on failure.  [default: 0]",
     ),
     Option(
         ["--grace"], metavar="30s", help="Time between SIGTERM and SIGKILL when the job is stopped.  [default: 30s]"
@@ -122,7 +122,7 @@ FILES = in_section(
     Option(
         ["--sync-mode"],
         metavar="git|rsync|snapshot",
-        help="Copy the code to code/NAME of the working dir and start there.  [default: run what is there]",
+        help="Copy the code, and start there; it is in code/NAME of the working dir.  [default: run what is there]",
     ),
     Option(["--sync-source"], metavar="URL[@REF]|PATH", help="Where to copy it from."),
     Option(["--data"], multiple=True, metavar="VOLUME:/PATH", help="A named volume; repeatable."),
@@ -154,7 +154,7 @@ OUTPUT = in_section(
         ["-t", "--tee"],
         envvar="PET_TEE",
         metavar="all|0:3,1:2",
-        help="Ranks to show besides local rank 0 (1 stdout, 2 stderr, 3 both), with the prefix [rank N].",
+        help="Ranks to show besides local rank 0; 1 is stdout, 2 stderr, 3 both. Lines begin with [rank N].",
     ),
     Option(["-r", "--redirects"], envvar="PET_REDIRECTS", metavar="3|0:1,…", help="Streams to keep off the screen."),
     Option(

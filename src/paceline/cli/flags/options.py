@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 OUT, ERR, BOTH = 1, 2, 3
 _STREAMS = {"none": 0, "all": BOTH, "0": 0, "1": OUT, "2": ERR, "3": BOTH}
+_SENTENCE = re.compile(r"[.;](?: |$)|  \[")  # its end: the first help has no more of a text longer than a line
+_NAMES = 34  # columns of the terminal that flags take beside their texts
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -103,9 +105,12 @@ class SectionedCommand(click.Command):
         for parameter in shown or self._first(params, kind):
             record = parameter.get_help_record(ctx)
             if record is not None and record[1]:
+                names, text = record
                 title = getattr(parameter, "section", "Options")
                 is_usual = self.usual and not has_all and getattr(parameter, "kind", None) is None
-                sections.setdefault("Options" if is_usual else title, []).append(record)
+                is_long = is_usual and len(text) > formatter.width - _NAMES
+                row = (names, _SENTENCE.split(text)[0] + "." if is_long else text)
+                sections.setdefault("Options" if is_usual else title, []).append(row)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)

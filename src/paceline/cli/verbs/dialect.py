@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,17 +43,26 @@ class _Dialect(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The tool's flags and what they become, or its subcommands."""
         tool, wants_all = ctx.meta.get(_HELPED) or (load(str(self.name)), False)
-        flags = [(", ".join(names_of(key)[0]), meaning) for key, meaning in tool.flags.items()]
-        shown = [
-            (names, _meant(it)) for names, it in flags if wants_all or (it and not isinstance(it, (Ignored, Refused)))
-        ]
+        flags = [(names_of(key)[0], meaning) for key, meaning in tool.flags.items()]
+        shown = [(names, it) for names, it in flags if wants_all or not isinstance(it, (Ignored, Refused))]
+        groups: dict[str, list[tuple[str, ...]]] = {}  # what several flags become → their names
+        for names, it in () if wants_all else shown:
+            groups.setdefault(_group(names, it), []).append(names)
+        alone = shown if wants_all else [(names, it) for names, it in shown if not _group(names, it)]
         for title, lines in (
             ("Verbs", [(name, _meant(it, f"see {tool.name} {name} --help")) for name, it in tool.tools.items()]),
-            ("Flags", shown),
+            ("Flags", [(", ".join(names), _meant(it)) for names, it in alone]),
         ):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+        for title, several in groups.items():
+            if title:
+                with formatter.section(title):
+                    text = " ".join(next((it for it in names if it.startswith("--")), names[0]) for names in several)
+                    indent = " " * formatter.current_indent
+                    lines_of = textwrap.wrap(text, formatter.width - len(indent), break_on_hyphens=False)
+                    formatter.write("".join(f"{indent}{line}\n" for line in lines_of))
         if len(shown) < len(flags):
             formatter.write_paragraph()
             rest = f"{len(flags) - len(shown)} more flags are known, and have no effect or are refused"
@@ -60,6 +70,15 @@ class _Dialect(click.Command):
 
 
 _HELPED = "paceline.dialect"  # key of click's meta
+
+
+def _group(names: tuple[str, ...], meaning: Meaning) -> str:
+    """The title above flags that become the same kind of flag; "" for a flag that has a line of its own."""
+    if not isinstance(meaning, str) or not meaning or meaning in names:
+        return "Flags with the same meaning"
+    if meaning == f"--slurm {names[-1][2:]}={{}}":
+        return "Flags that become --slurm NAME=VALUE"
+    return "Flags that become --env NAME=VALUE" if meaning.startswith("--env ") else ""
 
 
 def _meant(meaning: Meaning | Tool, usual: str = "as there") -> str:
