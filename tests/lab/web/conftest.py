@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import sqlite3
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,17 +78,19 @@ def chromium(_one_browser: Browser) -> Iterator[Browser]:
 
 
 def many_jobs(paceline: Paceline, count: int) -> None:
-    """So many jobs that have ended: copies of one that has run."""
+    """So many jobs that have ended: one that has run, and others that only the index of jobs has."""
     assert not paceline("run", "-n", "1", "--name", "seed", "--no-python", "true").returncode
-    seed = paceline.home / "jobs" / "seed"
-    status, job = json.loads((seed / "status.json").read_text()), json.loads((seed / "job.json").read_text())
-    now = time.time()
+    paceline.succeeds("list")
+    index = sqlite3.connect(paceline.home / "jobs.db")
+    ((finished, text),) = index.execute("SELECT finished, record FROM jobs")
+    seed, rows = json.loads(text), []
     for number in range(count - 1):
-        folder = seed.with_name(f"job-{number:05}")
+        folder = paceline.home / "jobs" / f"job-{number:05}"
         folder.mkdir()
-        times = {"created": now - 60 * number - 9, "started": now - 60 * number - 6, "finished": now - 60 * number - 3}
-        (folder / "job.json").write_text(json.dumps({**job, "created": times["created"]}))
-        (folder / "status.json").write_text(json.dumps({**status, **times}))
-        for path in seed.iterdir():
-            if path.is_file() and path.name not in ("job.json", "status.json"):
-                os.link(path, folder / path.name)
+        age = 60 * (number + 1)
+        times = {key: seed[key] - age for key in ("created", "started", "finished")}
+        record = json.dumps({**seed, "name": folder.name, **times})
+        rows.append((folder.name, folder.stat().st_ino, finished - age, record))
+    with index:
+        index.executemany("INSERT INTO jobs (name, inode, finished, record) VALUES (?, ?, ?, ?)", rows)
+    index.close()

@@ -100,7 +100,6 @@ def test_a_read_only_page_has_no_buttons(chromium: Browser, paceline: Paceline) 
 def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:
     paceline = Paceline(tmp_path)
     many_jobs(paceline, 10_000)
-    paceline.succeeds("list", "-A")
     server = Server(paceline)
     chromium.open(server.url)
     chromium.shows("10,000 jobs")
@@ -182,7 +181,7 @@ def test_what_jobs_write_stays_text(chromium: Browser, server: Server, paceline:
     lines = chromium.run("[...document.querySelectorAll('.line')].slice(0, 3).map(e => e.textContent)")
     assert lines == [HOSTILE, "clearred gnp.exe end", "b bar  99 %"]
     chromium.open(server.base + "#/jobs/%3Cscript%3E/..%2F..%2Fetc%2Fpasswd")
-    chromium.shows("404 Not Found")
+    chromium.shows("Not Found")
     assert chromium.run("window.pwned === undefined && !document.querySelector('main img, main script')")
 
 

@@ -1,0 +1,271 @@
+"""What the page is answered: jobs of several targets, some of which do not answer, and actions."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import eventually
+
+from paceline.backends import everywhere
+from paceline.backends.base import Backend, Listing, Prepared
+from paceline.job.errors import UserError
+from paceline.job.job import Contents, Job, Node
+from paceline.job.spec import JobSpec
+from paceline.web.api import OPERATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.web.conftest import Page
+
+JOB = Job("it", "RUNNING", "lab", "torch", 1, 2, 0, None, 100.0, 101.0, None, (), None)
+NAMES = ("plain", "<script>alert(1)<img src=x>", "__proto__", "a b&c=d", "名字", "..", "q?x#y")
+
+
+class Fake(Backend):
+    """A target in memory; what it is asked to do is in `done`."""
+
+    def __init__(self, name: str, *jobs: Job) -> None:
+        super().__init__(name, None, f" --on {name}")
+        self.jobs = {job.name: replace(job, backend=name) for job in jobs}
+        self.done: list[Any] = []
+        self.error: str | None = None
+
+    def describe(self, names: Any = None, since: float | None = None) -> Listing:
+        if self.error:
+            raise UserError(self.error)
+        return Listing([self.jobs[name] for name in (self.jobs if names is None else names) if name in self.jobs])
+
+    def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
+        if spec.script == "nowhere.py":
+            raise UserError("no script nowhere.py")
+        return Prepared(spec, notes=("it is a fake",))
+
+    def start(self, prepared: Prepared, progress: Any) -> Job:
+        job = replace(JOB, name=prepared.spec.name or "new", backend=self.name)
+        self.done.append(("start", prepared.spec))
+        self.jobs[job.name] = job
+        return job
+
+    def spec(self, name: str) -> JobSpec:
+        return JobSpec(script="train.py", args=("--lr", "0.1"), ranks=2)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [{"time": 101.0, "event": "started"}]
+
+    def contents(self, names: Any) -> dict[str, Contents]:
+        return {name: Contents(3, 4096) for name in names}
+
+    def stop(self, names: Any, now: bool = False) -> dict[str, str]:
+        self.done.append(("stop", *names, now))
+        return {}
+
+    def delete(self, names: Any) -> list[str]:
+        self.done.append(("delete", *names))
+        return []
+
+    def scaleout(self, name: str, more: Any) -> list[str]:
+        self.done.append(("scaleout", name, more))
+        return ["node2"]
+
+    def scalein(self, name: str, fewer: Any) -> list[str]:
+        self.done.append(("scalein", name, fewer))
+        return ["node1"]
+
+    def nodes(self, warn: Any) -> list[Node]:
+        return [Node("node1", (), {}, 8.0, 1.0, 100, 50, 0, 0, device_count=8, allocated_count=2, jobs={"it": 2})]
+
+    def usage(self, names: Any, warn: Any) -> dict[str, Any]:
+        return {}
+
+    def wait(self, names: Any, seconds: Any = None, tick: Any = None) -> bool:
+        return True
+
+    def logs(self, name: str, query: Any) -> Iterator[Any]:
+        return iter(())
+
+    def shell(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """The only target."""
+    return targets(monkeypatch, Fake("lab", JOB))[0]
+
+
+def targets(monkeypatch: pytest.MonkeyPatch, *backends: Fake) -> tuple[Fake, ...]:
+    places = [everywhere.Place(it.name, lambda it=it: it) for it in backends]
+    monkeypatch.setattr(everywhere, "places", lambda: places)
+    monkeypatch.setattr("paceline.backends.registry.load", lambda name=None, *_, **__: dict(
+        (it.name, it) for it in backends).get(name, backends[0]))  # fmt: skip
+    return backends
+
+
+def names(page: Page, query: str = "") -> list[str]:
+    return [job["name"] for job in page.get(f"/api/jobs?fields=name&{query}").json()["jobs"]]
+
+
+def test_jobs_have_the_keys_of_list(lab: Fake, page: Page) -> None:
+    answer = page.get("/api/jobs").json()
+    assert answer["jobs"] == [json.loads(json.dumps(lab.jobs["it"].to_dict()))]
+    assert answer["counts"] == {"RUNNING": 1} and answer["total"] == 1
+    assert [(it["name"], it["error"]) for it in answer["targets"]] == [("lab", None)]
+
+
+def test_jobs_are_filtered_sorted_and_cut_by_the_server(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    def made(number: int) -> Job:
+        progress: Any = {"epoch": 0, "step": 1, "metrics": {"train_loss": 9.0 - number}} if number % 2 else None
+        state = "RUNNING" if number % 2 else "FAILED"
+        return replace(
+            JOB, name=f"n{number}", created=100.0 + number, state=state, progress=progress, error=f"why{number}"
+        )
+
+    targets(monkeypatch, Fake("lab", *map(made, range(5))), Fake("farm", replace(JOB, name="other", created=1.0)))
+    assert names(page) == ["n4", "n3", "n2", "n1", "n0", "other"]
+    assert names(page, "offset=1&limit=2") == ["n3", "n2"]
+    assert names(page, "sort=name&state=FAILED,LOST") == ["n0", "n2", "n4"]
+    assert names(page, "sort=loss")[:2] == ["n3", "n1"]  # those without one come last
+    assert names(page, "q=WHY3+lab") == ["n3"] and names(page, "target=farm") == ["other"]
+    assert page.get("/api/jobs?sort=__class__").status_code == 400
+    assert page.get("/api/jobs?limit=-1").status_code == 400
+
+
+def test_a_silent_target_delays_no_other_and_is_named(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    here, silent = targets(monkeypatch, Fake("lab", JOB), Fake("farm"))
+    answers = threading.Event()
+    silent.describe = lambda *_: (answers.wait(60), Listing([]))[1]  # type: ignore[method-assign]
+    assert names(page) == ["it"]
+    here.error = "node1 does not answer"
+    page.post("/api/jobs/lab/it/stop", json={})
+    eventually(lambda: page.get("/api/jobs").json()["targets"][0]["error"], "its error is shown")
+    assert names(page) == ["it"]  # as it was known last
+    answers.set()
+
+
+def test_what_changes_is_told(lab: Fake, page: Page) -> None:
+    version = page.get("/api/jobs").json()["version"]
+    lab.jobs["it"] = replace(lab.jobs["it"], state="SUCCEEDED")
+    page.post("/api/jobs/lab/it/stop", json={})  # looks again at once
+    eventually(lambda: page.get("/api/jobs").json()["version"] > version, "another version")
+    assert page.get("/api/jobs").json()["jobs"][0]["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_is_found_and_is_only_text(monkeypatch: pytest.MonkeyPatch, page: Page, name: str) -> None:
+    from urllib.parse import quote
+
+    targets(monkeypatch, Fake("lab", replace(JOB, name=name, labels={"a": name})))
+    assert names(page) == [name]
+    answer = page.get(f"/api/jobs/lab/{quote(name, safe='')}")
+    if name == "..":  # every client takes it out of a path
+        return
+    assert answer.json()["job"]["name"] == name
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_job_has_what_can_be_done_and_the_lines_for_it(lab: Fake, page: Page) -> None:
+    answer = page.get("/api/jobs/lab/it").json()
+    assert answer["can"] == ["stop", "scale"]
+    assert answer["commands"]["stop"] == "paceline stop --on lab it"
+    assert page.get("/api/jobs/lab/other").status_code == page.get("/api/jobs/farm/it").status_code == 404
+    assert page.get("/api/jobs/lab/it/events").json()["events"][0]["event"] == "submitted"
+    assert page.get("/api/jobs/lab/it/contents").json() == {"checkpoints": 3, "size": 4096}
+    assert page.get("/api/jobs/lab/it/file").text == "script: train.py\nargs:\n- --lr\n- '0.1'\nranks: 2\n"
+
+
+def test_actions_do_what_the_verbs_do(lab: Fake, page: Page) -> None:
+    def post(action: str, **body: Any) -> int:
+        return page.post(f"/api/jobs/lab/it/{action}", json=body).status_code
+
+    assert post("stop") == post("stop", now=True) == post("scale", nodes=2) == post("scale", nodes=-1) == 200
+    assert post("scale", hosts=["node1"], remove=True) == 200
+    assert lab.done == [("stop", "it", False), ("stop", "it", True), ("scaleout", "it", 2), ("scalein", "it", 1),
+                        ("scalein", "it", ["node1"])]  # fmt: skip
+    for wrong in ({}, {"nodes": 0}, {"nodes": True}, {"nodes": 1, "hosts": ["a"]}, {"hosts": "a"}, {"hosts": [1]}):
+        assert post("scale", **wrong) == 400, wrong
+
+
+def test_only_the_job_that_was_looked_at_is_deleted(lab: Fake, page: Page) -> None:
+    seen = page.get("/api/jobs/lab/it").json()["job"]
+    lab.jobs["it"] = replace(lab.jobs["it"], created=999.0)
+    assert page.post("/api/jobs/lab/it/delete", json={"created": seen["created"]}).status_code == 409
+    assert page.post("/api/jobs/lab/it/delete", json={}).status_code == 409
+    seen = page.get("/api/jobs/lab/it").json()["job"]
+    assert page.post("/api/jobs/lab/it/delete", json={"created": seen["created"]}).status_code == 200
+    assert lab.done == [("delete", "it")]
+
+
+def test_a_dry_run_starts_nothing_and_shows_the_line(lab: Fake, page: Page) -> None:
+    file = "script: train.py\nname: new\n"
+    answer = page.post("/api/submit", json={"file": file, "on": "lab", "dry_run": True}).json()
+    assert '"train.py"' in answer["text"] and answer["command"] == "paceline submit --on lab job.yaml"
+    assert "it is a fake" in answer["notes"] and not lab.done
+    assert page.post("/api/submit", json={"file": file, "on": "lab"}).json()["name"] == "new"
+    assert lab.done[0][1].script == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"file": "script: nowhere.py"}, "no script nowhere.py"),
+        ({"file": "scrpt: train.py"}, "job file:1: scrpt"),
+        ({"file": "{"}, "not valid YAML"),
+        ({"file": "!!python/object/apply:os.system [true]"}, "a job is a mapping"),
+        ({"file": 1}, "texts"),
+        ({}, "texts"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_in_one_line(lab: Fake, page: Page, body: Any, why: str) -> None:
+    answer = page.post("/api/submit", json=body)
+    assert answer.status_code == 400 and why in answer.json()["error"] and "\n" not in answer.json()["error"]
+    assert not lab.done
+
+
+def test_resubmit_shows_its_flags(lab: Fake, page: Page) -> None:
+    lab.jobs["it"] = replace(lab.jobs["it"], state="FAILED", finished=200.0)
+    changes = {
+        "ranks": 4,
+        "env": {"A": "b c"},
+        "args": ["-x", "$(y)"],
+        "fresh": True,
+        "dry_run": True,
+        "time_limit": "2h",
+    }
+    answer = page.post("/api/jobs/lab/it/resubmit", json=changes).json()
+    line = "paceline resubmit --on lab --env 'A=b c' -n 4 --time-limit 2h --fresh it -- -x '$(y)'"
+    assert answer["command"] == line
+    assert not lab.done
+    assert page.post("/api/jobs/lab/it/resubmit", json={**changes, "dry_run": False}).status_code == 200
+    spec = lab.done[0][1]
+    assert (spec.ranks, spec.args, spec.env, spec.resume_from) == (4, ("-x", "$(y)"), {"A": "b c"}, "it")
+    for wrong in ({"ranks": "many"}, {"env": [1]}, {"args": "x"}, {"on": 3}, {"ranks": {"a": 1}}, {"time_limit": [2]}):
+        assert page.post("/api/jobs/lab/it/resubmit", json=wrong).status_code == 400, wrong
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b"{", b"\xff", b'"x"', b"null"])
+def test_a_body_that_is_no_object_is_refused(lab: Fake, page: Page, body: bytes) -> None:
+    assert page.post("/api/jobs/lab/it/stop", content=body).status_code == 400
+    assert not lab.done
+
+
+def test_machines(lab: Fake, page: Page) -> None:
+    page.get("/api/jobs")
+    (node,) = page.get("/api/machines?target=lab").json()["nodes"]
+    assert (node["name"], node["device_count"], node["jobs"]) == ("node1", 8, {"it": 2})
+    assert page.get("/api/machines?target=../etc").status_code == 404
+
+
+def test_the_description_is_of_all_operations(lab: Fake, page: Page, new_page: Callable[..., Page]) -> None:
+    description = page.get("/api/openapi.json").json()
+    assert description["openapi"].startswith("3.")
+    described = {(path, method.upper()) for path, those in description["paths"].items() for method in those}
+    assert described == {(it.path, it.method) for it in OPERATIONS}
+    for it in OPERATIONS:  # nothing answers without a session
+        if it.answers != "session":
+            path = it.path.format(target="lab", name="it")
+            assert new_page().request(it.method, path).status_code == 401, path

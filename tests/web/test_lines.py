@@ -1,0 +1,66 @@
+"""Which lines the page's reader of logs passes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.backends.base import LogLines
+from paceline.web.lines import COMMAND, _cut, _matching
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+TEXT = "".join(f"{number}\n" for number in range(10)).encode()
+
+
+@pytest.mark.parametrize(("skip", "limit"), [(0, None), (0, 4), (3, None), (3, 4), (9, 1), (10, 5), (99, None), (0, 0)])
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_lines_are_left_out_however_they_come(skip: int, limit: int | None, size: int) -> None:
+    lines = TEXT.splitlines(keepends=True)
+    chunks = [LogLines(0.0, 0, 0, "o", b"".join(lines[at : at + size])) for at in range(0, 10, size)]
+    found = b"".join(it.text for it in _cut(chunks, skip, limit))
+    assert found == b"".join(lines[skip : None if limit is None else skip + limit])
+
+
+def test_lines_are_searched() -> None:
+    found = _matching([LogLines(0.0, 0, 1, "o", b"an\xffa\nb\nac"), LogLines(0.0, 0, 1, "o", b"x\n")], "^a")
+    assert [it.text for it in found] == [b"an\xffa\nac"]
+
+
+def asked(paceline: Paceline, **request: Any) -> list[Any]:
+    line = json.dumps({"name": "it", "on": None, "query": {}, **request}) + "\n"
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=paceline.env, cwd=paceline.folder, text=True
+    ) as reader:
+        assert reader.stdin and reader.stdout
+        reader.stdin.write(line)
+        reader.stdin.flush()
+        return [json.loads(answer) for answer in reader.stdout]
+
+
+def test_a_process_reads_them(paceline: Paceline) -> None:
+    script = paceline.script("import sys\nsys.stdout.buffer.write(b'one \\xff\\ntwo')\n")
+    paceline.script("raise SystemExit('imported from the folder')", "json.py")
+    paceline.run("-n", "1", "--name", "it", script)
+    assert [it[1:] if isinstance(it, list) else it for it in asked(paceline)] == [
+        [0, 0, "o", "one �\ntwo"],
+        {"end": None},
+    ]
+    assert "no job" in asked(paceline, name="other")[0]["end"]
+    assert "regular expression" in asked(paceline, grep="(")[0]["end"]
+
+
+def test_it_ends_with_the_server(paceline: Paceline) -> None:
+    paceline.succeeds("submit", "-n", "1", "--name", "it", paceline.script("import time\ntime.sleep(600)"))
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=paceline.env, text=True
+    ) as reader:
+        assert reader.stdin
+        reader.stdin.write(json.dumps({"name": "it", "on": None, "query": {"follow": True}}) + "\n")
+        reader.stdin.close()
+        assert reader.wait(60) == 0
+    paceline.succeeds("stop", "--now", "it")
