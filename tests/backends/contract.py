@@ -76,6 +76,13 @@ def _job_and_ranks(shown: str) -> tuple[str, int]:
     return found["job"]["name"], len(found["ranks"])
 
 
+def _reported(page: str) -> Any:
+    """The view of the first job in a report."""
+    found = re.search('<script type="application/json" id="data">(.*?)</script>', page)
+    assert found is not None
+    return json.loads(found[1])["jobs"][0]
+
+
 @dataclass(frozen=True)
 class Place:
     """A backend, and what it can do beside what all can.
@@ -200,6 +207,10 @@ class Contract:
         events = place.json("events", "it-1")
         assert [event["event"] for event in events if event["event"] != "warm"] == ["submitted", "started", "finished"]
         assert place.works("events", "it-1").split()[0] == "TIME"
+        view = _reported(place.works("report", "it-1", "-o", "-"))
+        assert view["job"] == job
+        assert {"rank": 1, "lines": ["line 0 of 1", "line 1 of 1", "line 2 of 1"]} in view["logs"]
+        assert view["use"] or any("no telemetry was recorded" in line for line in view["missing"])
         if place.keeps_shells:
             assert place.works("attach", "it-1", "-i", "1", "--", "sh", "-c", "echo $RANK") == "1\n"
         else:

@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details
+from paceline.backends.use import use_in_words
 from paceline.backends.why import explained
 from paceline.job.quantities import show_time
 
@@ -159,7 +160,7 @@ def job_view(
     return {
         "job": job.to_dict(),
         "events": events(happened),
-        "why": explained(job, happened),
+        "why": [*explained(job, happened), *use_in_words(job, nodes)],
         "metrics": next((node["metrics"] for node in reversed(nodes) if node["metrics"]), None),
         "use": use(nodes),
         "logs": [dict(it) for it in logs],

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import click
 
-from paceline.backends.base import Watched, able
+from paceline.backends.base import Recorded, Watched, able
 from paceline.backends.story import story
+from paceline.backends.use import RECENT, use_in_words
 from paceline.backends.why import explained
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
+from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
+    from paceline.contract.records import NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Job
 
@@ -29,6 +33,7 @@ def _why(name: str, live: bool, output: str) -> int:
     with ended_by_signals():
         happened = story(job, backend().events(name))
         stands = _ask(job) if live else None
+        nodes = _used(job) if output == "text" else []
     if output == "json":
         found = {"state": job.state, "error": job.error, "events": happened, "stands": stands}
         click.echo(json.dumps(found, indent=2))
@@ -36,8 +41,20 @@ def _why(name: str, live: bool, output: str) -> int:
     lines = explained(job, happened, stands)
     if len(lines) == 1 and not job.is_over and stands is None:
         lines.append("nothing is known that keeps it; see where its ranks are with --live")
+    lines += (line for used in use_in_words(job, nodes) for line in ("", used))
     click.echo("\n".join(lines))
     return 0
+
+
+def _used(job: Job) -> list[NodeHistory]:
+    """What it has used, as far as that says why it is as it is."""
+    there = backend()
+    if not isinstance(there, Recorded) or (job.is_over and job.cause != "out of memory") or job.started is None:
+        return []
+    try:
+        return there.history(job.name, 0.0 if job.is_over else time.time() - RECENT).nodes
+    except UserError:
+        return []
 
 
 def _ask(job: Job) -> list[Stand]:

@@ -79,7 +79,7 @@ export function Chart({ title, x, series, isTime, show = number, isLog = false, 
     const own = extent([it.values]);
     return own && `${series.length > 1 ? `${it.label}: ` : ""}${t("{low} to {high}, last {last}", { low: show(own.low), high: show(own.high), last: show(own.last) })}`;
   }).filter(Boolean).join("; ");
-  return html`<figure class="chart"><figcaption><b>${title}</b> <span class="weak">${words}</span></figcaption>
+  return html`<figure class="chart"><figcaption><b>${title}</b> <span class="weak">${series.length < 3 && words}</span></figcaption>
     <div ref=${box} role="img" aria-label=${`${title}: ${words}`}></div></figure>`;
 }
 

@@ -15,7 +15,7 @@ const USE = [
   ["Network", ["received", "sent"], rate], ["Disk", ["read", "written"], rate], ["Power", ["power"], watts], ["Temperature", ["temperature"], degrees],
 ];
 const LABELS = { cpu: "this job", load: "the machines", memory: "this job", memory_used: "the machines", gpu: "mean", gpu_memory: "sum", power: "sum", temperature: "most" };
-const PARTS = /^(data|forward_backward|sync|optimizer|checkpoint|total)_seconds$/;
+export const PARTS = /^(data|forward_backward|sync|optimizer|checkpoint|total)_seconds$/;
 
 const Section = ({ title, children, open = true }) => html`<details class="section" open=${open}><summary><h2>${t(title)}</h2></summary>${children}</details>`;
 
@@ -49,17 +49,19 @@ export function Metrics({ jobs }) {
   const [isLog, setLog] = useState(false);
   const [weight, setWeight] = useState(0);
   const [isTime, setTime] = useState(false);
-  const names = useMemo(() => {
+  const charts = useMemo(() => {
     const all = [...new Set(jobs.flatMap((it) => Object.keys(it.metrics.values)))];
-    return [...all.filter((name) => !PARTS.test(name) && name !== "sent_bytes"), ...all.filter((name) => PARTS.test(name)), ...all.filter((name) => name === "sent_bytes")];
-  }, [jobs]);
-  const charts = useMemo(() => names.map((name) => ({ name, ...overlaid(jobs, name, isTime, weight) })), [jobs, names, isTime, weight]);
+    const parts = all.filter((name) => PARTS.test(name)), own = all.filter((name) => !parts.includes(name));
+    const several = jobs.length > 1 ? parts.map((name) => ({ name, ...overlaid(jobs, name, isTime, weight) })) : parts.length ? [{ name: t("Seconds of a step"), ...together(jobs[0], parts, isTime, weight) }] : [];
+    return [...own.filter((name) => name !== "sent_bytes").map((name) => ({ name, ...overlaid(jobs, name, isTime, weight) })), ...several,
+      ...own.filter((name) => name === "sent_bytes").map((name) => ({ name, show: size, ...overlaid(jobs, name, isTime, weight) }))];
+  }, [jobs, isTime, weight]);
   return html`<form class="bar" onSubmit=${(event) => event.preventDefault()}>
       <label><input type="checkbox" checked=${isLog} onChange=${() => setLog(!isLog)} /> ${t("Logarithmic")}</label>
       <label><input type="checkbox" checked=${isTime} onChange=${() => setTime(!isTime)} /> ${t("Over time")}</label>
       <label>${t("Smoothing")} <input type="range" min="0" max="0.95" step="0.05" value=${weight} onInput=${(event) => setWeight(Number(event.target.value))} /></label>
       <span class="weak">${t("Drag to zoom; double-click shows all.")}</span></form>
-    <div class="charts">${charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && jobs.length === 1} isLog=${isLog} sync=${`metrics-${jobs[0].name}`} />`)}</div>`;
+    <div class="charts">${charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && jobs.length === 1} isLog=${isLog} show=${it.show} sync=${`metrics-${jobs[0].name}`} />`)}</div>`;
 }
 
 // One chart's columns: all jobs over one x. Over time, several jobs begin at 0, in seconds.
@@ -74,6 +76,12 @@ function overlaid(jobs, name, isTime, weight) {
     return weight ? [{ label: `${label} (${t("as logged")})`, values, colour: ink, faint: true }, { label, values: smoothed(values, weight), colour: ink }] : [{ label, values, colour: ink }];
   });
   return { x, series };
+}
+
+// The parts of a step of one job, in one chart.
+function together({ metrics }, names, isTime, weight) {
+  const series = names.map((name) => ({ label: name.replace(/_seconds$/, ""), values: smoothed(metrics.values[name], weight) }));
+  return { x: isTime ? metrics.time : metrics.step, series };
 }
 
 export function Use({ use, name }) {

@@ -1,6 +1,6 @@
 // The report: the views of some jobs, from the data in the file itself.
 import { moment, number, span, t } from "./i18n.js";
-import { Metrics, Overview } from "./job.js";
+import { Metrics, Overview, PARTS } from "./job.js";
 import { html, render, useState } from "./ui.js";
 
 const { version, time, jobs } = JSON.parse(document.getElementById("data").textContent);
@@ -11,7 +11,7 @@ const mean = (values) => {
 };
 
 function compared() {
-  const names = [...new Set(jobs.flatMap((view) => Object.keys(view.metrics?.last ?? {})))];
+  const names = [...new Set(jobs.flatMap((view) => Object.keys(view.metrics?.last ?? {})))].filter((name) => !PARTS.test(name));
   const seconds = (job) => (job.started && job.finished ? (Date.parse(job.finished) - Date.parse(job.started)) / 1000 : null);
   return [
     ["state", (view) => html`<span class="state state-${view.job.state}">${view.job.state}</span>`],
@@ -28,7 +28,8 @@ function compared() {
 function Comparison() {
   const logged = jobs.filter((view) => view.metrics?.step.length).map((view) => ({ name: view.job.name, metrics: view.metrics }));
   return html`<div class="scroll-x"><table><thead><tr><th></th>${jobs.map((view) => html`<th scope="col">${view.job.name}</th>`)}</tr></thead>
-      <tbody>${compared().map(([title, of]) => html`<tr><th scope="row">${t(title)}</th>${jobs.map((view) => html`<td>${of(view)}</td>`)}</tr>`)}</tbody></table></div>
+      <tbody>${compared().map(([title, of]) => [title, jobs.map(of)]).filter(([, values]) => values.some((value) => value !== "")).map(([title, values]) => html`
+        <tr><th scope="row">${t(title)}</th>${values.map((value) => html`<td>${value}</td>`)}</tr>`)}</tbody></table></div>
     ${logged.length > 0 && html`<h2>${t("Metrics")}</h2><${Metrics} jobs=${logged} />`}`;
 }
 
