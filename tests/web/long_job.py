@@ -33,7 +33,7 @@ def line(time: float, ranks: range, gpus: int) -> Any:
             "steps": [2.0 for _ in wave],
         },
         "gpus": {
-            "index": list(range(gpus)), "use": [round(95 * it, 1) for it in wave[:gpus]],
+            "index": list(range(gpus)), "use": [round(95 * it, 1) for it in (wave * gpus)[:gpus]],
             "memory": [80 << 30] * gpus, "memory_used": [60 << 30] * gpus, "temperature": [60.0] * gpus,
             "power": [500.0] * gpus,
         },

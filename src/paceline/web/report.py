@@ -56,11 +56,20 @@ def report(views: Sequence[JobView]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'{_GENERATOR}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(names)} &ndash; paceline</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<div id="page"></div>\n<noscript><pre>{html.escape(plain)}</pre></noscript>\n'
+        f"<title>{_escaped(names)} &ndash; paceline</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<div id="page"></div>\n<noscript><pre>{_escaped(plain)}</pre></noscript>\n'
         f'<script type="application/json" id="data">{_json(data)}</script>\n<script>{script}</script>\n'
         "</body>\n</html>\n"
     )
+
+
+def _escaped(text: str) -> str:
+    return html.escape(_encodable(text))
+
+
+def _encodable(text: str) -> str:
+    """The text with ? for what UTF-8 does not have: halves of a pair."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def is_report(path: Path) -> bool:
@@ -75,7 +84,7 @@ def is_report(path: Path) -> bool:
 def _json(data: Any) -> str:
     """JSON that no parser of HTML ends early."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8
+    return _encodable(text.replace("<", "\\u003c"))
 
 
 def _hash(text: str) -> str:

@@ -26,7 +26,9 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 
 def test_what_is_no_line_is_left_out(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    write(run.telemetry, line(10.0), "{}\n", "[1]\n", "[" * 100_000 + "\n", '{"time": 1', "\n", line(20.0), line(30.0))
+    odd: list[Any] = ["{}\n", "[1]\n", {**line(12.0), "ranks": [1]}, {**line(13.0), "ranks": {"rank": [0], "cpu": []}}]
+    odd += ["[" * 100_000 + "\n", '{"time": 1', "\n"]
+    write(run.telemetry, line(10.0), *odd, line(20.0), line(30.0))
     assert [it["time"] for it in history(run)["telemetry"]] == [10.0, 20.0, 30.0]
     assert [it["time"] for it in history(run, since=20.0)["telemetry"]] == [30.0]
     assert [it["time"] for it in history(run, points=2)["telemetry"]] == [10.0, 30.0]

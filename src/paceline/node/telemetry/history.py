@@ -86,7 +86,17 @@ def telemetry(path: Path) -> Iterator[Telemetry]:
 
 
 def _is_telemetry(line: dict[str, Any] | None) -> bool:
-    return line is not None and all(_is_number(line.get(key)) for key in ("time", "seconds")) and "machine" in line
+    return (
+        line is not None
+        and all(_is_number(line.get(key)) for key in ("time", "seconds"))
+        and all(isinstance(line.get(group), dict) for group in ("job", "machine", "ranks"))
+        and all(_are_columns(line.get(group, {})) for group in ("ranks", "gpus"))
+    )
+
+
+def _are_columns(group: Any) -> bool:
+    columns = list(group.values()) if isinstance(group, dict) else [None]
+    return all(isinstance(it, list) for it in columns) and len(set(map(len, columns))) <= 1  # type: ignore[arg-type]
 
 
 def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsRecord:
@@ -104,7 +114,8 @@ def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsReco
         lines.append(line)
     lines = [line for line in lines if line["time"] > since]
     names = list(dict.fromkeys(key for line in lines for key in line if key not in _OF_LINE))
-    spans = [group for group in _spans(lines, max(_FEWEST, min(points, _NUMBERS // max(1, len(names))))) if group]
+    most = min(points, max(_FEWEST, _NUMBERS // max(1, len(names))))
+    spans = [group for group in _spans(lines, most) if group]
     return {
         "time": [round(group[-1]["time"], 3) for group in spans],
         "step": [group[-1]["step"] for group in spans],
