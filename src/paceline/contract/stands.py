@@ -121,6 +121,18 @@ class Answer(TypedDict, total=False):
     single: bool
 
 
+class MachineNow(TypedDict, total=False):
+    """What a machine has done while a rank there stood still.
+
+    Attributes:
+        network: bytes per second that it has received and sent.
+        gpu_use: the share of the time in which the GPUs of the ranks compute.
+    """
+
+    network: float
+    gpu_use: float
+
+
 class Stand(TypedDict):
     """A rank at one moment.
 
@@ -135,6 +147,7 @@ class Stand(TypedDict):
         children: of each child process the state and the command.
         seen: its threads as seen from outside, if it did not answer; with frames of C code, whose line is 0.
         unseen: why nothing is seen; "" if nothing was tried.
+        machine: what is known of its machine.
     """
 
     rank: int
@@ -150,6 +163,7 @@ class Stand(TypedDict):
     children: list[tuple[str, str]]
     seen: list[Thread]
     unseen: str
+    machine: MachineNow
 
 
 class Place(TypedDict):
@@ -241,7 +255,14 @@ class Spent(TypedDict, total=False):
         busiest: the same, if it keeps the others here waiting.
         rate: bytes per second that processes which load have read here.
         local: the same of the local temporary folder.
-        gpu_use: the share of the time in which the GPUs of the ranks compute; gpu_memory: of their memory that is used.
+        gpu_use: the share of the time in which the GPUs of the ranks compute; gpu_memory: of their memory that is used;
+            hottest: degrees Celsius of one.
+        world: ranks of the largest process group.
+        sent: bytes per second that this machine sends; infiniband: those of them over InfiniBand, if it has that; link:
+            what its fastest network interface can send.
+        swapped: bytes per second to and from the swap space; stalled: the share of the time in which processes of this
+            machine wait for memory.
+        slowed: how often heat has slowed its cores down.
     """
 
     host: str
@@ -273,6 +294,14 @@ class Spent(TypedDict, total=False):
     local: float
     gpu_use: float
     gpu_memory: float
+    hottest: float
+    world: int
+    sent: float
+    infiniband: float
+    link: float
+    swapped: float
+    stalled: float
+    slowed: int
 
 
 class ProfileRequest(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.node.machine.gpus import USE_FIELDS, Gpu, parse_nvidia_smi, with_processes
 from paceline.node.telemetry.gpu_use import GpuUse
+from paceline.node.telemetry.host_use import HostUse
 from paceline.node.telemetry.sampler import RankNow, Sampler, traffic
 
 BURN = """
@@ -112,3 +114,29 @@ def test_the_network(tmp_path: Path) -> None:
     (counters / "port_rcv_data").write_text("250\n")
     (counters / "port_xmit_data").write_text("100\n")
     assert traffic(tmp_path, net, bands) == (1100, 410)
+
+
+def test_what_else_a_machine_does(tmp_path: Path) -> None:
+    proc, sys_ = tmp_path / "proc", tmp_path / "sys"
+    assert HostUse(proc, sys_).known(time.monotonic() + 10) == {"sent": 0, "swapped": 0, "slowed": 0}
+
+    def write(sent: int, swapped: int, stalled: int, slowed: int, words: int) -> None:
+        for path, text in (
+            (proc / "self" / "net" / "dev", f"  eth0: 100 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0\n"),
+            (proc / "vmstat", f"pgpgin 3\npswpin {swapped}\npswpout {swapped}\n"),
+            (proc / "pressure" / "memory", f"some avg10=0.00 avg60=0.00 total={stalled}\nfull avg10=0.00 total=1\n"),
+            (sys_ / "devices/system/cpu/cpu0/thermal_throttle/core_throttle_count", f"{slowed}\n"),
+            (sys_ / "class/infiniband/mlx5_0/ports/1/counters/port_xmit_data", f"{words}\n"),
+            (sys_ / "class/net/eth0/speed", "1000\n"),
+            (sys_ / "class/net/lo/speed", "-1\n"),
+        ):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    write(1000, 10, 500, 2, 25)
+    use, now = HostUse(proc, sys_), time.monotonic()
+    write(51000, 20, 4_000_500, 5, 275)
+    found = use.known(now + 10)
+    assert (found["slowed"], found["link"], found["stalled"]) == (3, 125e6, pytest.approx(0.4, rel=0.1))
+    assert (found["sent"], found["infiniband"]) == (pytest.approx(5100, rel=0.1), pytest.approx(100, rel=0.1))
+    assert found["swapped"] == pytest.approx(2 * os.sysconf("SC_PAGE_SIZE"), rel=0.1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +15,6 @@ from paceline.node.ranks.answering import last_collectives
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.hang import find, grouped
 from paceline.node.watching.outside import Family, Process
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
@@ -52,6 +50,29 @@ def test_all_in_the_same_collective_is_said() -> None:
     assert found is not None
     assert (found["kind"], found["ranks"]) == ("together", [])
     assert "all ranks are in all_reduce 7 (Float [8]), and none goes on" in found["line"]
+
+
+@pytest.mark.parametrize(
+    ("machines", "said"),
+    [
+        ([{}, {}], ""),
+        ([{"network": 0.0}, {}], ""),
+        ([{"network": 0.0}, {"network": 2300.0}], "; the network of each machine carries 0 B to 2.3 kB/s"),
+        ([{"network": 5e6, "gpu_use": 1.0}, {"network": 5e6, "gpu_use": 1.0}],
+         "; the network of each machine carries 5 MB/s; their GPUs compute 100 % of the time"),
+        ([{"gpu_use": 0.0}, {"gpu_use": 1.0}], "; their GPUs compute 0 to 100 % of the time"),
+    ],
+)  # fmt: skip
+def test_what_machines_do_while_all_wait_is_said(machines: list[Any], said: str) -> None:
+    stands = [
+        stand(rank, {"0": 7}, host="ab"[rank % 2], node=rank % 2, machine=machines[rank % 2]) for rank in range(4)
+    ]
+    found = find(stands, 60.0)
+    assert found is not None
+    assert found["line"].endswith(f"they are at train.py:5 in main{said}")
+    late = find([*stands[1:], stand(0, {"0": 6}, machine=machines[0])], 60.0)
+    assert late is not None
+    assert "network" not in late["line"], "a rank is to blame"
 
 
 def test_the_rank_behind_in_one_group_and_ahead_in_none_is_to_blame() -> None:

@@ -29,6 +29,7 @@ STACKS: dict[str, list[tuple[str, int, str]]] = {
 }  # fmt: skip
 
 _DDP = {"finds_unused": False, "unused": 0, "buckets": 1, "bytes": 20_000_000, "exposed": 0.0}
+_FAR = {"world": 4, "ranks": 2, "sent": 5e7}
 _LOADER = {"loader": {"workers": 2, "batch": 8}}
 
 
@@ -220,6 +221,21 @@ def test_the_rate_of_a_folder(tmp_path: Path) -> None:
         ({"forward": 0.9}, {"computing": 1, "cores": 8, "ranks": 4, "used": 4.0, "free": 4.0},
          "OMP_NUM_THREADS=2 would save up to 45 %"),
         ({"forward": 0.9}, {"computing": 1, "cores": 8, "ranks": 4, "used": 4.0, "free": 0.0}, None),
+        ({"exchange": 0.5}, {**_FAR, "gpu": True, "infiniband": 10.0}, "at 100 MB/s over TCP, .* NCCL_IB_DISABLE=1"),
+        ({"exchange": 0.5}, {**_FAR, "link": 125e6}, "at 100 MB/s of the 125 MB/s .* would save up to 25 % of the"),
+        ({"exchange": 0.5}, {**_FAR, "link": 1e9, "gpu": True}, "NCCL_NSOCKS_PERTHREAD=4 .* save up to 45 % of"),
+        ({"exchange": 0.5}, {**_FAR, "link": 1e9, "gpu": True, "infiniband": 4e7}, "paceline tune"),
+        ({"exchange": 0.5}, {**_FAR, "link": 125e6, "world": 2}, "paceline tune"),  # all ranks are here
+        ({"forward": 0.9}, {"swapped": 5e6, "stalled": 0.4}, "^the machine swaps 5 MB/s, and 40 % of the time"),
+        ({"forward": 0.9}, {"swapped": 5e6}, "^the machine swaps 5 MB/s; fewer"),
+        ({"forward": 0.9}, {"swapped": 5e5, "stalled": 0.4}, None),
+        ({"forward": 0.9}, {"queued": 0.4, "cores": 8, "used": 2.0, "free": 0.0},
+         "^30 % of the time ranks wait for a core, while other processes use 6 of 8; .* would save about 30 %"),
+        ({"forward": 0.9}, {"queued": 0.4, "cores": 8, "used": 7.8, "free": 0.0}, None),
+        ({"exchange": 0.4}, {"busiest": {"rank": 3, "exchange": 0.1, "others": 0.5, "part": "script",
+                                         "line": "train.py:9"}, "cores": 8, "used": 4.0, "free": 1.0, "slowed": 7,
+                             "swapped": 2e6, "hottest": 91.0},
+         "at its host: other processes use 3 of 8 cores, it swaps 2 MB/s, heat has slowed .* 7 times, a GPU has 91 °C"),
         ({"loading": 0.3, "checkpoint": 0.3, "logging": 0.2, "item": 0.2}, {}, ".*\n.*\n.*$"),
     ],
 )  # fmt: skip

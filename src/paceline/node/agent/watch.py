@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.stands import Answer, Place, Spent, Stand
     from paceline.node.ranks.launcher import Rank
+    from paceline.node.telemetry.recorder import Recorder
 
 _TICK = 5.0  # seconds between two looks; less if ranks hang after less
 _LEAST = 0.25  # seconds between two looks
@@ -41,7 +42,7 @@ class Watch:
 
     def __init__(
         self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None], spent: Callable[[], None],
-        *, gpus: Callable[[], Spent],
+        *, telemetry: Recorder,
     ) -> None:  # fmt: skip
         """Watch nothing yet.
 
@@ -49,10 +50,10 @@ class Watch:
             after: seconds without a collective after which `found` is called with where the ranks are; again and again,
                 less and less often, and with nothing once they go on.
             spent: called when it is time to say what the ranks spend their time on, less and less often.
-            gpus: returns how much their GPUs are used.
+            telemetry: knows how much the machine is used.
         """
         self._loop, self._job_id, self._after = loop, job_id, after
-        self._found, self._spent, self._gpus = found, spent, gpus
+        self._found, self._spent, self._telemetry = found, spent, telemetry
         self._tick = max(_LEAST, min(_SOON, after / 4))
         self._samples = Samples()
         self._kept: list[tuple[Asked, Answer, Process, float]] = []  # answers since a rank has moved: a hang maybe
@@ -98,7 +99,7 @@ class Watch:
         self._count()
         if self._counted < _LEAST_LOOKS:
             return None
-        more = self._gpus() if self._samples.uses_gpu else {}
+        more = self._telemetry.known(gpus=self._samples.uses_gpu)
         return {"host": socket.gethostname(), **self._samples.spent(), **self._used, **self._local, **more}
 
     def _after_a_while(self, then: Callable[[], None]) -> None:
@@ -192,6 +193,8 @@ class Watch:
 
     def _answered(self, stands: list[Stand]) -> None:
         self._is_asking = False
+        for stand in stands:
+            stand["machine"] = self._telemetry.lately(stand["still"])
         self._found(stands)
 
 

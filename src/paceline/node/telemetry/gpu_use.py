@@ -19,6 +19,7 @@ class GpuUse:
     def __init__(self) -> None:
         self._use: list[float] = []
         self._memory: list[float] = []
+        self._hottest: float | None = None
 
     def add(self, gpus: Iterable[Gpu]) -> None:
         """Take in a sample."""
@@ -29,9 +30,12 @@ class GpuUse:
         memory = [gpu.memory_used / gpu.memory for gpu in gpus if gpu.memory and gpu.memory_used is not None]
         if memory:
             self._memory.append(max(memory))
+        self._hottest = max((gpu.temperature for gpu in gpus if gpu.temperature is not None), default=None)
 
     def known(self) -> Spent:
-        """Their mean use, and the most memory of one."""
-        if len(self._use) < _LEAST or not self._memory:
-            return {}
-        return {"gpu_use": round(sum(self._use) / len(self._use), 3), "gpu_memory": round(max(self._memory), 3)}
+        """Their mean use, the most memory of one, and how hot the hottest is now."""
+        found: Spent = {} if self._hottest is None else {"hottest": self._hottest}
+        if len(self._use) >= _LEAST and self._memory:
+            found["gpu_use"] = round(sum(self._use) / len(self._use), 3)
+            found["gpu_memory"] = round(max(self._memory), 3)
+        return found

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.contract.records import Telemetry
-    from paceline.contract.stands import Spent
+    from paceline.contract.stands import MachineNow, Spent
     from paceline.node.eventloop.loop import Loop
     from paceline.node.machine.gpus import Gpu
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
 
+    from .host_use import HostUse
     from .sampler import RankNow, Sampler
 
 SECONDS = 10.0  # between two lines
@@ -45,6 +46,8 @@ class Recorder:
         self._file = _File(run.telemetry)
         self._is_first = self._has_origin = False
         self._sampler: Sampler | None = None
+        self._host: HostUse | None = None
+        self._last: tuple[float, Telemetry] | None = None  # when it was measured, by the monotonic clock
         self._thread: threading.Thread | None = None
         self._cost = 0.0  # seconds of a core that the last look took
         self._looks = 0
@@ -60,9 +63,21 @@ class Recorder:
             self._looks, self._is_first = 1, is_first
             self._loop.after(_SOON[0], self._look)
 
-    def known(self) -> Spent:
-        """How much the GPUs were used."""
-        return self._gpus.known()
+    def known(self, *, gpus: bool) -> Spent:
+        """How much the machine was used so far, and with `gpus` those of the ranks."""
+        host = self._host
+        return {**(self._gpus.known() if gpus else {}), **(host.known() if host is not None else {})}
+
+    def lately(self, seconds: float) -> MachineNow:
+        """How the machine was used within these last seconds; nothing if no measurement lies within them."""
+        last = self._last
+        if last is None or time.monotonic() - last[0] + last[1]["seconds"] > seconds:
+            return {}
+        machine, use = last[1]["machine"], [it for it in last[1].get("gpus", {}).get("use", ()) if it is not None]
+        found: MachineNow = {"network": machine["received"] + machine["sent"]}
+        if use:
+            found["gpu_use"] = sum(use) / len(use) / 100
+        return found
 
     def _look(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -78,12 +93,16 @@ class Recorder:
             if self._sampler is None:
                 from paceline.node.machine.nvml import gpus  # jobs that are over at once need none of it
 
+                from .host_use import HostUse
                 from .sampler import Sampler
 
+                self._host = HostUse()
                 self._sampler = Sampler(self._run.path, _Sparing(gpus))
                 begin = time.thread_time()  # imports are no part of a look
             line, gpus_now = self._sampler.take(os.getpid(), ranks)
             self._gpus.add(gpus_now)
+            if line is not None:
+                self._last = time.monotonic(), line
             if line is not None and ranks:
                 self._file.append(line)
                 self._cost = time.thread_time() - begin

@@ -261,8 +261,13 @@ def traffic(proc: Path = hardware.PROC, net: Path = NET, infiniband: Path = INFI
     real = [name for name in found if (net / name / "device").exists()]
     chosen = real or [name for name in found if not name.startswith(_VIRTUAL)]
     received, sent = (sum(found[name][side] for name in chosen) for side in (0, 1))
-    for counters in infiniband.glob("*/ports/*/counters"):
-        words = (hardware.read(counters / f"port_{name}_data") for name in ("rcv", "xmit"))
-        more = [int(word) * _LANES if word.isdecimal() else 0 for word in words]
-        received, sent = received + more[0], sent + more[1]
-    return received, sent
+    more = over_infiniband(infiniband) or (0, 0)
+    return received + more[0], sent + more[1]
+
+
+def over_infiniband(infiniband: Path = INFINIBAND) -> tuple[int, int] | None:
+    """Bytes that came and went over InfiniBand; None without such a device."""
+    ports = list(infiniband.glob("*/ports/*/counters"))
+    words = [[hardware.read(counters / f"port_{name}_data") for counters in ports] for name in ("rcv", "xmit")]
+    received, sent = (sum(int(word) * _LANES for word in of_side if word.isdecimal()) for of_side in words)
+    return (received, sent) if ports else None

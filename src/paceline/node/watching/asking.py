@@ -144,4 +144,5 @@ def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -
         "rank": rank.rank, "node": rank.node, "host": socket.gethostname(), "pid": rank.pid,
         "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,
         "call": process.call, "file": process.file, "children": family.children, "seen": [], "unseen": "",
+        "machine": {},
     }  # fmt: skip

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .slowness import size
 from .typical import JOINS, described, entered, is_asleep, place, why
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paceline.contract.stands import Hang, Kind, Place, Stand
 
@@ -125,13 +126,31 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
         line = f"{_listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}"
         line += f", and {_listed(waiting)} in {what}; {_at(first)}"
     elif kind == "together":
-        line = f"all ranks are in {what}, and none goes on; {_at(first)}"
+        line = f"all ranks are in {what}, and none goes on; {_at(first)}{_of_machines(stands.values())}"
     else:
-        line = f"no rank works; {_at(first, who(first))}"
+        line = f"no rank works; {_at(first, who(first))}{_of_machines(stands.values())}"
     return {
         "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
         "line": line, "places": places,
     }  # fmt: skip
+
+
+def _of_machines(stands: Iterable[Stand]) -> str:
+    """What networks and GPUs do meanwhile, as far as that is known; agents of older versions do not say it."""
+    machines = {(stand["host"], stand["node"]): stand.get("machine") or {} for stand in stands}.values()
+    rates, uses = ([it[key] for it in machines if key in it] for key in ("network", "gpu_use"))
+    words = ""
+    if len(rates) == len(machines) > 1:
+        words += f"; the network of each machine carries {_between(*map(size, (min(rates), max(rates))))}/s"
+    if uses:
+        words += (
+            f"; their GPUs compute {_between(*(f'{use * 100:.0f}' for use in (min(uses), max(uses))))} % of the time"
+        )
+    return words
+
+
+def _between(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 def who(it: Place) -> str:

@@ -23,6 +23,10 @@ _BUCKET, _FIRST_BUCKET = 25e6, 1e6  # bytes that torch puts into a bucket
 _MOST_USE = 0.6  # of the time in which a GPU that waits for Python computes
 _STEPS = 0.8  # of the time in which the main thread computes steps, and so nothing else keeps a GPU idle
 _MOST_MEMORY = 0.5  # of a GPU, below which a larger batch fits
+_FULL = 0.6  # of what a network can send, from which on it is full
+_LEAST_SENT = 1e7  # bytes per second, from which on an exchange goes over the network
+_SWAPS = 1e6  # bytes per second, from which on a machine swaps
+_HOT = 87.0  # degrees Celsius, from which on GPUs slow down
 _STILL = 0.6  # of the samples, from which on the main thread waits, and does not compute
 # The library's names of the parts of a step, and those of samples.
 _MEASURED = {"sync": "exchange", "checkpoint": "checkpoint", "optimizer": "optimizer"}
@@ -138,6 +142,35 @@ class _Seen:
         return spent.get("queued", 0.0) * spent.get("used", 0.0) / busy if busy else 0.0
 
     @property
+    def others(self) -> float:
+        """How many cores of the machine other processes keep busy."""
+        spent = self.spent
+        return max(0.0, spent["cores"] - spent["free"] - spent["used"]) if "cores" in spent else 0.0
+
+    @property
+    def crowded(self) -> float:
+        """The share of the time in which ranks wait for cores that other processes use."""
+        return self.spent.get("queued", 0.0) - self.queued if self.others >= 0.5 else 0.0
+
+    @property
+    def sending(self) -> float:
+        """Bytes per second that this machine sends while its ranks exchange with those of others; else 0."""
+        share, is_alone = self.share("exchange"), self.spent.get("world", 0) <= self.spent.get("ranks", 1)
+        return 0.0 if is_alone or not share else self.spent.get("sent", 0.0) / share
+
+    @property
+    def fills(self) -> float:
+        """The share of what the network can send that is sent then; 0 if that is not known."""
+        return self.sending / self.spent["link"] if self.spent.get("link") else 0.0
+
+    @property
+    def leaves_infiniband(self) -> bool:
+        """Whether NCCL sends next to nothing over the InfiniBand that there is."""
+        spent = self.spent
+        uses = spent.get("infiniband", math.inf)
+        return bool(spent.get("gpu")) and self.sending >= _LEAST_SENT and uses < 0.01 * spent["sent"]
+
+    @property
     def could(self) -> int:
         """The threads of a rank if cores that nobody uses are shared out too."""
         had = self.spent.get("used", 0.0) + self.spent.get("free", 0.0)
@@ -232,8 +265,8 @@ _CAUSES = (
     _Cause(
         ("exchange",), 0.0, lambda it: "busiest" in it.spent,
         "{others} % of the time ranks wait for rank {rank}, which is at {line} ({part}) more often than they are",
-        "as fast as the others it would save about {saved}; look at its data, and at its host: other processes, "
-        "temperature, swapping", lambda it: it.waited,
+        "as fast as the others it would save about {saved}; look at its data, and at its host: {host}",
+        lambda it: it.waited,
     ),
     _Cause(
         ("start of workers",), 0.1, lambda it: it.spent.get("iterations", 0) > it.spent.get("ranks", 1),
@@ -259,6 +292,27 @@ _CAUSES = (
         "{percent} % of {of} exchanges with other ranks{at}, in {collectives:.0f} collectives of the script per "
         "second", "few for all tensors together would save up to {saved}; for gradients, DistributedDataParallel does "
         "it beside the backward pass", lambda it: it.share("exchange"),
+    ),
+    _Cause(
+        ("exchange",), 0.2, lambda it: it.leaves_infiniband,
+        "{percent} % of {of} exchanges with other ranks{at}, at {sending}/s over TCP, and next to nothing over "
+        "this machine's InfiniBand",
+        "NCCL_DEBUG=INFO says why: NCCL_IB_DISABLE=1, an NCCL_IB_HCA that names another port, or a container without "
+        "/dev/infiniband", lambda it: None,
+    ),
+    _Cause(
+        ("exchange",), 0.2, lambda it: it.fills >= _FULL,
+        "{percent} % of {of} exchanges with other ranks{at}, at {sending}/s of the {link}/s that the network can send",
+        "gradients in 16 bits would save up to {saved}; paceline tune compares the ways to exchange them",
+        lambda it: it.share("exchange") / 2,
+    ),
+    _Cause(
+        ("exchange",), 0.3,
+        lambda it: it.spent.get("gpu") and it.fills and it.sending >= _LEAST_SENT and "infiniband" not in it.spent,
+        "{percent} % of {of} exchanges with other ranks{at}, at {sending}/s over TCP, of {link}/s that the network can "
+        "send",
+        "NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4 make more connections, which would save up to {saved}",
+        lambda it: it.share("exchange") * (1 - it.fills),
     ),
     _Cause(
         ("exchange",), 0.3, lambda it: True,
@@ -316,9 +370,19 @@ _CAUSES = (
         "their tensor cores", lambda it: None,
     ),
     _Cause(
+        (), 0.0, lambda it: it.spent.get("swapped", 0.0) >= _SWAPS,
+        "the machine swaps {swapped}/s{stalled}",
+        "fewer data workers or ranks, or smaller batches, need less memory", lambda it: it.spent.get("stalled"),
+    ),
+    _Cause(
         (), 0.0, lambda it: it.spent.get("computing", 0) > it.fair and it.queued >= 0.1,
         "{queued} % of the time ranks wait for a core: {ranks} with {computing} threads each compute on {cores} cores",
         "OMP_NUM_THREADS={fair} for each would save about {saved}", lambda it: it.queued,
+    ),
+    _Cause(
+        (), 0.0, lambda it: it.crowded >= 0.1,
+        "{crowded} % of the time ranks wait for a core, while other processes use {elsewhere} of {cores}",
+        "a machine, or cores, of its own would save about {saved}", lambda it: it.crowded,
     ),
     _Cause(
         ("forward", "backward", "optimizer"), 0.5,
@@ -363,18 +427,21 @@ def _words(it: _Seen, cause: _Cause, share: float, saved: float) -> dict[str, ob
         return f"{saved * 100:.0f} % of the time"
 
     read, reads = spent.get("read", 0.0), spent.get("reads", 0.0)
-    of_sample = f" {_size(read / (batch or 1))} {'a sample' if batch else 'a batch'}"
+    of_sample = f" {size(read / (batch or 1))} {'a sample' if batch else 'a batch'}"
     return {
         "percent": round(share * 100), "of": "each step" if in_steps else "the time",
         "at": f" at {line}" if line else "",
         "saved": amount(saved),
         "tune": " (paceline tune tries it)" if "seconds" in spent else "", "workers": it.workers or 0,
         "more": it.more, "size": of_sample if read >= 1000 else " it", "reads": reads,
-        "read": _size(read / max(reads, 1)), "fair": it.fair, "could": it.could,
-        "queued": round(it.queued * 100), "rate": _size(it.reads) if it.reads < math.inf else "",
+        "read": size(read / max(reads, 1)), "fair": it.fair, "could": it.could,
+        "queued": round(it.queued * 100), "rate": size(it.reads) if it.reads < math.inf else "",
         "by_more": amount(1 - it.left), "idle": round(100 - 100 * spent.get("busy", 0.0)),
-        "further": 4 * (spent.get("loader", {}).get("prefetch") or 2), "local": _size(spent.get("local", 0.0)),
+        "further": 4 * (spent.get("loader", {}).get("prefetch") or 2), "local": size(spent.get("local", 0.0)),
         **(_of_ddp(it) if "ddp" in spent else {}), "collectives": spent.get("collectives", 0.0),
+        "sending": size(it.sending), "link": size(spent.get("link", 0.0)), "elsewhere": f"{it.others:.2g}",
+        "crowded": round(100 * it.crowded), "swapped": size(spent.get("swapped", 0.0)), "host": _of_host(it),
+        "stalled": f", and {spent['stalled'] * 100:.0f} % of the time processes wait" if "stalled" in spent else "",
         "gpu_use": round(100 * spent.get("gpu_use", 0.0)), "gpu_memory": round(100 * spent.get("gpu_memory", 0.0)),
         **{key: spent.get(key, "") for key in ("computing", "ranks", "cores")},
         **({**busiest, "others": round(busiest["others"] * 100)} if busiest else {}),
@@ -399,14 +466,25 @@ def across(nodes: Sequence[Spent]) -> list[str]:
     return [
         f"{waits * 100:.0f} % of the time ranks on other nodes wait for those on {mine['host']}, of which rank "
         f"{pace['rank']} is at {pace['line']} ({pace['part']}) when it does not wait; as fast as the others they would "
-        f"save about {(waits - pace['exchange']) * 100:.0f} % of the time; look at this host: other processes, "
-        "temperature, swapping, its storage and network"
+        f"save about {(waits - pace['exchange']) * 100:.0f} % of the time; look at this host: {_of_host(_Seen(mine))}"
     ]
+
+
+def _of_host(it: _Seen) -> str:
+    """What is seen on the machine that may slow a rank down; else where to look."""
+    spent = it.spent
+    seen = [
+        f"other processes use {it.others:.2g} of {spent.get('cores')} cores" if it.others >= 0.5 else "",
+        f"it swaps {size(spent['swapped'])}/s" if spent.get("swapped", 0.0) >= _SWAPS else "",
+        f"heat has slowed its cores down {spent['slowed']} times" if spent.get("slowed") else "",
+        f"a GPU has {spent['hottest']:.0f} °C" if spent.get("hottest", 0.0) >= _HOT else "",
+    ]
+    return ", ".join(filter(None, seen)) or "other processes, temperature, swapping, storage, network"
 
 
 def _of_ddp(it: _Seen) -> dict[str, object]:
     count, enough = it.buckets
-    return {"buckets": count, "enough": enough, "bucket": _size(it.spent["ddp"]["bytes"] / count)}
+    return {"buckets": count, "enough": enough, "bucket": size(it.spent["ddp"]["bytes"] / count)}
 
 
 def in_words(spent: Spent) -> str:
@@ -428,7 +506,8 @@ def _time(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 0.1 else f"{seconds * 1000:.2g} ms"
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """`3.4 MB`, for a number of bytes."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.2g} {unit}" if count < 100 else f"{count:.0f} {unit}"

@@ -76,6 +76,8 @@ class Samples:
         for key in ("loader", "computing", "gpu", "ddp"):
             if key in answer:
                 self._known[key] = answer[key]
+        if sizes := answer.get("sizes"):
+            self._known["world"] = max(sizes.values())
         if "single" in answer:  # one that does not is enough: the first layer gets what was not converted yet
             self._known["single"] = answer["single"] and self._known.get("single", True)
 
