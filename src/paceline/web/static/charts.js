@@ -52,7 +52,7 @@ export function extent(columns) {
 
 // One chart: `series` are [{label, values, colour?, faint?}], all over `x`; `isTime`: x is seconds since the epoch.
 export function Chart({ title, x, series, isTime, show = number, isLog = false, sync, low }) {
-  const box = useRef();
+  const box = useRef(), drawn = useRef();
   const scheme = useScheme();
   const known = extent(series.map((it) => it.values));
   const isBytes = show === size || show.isBytes;
@@ -70,10 +70,20 @@ export function Chart({ title, x, series, isTime, show = number, isLog = false, 
       series: [{ label: isTime ? t("time") : t("step") },
         ...series.map((it, index) => ({ label: it.label, stroke: it.colour ?? COLOURS[index % COLOURS.length], width: it.faint ? 1 : 1.6, alpha: it.faint ? 0.35 : 1, spanGaps: true, points: { show: x.length === 1 }, value: (_, value) => (value == null ? "–" : show(value)) }))],
     }, data, box.current);
+    drawn.current = { plot, data };
     const resized = new ResizeObserver(() => plot.setSize({ width: Math.max(160, box.current.clientWidth), height: HEIGHT }));
     resized.observe(box.current);
-    return () => { resized.disconnect(); plot.destroy(); };
-  }, [data, scheme, isTime, isLog]);
+    return () => { resized.disconnect(); plot.destroy(); drawn.current = null; };
+  }, [JSON.stringify(series.map((it) => [it.label, it.faint])), !known, scheme, isTime, isLog]);
+  useLayoutEffect(() => { // new values: what the reader has zoomed into stays
+    const it = drawn.current;
+    if (!it || it.data === data) return;
+    const { min, max } = it.plot.scales.x, before = it.data[0];
+    const isWhole = min <= before[0] && max >= before.at(-1);
+    it.data = data;
+    it.plot.setData(data, isWhole);
+    if (!isWhole) it.plot.redraw();
+  }, [data]);
   if (!known) return null;
   const words = series.filter((it) => !it.faint).map((it) => {
     const own = extent([it.values]);
