@@ -70,6 +70,17 @@ def test_many_silent_ranks_are_looked_at_a_few_at_a_time(monkeypatch: pytest.Mon
     assert len(found) == 9
 
 
+def test_silent_ranks_are_told_once_where_no_program_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "Dump", lambda loop, pid, then: then([], ""))
+    ranks = {number: Asked("none", 0, number, 0, 1 << 30) for number in range(9)}
+    loop, found, later = Loop(), list[Any](), list[None]()
+    asking.ask(loop, ranks, {number: Activity(0.0) for number in ranks}, found.extend)
+    loop.run_until(lambda: bool(found))
+    loop.after(0.01, lambda: later.append(None))
+    loop.run_until(lambda: bool(later))
+    assert len(found) == 9
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [

@@ -113,6 +113,8 @@ def ask(
             loop.after(0.0, look_at_next)
 
     def look_at_next() -> None:
+        if not waiting:  # the others that were begun at the start have ended at once
+            return
         number = waiting.popleft()
         if time.monotonic() < until[0]:
             Dump(loop, ranks[number].pid, partial(saw, number))
