@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.node.logs.following import Update
 
 _TICK = 0.2  # seconds between two reports of how many jobs have ended
-_ONCE = ("stopping", "waiting", "exec", "unjoined", "hang")  # events that each node reports
+_ONCE = ("importing", "imported", "stopping", "waiting", "exec", "unjoined", "hang")  # events that each node reports
 _OF_ONE = ("queued", "granted", "warm", "cold")  # events of one machine
 
 Node = TypeVar("Node")
@@ -302,7 +302,8 @@ class Nodes(Generic[Node]):
         ends = self.ends
         if ends:
             first = max(ends, key=lambda node: self._weight(node, ends[node]))
-            yield Event("finished", {**ends[first], "took": max(it["took"] for it in ends.values())})
+            took = max((it["took"] for it in ends.values() if it["took"] is not None), default=None)
+            yield Event("finished", {**ends[first], "took": took})
 
     def _weight(self, node: Node, details: Mapping[str, Any]) -> tuple[int, int, bool, bool, bool]:
         """How reliable a node's report is: a failed rank comes first, then what a node says of itself."""

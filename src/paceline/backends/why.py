@@ -44,7 +44,8 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         reason = job.waiting.removeprefix("it ")
         yield f"it {reason}" if reason.startswith(("waits ", "hangs")) else f"it waits: {reason}"
     if job.state == "STARTING":
-        last = happened[-1]
+        imports = [event for event in happened if event["event"] in ("importing", "imported")]
+        last = imports[-1] if imports else happened[-1]
         is_importing = last["event"] == "importing"
         since = show_duration(time.time() - last["time"])
         yield f"it imports {', '.join(last['what'])}, for {since}" if is_importing else "its ranks have not started yet"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -87,3 +88,23 @@ def test_a_terminal_is_told_what_is_imported(
         screen.show(Event("importing", {"what": ["torch"]}))
         said = capfd.readouterr().err.splitlines()[1:]
         assert said == (["paceline: importing torch …"] if is_terminal else [])
+        screen.show(Event("imported", {"seconds": 1.0}))
+
+
+def test_a_slow_import_is_said_in_a_pipe_too(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.cli.terminal.screen._SLOW_IMPORT", 0.01)
+    screen = Screen(RankStreams({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
+    screen.show(Event("importing", {"what": ["torch"]}))
+    said = ""
+    while "importing torch …" not in said:
+        said += capfd.readouterr().err
+    monkeypatch.setattr("paceline.cli.terminal.screen._SLOW_IMPORT", 60.0)
+    for event in (
+        Event("imported", {"seconds": 1.0}),
+        Event("finished", {"state": "SUCCEEDED", "exit_code": 0, "took": 1.0}),
+    ):
+        screen.show(Event("importing", {"what": ["torch"]}))
+        screen.show(event)
+    assert not [it for it in threading.enumerate() if isinstance(it, threading.Timer) and not it.finished.is_set()]

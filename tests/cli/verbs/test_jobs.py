@@ -872,6 +872,8 @@ def test_each_screen_has_the_same_start_and_duration(paceline: Paceline) -> None
     job = paceline.json("get", "it")
     (begun,) = [event["time"] for event in paceline.json("events", "it") if event["event"] == "started"]
     assert job["started"] == begun
+    (imported,) = [event for event in paceline.json("events", "it") if event["event"] == "imported"]
+    assert imported["seconds"] >= 1.0
     (line,) = [line for line in paceline("get", "it").stdout.splitlines() if line.startswith("duration")]
     took = line.removeprefix("duration").strip()
     assert float(took.removesuffix(" s")) >= 1.0

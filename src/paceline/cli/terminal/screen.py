@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import STREAM_BITS, Event, Output
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 1024 * 1024  # bytes of a line; a longer one is shown in pieces
+_SLOW_IMPORT = 3.0  # seconds after which it is said also where the output goes to a file or a pipe
 _LONG = 200  # characters of a message; the log has all of it
 
 
@@ -54,6 +56,7 @@ class Screen:
         self._local: dict[int, int] = {}  # rank → local rank
         self._prefix_all = rank_streams.several
         self._code: int | None = None
+        self._slow_import: threading.Timer | None = None  # says so
         self._spent: list[Spent] = []  # of each node that has said it
         self._say(f"job {job.name}: {job.first_line}")
 
@@ -90,7 +93,7 @@ class Screen:
     def _event(self, event: Event) -> None:
         """Say what happened to the job."""
         details = event.details
-        if event.name in ("queued", "granted", "importing"):
+        if event.name in ("queued", "granted", "importing", "imported"):
             self._begins(event.name, details)
         elif event.name in ("warm", "cold"):
             self._how.append({**details, "event": event.name})
@@ -130,11 +133,24 @@ class Screen:
             self._say(f"waiting for {what}{_on(details)}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
         elif name == "granted":
             self._say(f"got {_devices(details['devices'])}{_on(details)}")
-        elif sys.stderr.isatty():
-            self._say(f"importing {', '.join(details['what'])} …")
+        elif name == "imported":
+            self._end_import()
+        else:
+            text = f"importing {', '.join(details['what'])} …"
+            if sys.stderr.isatty():
+                self._say(text)
+                return
+            self._slow_import = threading.Timer(_SLOW_IMPORT, self._say, [text])
+            self._slow_import.daemon = True  # this process does not wait for it
+            self._slow_import.start()
+
+    def _end_import(self) -> None:
+        if self._slow_import is not None:
+            self._slow_import.cancel()
 
     def _attempt_ended(self, name: str, details: dict[str, Any]) -> None:
         """Say why, and how it goes on."""
+        self._end_import()
         if name == "waiting":
             self._say(f"{details['why']}; looking for the others")
         elif name == "restarting" and details["why"]:

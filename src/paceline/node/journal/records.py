@@ -139,6 +139,12 @@ if TYPE_CHECKING:
         event: Literal["importing"]
         what: list[str]
 
+    class ImportedRecord(_Record):
+        """It has imported them, in so many seconds."""
+
+        event: Literal["imported"]
+        seconds: float
+
     class WarmRecord(_Record):
         """A warm server has started the agent."""
 
@@ -176,7 +182,7 @@ if TYPE_CHECKING:
 Record = Union[
     "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord",
     "SpentRecord", "StoodRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord",
-    "ImportingRecord", "WarmRecord", "ContinuedRecord", "SavedRecord", "ResumedRecord",
+    "ImportingRecord", "ImportedRecord", "WarmRecord", "ContinuedRecord", "SavedRecord", "ResumedRecord",
     "TensorBoardRecord",
 ]  # fmt: skip
 

@@ -132,6 +132,7 @@ class Ranks:
         self._dir = directory
         self._changed = changed
         self._is_ready = False
+        self._is_importing = False
         self._stopping = False
         self.is_swept = False
         self._has_explained = False
@@ -228,6 +229,7 @@ class Ranks:
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
         command = [*spec.python, ENTRY, "forkserver", str(channel.fileno()), str(self._dir.spec), *shown]
         if spec.start_method == "fork" and spec.preload:
+            self._is_importing = True
             self._dir.append(
                 {"event": "importing", "what": list(dict.fromkeys(it.split(".")[0] for it in spec.preload))}
             )
@@ -338,6 +340,9 @@ class Ranks:
         for message in messages:
             if message["event"] == "ready":
                 self._is_ready = True
+                if self._is_importing:
+                    self._is_importing = False
+                    self._dir.append({"event": "imported", "seconds": round(message["seconds"], 1)})
                 self._explain_exec(message["why"] or self._spec.why_exec)
             elif message["event"] == "started":
                 self.current[message["local_rank"]].pid = message["pid"]
