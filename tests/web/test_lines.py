@@ -31,11 +31,15 @@ def test_lines_are_searched() -> None:
     assert [it.text for it in found] == [b"an\xffa\nac"]
 
 
+def started(paceline: Paceline, stdout: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=stdout, env=paceline.env, cwd=paceline.folder, text=True
+    )
+
+
 def asked(paceline: Paceline, **request: Any) -> list[Any]:
     line = json.dumps({"name": "it", "on": None, "query": {}, **request}) + "\n"
-    with subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=paceline.env, cwd=paceline.folder, text=True
-    ) as reader:
+    with started(paceline, stdout=subprocess.PIPE) as reader:
         assert reader.stdin and reader.stdout
         reader.stdin.write(line)
         reader.stdin.flush()
@@ -44,21 +48,17 @@ def asked(paceline: Paceline, **request: Any) -> list[Any]:
 
 def test_a_process_reads_them(paceline: Paceline) -> None:
     script = paceline.script("import sys\nsys.stdout.buffer.write(b'one \\xff\\ntwo')\n")
+    paceline.run("-n", "1", "--name", "it", script, stdout=subprocess.DEVNULL)
     paceline.script("raise SystemExit('imported from the folder')", "json.py")
-    paceline.run("-n", "1", "--name", "it", script)
-    assert [it[1:] if isinstance(it, list) else it for it in asked(paceline)] == [
-        [0, 0, "o", "one �\ntwo"],
-        {"end": None},
-    ]
+    lines, end = asked(paceline)
+    assert lines[1:] == [0, 0, "o", "one \ufffd\ntwo"] and end == {"end": None}
     assert "no job" in asked(paceline, name="other")[0]["end"]
     assert "regular expression" in asked(paceline, grep="(")[0]["end"]
 
 
 def test_it_ends_with_the_server(paceline: Paceline) -> None:
     paceline.succeeds("submit", "-n", "1", "--name", "it", paceline.script("import time\ntime.sleep(600)"))
-    with subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=paceline.env, text=True
-    ) as reader:
+    with started(paceline, stdout=subprocess.DEVNULL) as reader:
         assert reader.stdin
         reader.stdin.write(json.dumps({"name": "it", "on": None, "query": {"follow": True}}) + "\n")
         reader.stdin.close()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -32,9 +33,10 @@ from paceline.job.flags import flag_of
 from paceline.job.job import STATES, Job
 from paceline.job.quantities import show_time
 from paceline.job.secret_values import notes_on_secrets
-from paceline.job.spec import JobSpec
 
+from .gather import gathered, job_file
 from .lines import COMMAND
+from .report import report
 from .safety import SESSION
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ _MOST_READERS = 16  # processes that read logs
 _AT_ONCE = 4  # requests to one target
 _PULSE = 15.0  # seconds after which a stream without news shows that it lives
 _LEAST = 0.5  # seconds between two news
+_REPORT_LINES = 200  # of each rank
 _MOST_NAMED = 100  # changed jobs that a piece of news names
 _CHANGEABLE = ("args", "devices", "env", "max_restarts", "nodes", "ranks", "time_limit")  # of a job that runs again
 
@@ -95,6 +98,8 @@ OPERATIONS = (
                 "offset": "number of rows to leave out", "limit": f"number of rows, at most {_MOST_ROWS}",
                 "fields": "keys of each job, with commas; all by default"}),
     _Operation("GET", _JOB, "job", "All about a job."),
+    _Operation("GET", f"{_JOB}/view", "view", "What its report shows: curves, metrics, events, why it failed."),
+    _Operation("GET", f"{_JOB}/report", "report", "Its report: one file of HTML, as `paceline report` writes it."),
     _Operation("GET", f"{_JOB}/events", "events", "What happened to a job, in order."),
     _Operation("GET", f"{_JOB}/file", "file", "The job as a job file (YAML)."),
     _Operation("GET", f"{_JOB}/contents", "contents", "What is deleted with a job: checkpoints, and bytes."),
@@ -364,6 +369,20 @@ class Api:
         }
         return [name for name, it in has.items() if it]
 
+    async def view(self, request: Request) -> Any:
+        """See `OPERATIONS`."""
+        found = await self._find(request)
+        job = await self._now(found)
+        return await self._on(job.backend, lambda: gathered(job, found.there, 0))
+
+    async def report(self, request: Request) -> Response:
+        """See `OPERATIONS`."""
+        found = await self._find(request)
+        job = await self._now(found)
+        text = await self._on(job.backend, lambda: report([gathered(job, found.there, _REPORT_LINES)]))
+        kept = {"Content-Disposition": "attachment; filename=report.html"}  # the page names it as the job
+        return Response(text, media_type="text/html", headers=kept)
+
     async def events(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
         found = await self._find(request)
@@ -372,13 +391,9 @@ class Api:
 
     async def file(self, request: Request) -> Response:
         """See `OPERATIONS`."""
-        import yaml
-
         found = await self._find(request)
-        spec: JobSpec = await self._on(found.job.backend, lambda: found.there.spec(found.job.name))
-        left_out = ("name", "resume_from", "detached", "rendezvous")
-        shown = {name: value for name, value in spec.dumped(only_changed=True).items() if name not in left_out}
-        return Response(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), media_type="text/plain")
+        spec = await self._on(found.job.backend, lambda: found.there.spec(found.job.name))
+        return Response(job_file(spec, for_others=False), media_type="text/plain")
 
     async def contents(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
@@ -598,6 +613,12 @@ def _flags(name: str, value: Any) -> list[str]:
     if name == "devices":
         return ["--devices", ",".join(map(str, value))] if isinstance(value, list) else ["--gpus", str(value)]
     return [flag_of((name,)), str(value)]
+
+
+def refused(request: Request, error: Exception) -> Response:
+    """The answer to a request for something that is not there."""
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code)
 
 
 def _json(data: Any, status: int = 200) -> Response:

@@ -56,12 +56,14 @@ def _ends(job: Job, there: Backend) -> Iterator[tuple[int, bytes]]:
         yield found.rank, found.text
 
 
-def job_file(spec: JobSpec) -> str:
-    """A job as a job file, without what looks like a secret: it is shown to others."""
+def job_file(spec: JobSpec, *, for_others: bool = True) -> str:
+    """A job as a job file; for others without what looks like a secret."""
     import yaml
 
     left_out = ("name", "resume_from", "detached", "rendezvous")
     shown: dict[str, Any] = {key: it for key, it in spec.dumped(only_changed=True).items() if key not in left_out}
+    if not for_others:
+        return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
     if "env" in shown:
         shown["env"] = {name: "…" if looks_secret(name, it) else it for name, it in shown["env"].items()}
     return without_passwords(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.job.errors import UserError
 
-from .api import Api
+from .api import Api, refused
 from .safety import Guard, Sessions, names_of_this_machine, secret
 from .watch import Watch
 
@@ -55,7 +56,8 @@ def application(
     """
     api = Api(watch, sessions, read_only=read_only, secure=secure)
     static = [Route(path, _static(file, path.rpartition(".")[2])) for path, file in _files()]
-    return Guard(Starlette(routes=[*api.routes(), *static]), sessions, names, read_only=read_only)
+    app = Starlette(routes=[*api.routes(), *static], exception_handlers={HTTPException: refused})
+    return Guard(app, sessions, names, read_only=read_only)
 
 
 def _files() -> list[tuple[str, Traversable]]:

@@ -1,12 +1,14 @@
 // The page: which view is shown, and what all of them share.
-import { follow, get, listen, news, pathOf, post, signIn } from "./api.js";
+import { follow, get, listen, news, pathOf, post, query, signIn, text } from "./api.js";
 import { Delete, Resubmit, Scale, Stop, Submit } from "./forms.js";
-import { choose, current, LANGUAGES, moment, span, t } from "./i18n.js";
+import { choose, current, LANGUAGES, t } from "./i18n.js";
+import { Facts, Overview } from "./job.js";
 import { Jobs } from "./jobs.js";
 import { Logs } from "./logs.js";
 import { Machines } from "./machines.js";
 import { html, render, useEffect, useState } from "./ui.js";
 
+const REFRESH = 10_000; // milliseconds
 const DIALOGS = { stop: Stop, resubmit: Resubmit, scale: Scale, delete: Delete };
 const TITLES = { stop: "Stop", resubmit: "Resubmit", scale: "Scale", delete: "Delete", tensorboard: "TensorBoard" };
 
@@ -56,16 +58,47 @@ function useJob(target, name) {
   return [view, error];
 }
 
-function Facts({ job }) {
-  const facts = [["error", job.error], ["advice", job.advice], ["waiting", job.waiting], ...job.slow.map((line) => ["slow", line]), ["command", job.command],
-    ["ranks", `${job.ranks} / ${job.nodes}`], ["devices", job.devices.join(", ")], ["created", moment(job.created)], ["started", moment(job.started)],
-    ["finished", moment(job.finished)], ["left", job.state === "RUNNING" ? span(job.progress?.seconds_left) : ""], ["checkpoint", job.checkpoint && `step ${job.checkpoint.step}`],
-    ["folder", job.folder]];
-  return html`<dl class="facts">${facts.filter(([, value]) => value).map(([key, value]) => html`<dt>${t(key)}</dt><dd>${value}</dd>`)}</dl>
-    ${job.traceback && html`<pre class="traceback">${job.traceback.text}</pre>`}`;
+// What its report shows, asked for again while it changes; views of other jobs are laid over.
+function LiveOverview({ job }) {
+  const [view, setView] = useState(null);
+  const [error, setError] = useState(null);
+  const [others, setOthers] = useState([]);
+  const path = pathOf(job.backend, job.name);
+  useEffect(() => {
+    let timer, isGone = false;
+    const look = () => get(`${path}/view`).then((it) => isGone || (setView(it), setError(null)), (failure) => isGone || setError(failure.message))
+      .then(() => { if (!isGone && job.state === "RUNNING") timer = setTimeout(look, REFRESH); });
+    look();
+    return () => { isGone = true; clearTimeout(timer); };
+  }, [path, job.state, job.attempt]);
+  const add = async (event) => {
+    event.preventDefault();
+    const field = event.target.elements.other;
+    try {
+      const found = await get(`/api/jobs?${query({ q: field.value, limit: 500, fields: "name,backend" })}`);
+      const match = found.jobs.find((it) => it.name === field.value);
+      if (!match) throw new Error(t("No job matches."));
+      const other = await get(`${pathOf(match.backend, match.name)}/view`);
+      setOthers((before) => [...before, other]);
+      field.value = "";
+      setError(null);
+    } catch (failure) { setError(failure.message); }
+  };
+  return html`${error && html`<p class="warning">${error}</p>`}
+    ${view?.metrics && html`<form class="bar" onSubmit=${add}><label>${t("Compare")} <input name="other" placeholder=${t("name")} /></label><button>${t("Show")}</button>
+      ${others.map((it) => html`<button type="button" onClick=${() => setOthers(others.filter((other) => other !== it))}>${it.job.name} ×</button>`)}</form>`}
+    ${view ? html`<${Overview} view=${view} others=${others} />` : html`<${Facts} job=${job} />`}`;
 }
 
-function Job({ target, name, tab }) {
+async function download(job) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([await text(`${pathOf(job.backend, job.name)}/report`)], { type: "text/html" }));
+  link.download = `${job.name}.html`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+function Job({ target, name, tab, isReadOnly }) {
   const [view, error] = useJob(target, name);
   const [dialog, setDialog] = useState(null);
   const [board, setBoard] = useState(null);
@@ -88,11 +121,12 @@ function Job({ target, name, tab }) {
   const tabs = [["", "Overview"], ["logs", "Logs"]];
   return html`<div class="bar"><h1>${job.name}</h1> <span class="state state-${job.state}">${job.state}</span> <span class="weak">${job.backend}</span>
       <span class="buttons">${can.map((action) => html`<button type="button" onClick=${() => act(action)}>${t(TITLES[action])}</button>`)}
-        <a class="button" href="#/submit?from=${encodeURIComponent(target)}/${encodeURIComponent(name)}">${t("Use in a new job")}</a></span></div>
+        <button type="button" onClick=${() => download(job).catch((failure) => setBoard({ notes: [failure.message] }))}>${t("Report")}</button>
+        ${!isReadOnly && html`<a class="button" href="#/submit?from=${encodeURIComponent(target)}/${encodeURIComponent(name)}">${t("Use in a new job")}</a>`}</span></div>
     ${error && html`<p class="warning">${error}</p>`}
     ${board && html`<p role="status">${board.url && html`<a href=${board.url} target="_blank" rel="noopener noreferrer">${board.url}</a>`} ${board.notes.map((note) => html`<span class="weak">${note} </span>`)}</p>`}
     <nav class="tabs" aria-label=${job.name}>${tabs.map(([key, title]) => html`<a href="${here}${key && `/${key}`}" aria-current=${(tab ?? "") === key ? "page" : undefined}>${t(title)}</a>`)}</nav>
-    ${tab === "logs" ? html`<${Logs} job=${job} key=${`${job.backend}/${job.name}/${job.created}`} />` : html`<${Facts} job=${job} />`}
+    ${tab === "logs" ? html`<${Logs} job=${job} key=${`${job.backend}/${job.name}/${job.created}`} />` : html`<${LiveOverview} job=${job} />`}
     ${Chosen && html`<${Chosen} view=${view} close=${() => setDialog(null)} />`}`;
 }
 
@@ -103,7 +137,7 @@ function App({ about }) {
   const from = search.get("from")?.split("/").map((part) => part);
   return html`<${Header} view=${view} /><${Online} /><main class="view-${name ? "job" : view}">
     ${view === "machines" ? html`<${Machines} />` : view === "submit" ? html`<${Submit} about=${about} from=${from} />`
-      : name ? html`<${Job} target=${target} name=${name} tab=${tab} key=${`${target}/${name}`} />` : html`<${Jobs} />`}</main>`;
+      : name ? html`<${Job} target=${target} name=${name} tab=${tab} isReadOnly=${about.read_only} key=${`${target}/${name}`} />` : html`<${Jobs} />`}</main>`;
 }
 
 setTheme(localStorage.getItem("paceline.theme") || "");
