@@ -59,8 +59,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Code", "Incomplete", "Instance", "Job", "JobSpec", "Jobs", "LogLines", "LogQuery", "Mount", "Node", "Prepared",
     "Rendezvous", "Usage", "UserError", "Volume", "delete", "events", "get", "list_jobs", "logs", "nodes", "prepare",
-    "resubmit", "scalein", "scaleout", "stop", "stop_tensorboard", "submit", "tensorboard", "top", "wait",
+    "resubmit", "scale", "scalein", "scaleout", "stop", "stop_tensorboard", "submit", "tensorboard", "top", "wait",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 _MOST = 60  # characters of a text that the repr of a job has
@@ -442,6 +446,23 @@ def scalein(name: str | records.Job, hosts: str | Sequence[str] | int, on: str |
     """
     name, there = _with(name, on)
     return able(there, Elastic).scalein(name, hosts if isinstance(hosts, int) else _names(hosts))
+
+
+def scale(name: str | records.Job, nodes: int, on: str | None = None) -> Job:
+    """Give a running job this number of machines: add some that are free, or remove some; returns what is known of it.
+
+    Raises:
+        UserError: there is no such job, it cannot have so many, or so few.
+    """
+    if type(nodes) is not int or nodes < 1:
+        raise UserError(f"nodes: {nodes!r} is no number of machines; write for example 2")
+    job = get(name, on)
+    there = able(job._there, Elastic)
+    if nodes > job.nodes:
+        there.scaleout(job.name, nodes - job.nodes)
+    elif nodes < job.nodes:
+        there.scalein(job.name, job.nodes - nodes)
+    return _known(job.name, job._there)
 
 
 def tensorboard(name: str | records.Job, logdir: str | os.PathLike[str] | None = None, on: str | None = None) -> str:

@@ -51,7 +51,7 @@ def test_a_follower_that_goes_away_leaves_nothing_on_the_host(client: Client) ->
     assert follower.wait() == 143
     follower.communicate()
     events = client.json("events", "--on", "lab", name)
-    assert [event["event"] for event in events] == ["submitted", "started", "stopping", "stood", "finished"]
+    assert [event["event"] for event in events] == ["submitted", "started", "stopping", "stacks", "finished"]
     assert not any("host" in event for event in events)
 
 

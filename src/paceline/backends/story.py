@@ -65,7 +65,7 @@ def details(event: Mapping[str, Any]) -> str:
     """What an event says beside its time and name, in one line."""
     if event["event"] == "hang":
         return str(event["why"])
-    if event["event"] == "stood":
+    if event["event"] == "stacks":
         return "; ".join(map(stood, event["places"]))
     if event["event"] == "spent":
         return in_words(event["spent"])

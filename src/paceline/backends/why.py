@@ -88,7 +88,7 @@ def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> 
     """The last hang of the last attempt, or else where ranks were when they were stopped."""
     begun = max((number for number, event in enumerate(happened) if event["event"] == "started"), default=0)
     found = [event for event in happened[begun:] if event["event"] == "hang"]
-    stood = [event for event in happened[begun:] if event["event"] == "stood"]
+    stood = [event for event in happened[begun:] if event["event"] == "stacks"]
     end = _failed_end(happened)
     own = {failure["rank"] for failure in (end["failure"], *end["others"])} if end else set()  # ended by themselves
     for event in stood if places and not found else ():

@@ -65,7 +65,7 @@ def test_ranks_meet_over_pods_and_restart_inside_them(user: User, monkeypatch: p
     assert user.lines("sum") == ["sum 6 of 4 digits hf_x"] * 4
     assert user.lines("sum", attempt=0) == ["sum 6 of 4 digits hf_x"] * 4
     events = [event["event"] for event in user.backend().events("sum")]
-    assert [event for event in events if event != "stood"] == ["started", "restarting", "started", "finished"]
+    assert [event for event in events if event != "stacks"] == ["started", "restarting", "started", "finished"]
     (volume,) = user.backend().volumes(print)
     assert (volume.name, volume.access, volume.size) == ("training-data", ("ReadWriteMany",), 1 << 30)
     assert "hf_x-and-more" not in str([user.cluster.all(kind) for kind in ("Job", "Pod", "ConfigMap")])

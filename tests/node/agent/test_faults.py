@@ -125,6 +125,7 @@ def test_exit_code_is_the_culprits(paceline: Paceline) -> None:
     done = paceline.run("-n", "2", "script.py")
     assert done.returncode == 7
     assert "rank 1 failed first: exit code 7" in done.stderr
+    assert done.stderr.splitlines()[-1].count("exit code 7") == 1
 
 
 @pytest.mark.parametrize("start_method", ["fork", "exec"])

@@ -246,9 +246,10 @@ class Screen:
             self._cite(failure["traceback"])
         if failure.get("advice"):
             self._say(f"what to do: {failure['advice']}")
+        code = f"exit code {failure['exit_code']}"
         self._say(
             f"rank {rank} failed first: {_short(failure['message'])} (node {failure['node']} on {failure['host']}, "
-            f"pid {failure['pid']}, exit code {failure['exit_code']})"
+            f"pid {failure['pid']}{'' if failure['message'] == code else f', {code}'})"
             f"{'; log ' + failure['log'] if failure['log'] else ''}"
         )
 

@@ -244,7 +244,7 @@ class Agent:
     def _record_places(self) -> None:
         """Record where the ranks are that are about to be stopped."""
         if self.watch is not None and (places := self.watch.places()):
-            self.status.record((), {"event": "stood", "places": places})
+            self.status.record((), {"event": "stacks", "places": places})
 
     def _record_spent(self) -> None:
         """Record what the ranks spent their time on, if that is known."""

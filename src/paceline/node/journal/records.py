@@ -87,10 +87,10 @@ if TYPE_CHECKING:
         why: str
         hang: Hang
 
-    class StoodRecord(_Record):
+    class StacksRecord(_Record):
         """Where the ranks of a node were before they were stopped."""
 
-        event: Literal["stood"]
+        event: Literal["stacks"]
         places: list[Place]
 
     class SpentRecord(_Record):
@@ -181,7 +181,7 @@ if TYPE_CHECKING:
 
 Record = Union[
     "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord",
-    "SpentRecord", "StoodRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord",
+    "SpentRecord", "StacksRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord",
     "ImportingRecord", "ImportedRecord", "WarmRecord", "ContinuedRecord", "SavedRecord", "ResumedRecord",
     "TensorBoardRecord",
 ]  # fmt: skip
