@@ -12,6 +12,8 @@ from paceline.cli.main import cli
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.conftest import Paceline
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -45,10 +47,25 @@ def completed(*words: str) -> list[str]:
         (("run", "--on", "ku"), ["kubernetes"]),
         (("submit", "--framework", "te"), ["tensorflow"]),
         (("submit", "--kind", "job"), ["job", "jobset"]),
+        (("arena", "su"), ["submit"]),
+        (("arena", "submit", "tf", "--evaluator-m"), ["--evaluator-memory"]),
+        (("arena", "--loglevel", "debug", "logs", "b"), ["bert-1"]),
+        (("srun", "--par"), ["--partition"]),
+        (("paddlecloud", "job", "t"), ["train"]),
     ],
 )
 def test_the_tab_key(words: tuple[str, ...], expected: list[str]) -> None:
     assert completed(*words) == expected
+
+
+def test_ranks_and_labels_of_the_jobs_that_there_are(paceline: Paceline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(paceline.home))
+    paceline.script("print('here')")
+    paceline.succeeds("run", "-n", "2", "--name", "it", "--label", "team=vision", "script.py")
+    assert completed("logs", "it", "-i", "") == ["0", "1", "it-master-0", "it-worker-0"]
+    assert completed("attach", "it", "-i", "it-w") == ["it-worker-0"]
+    assert completed("logs", "-i", "") == [], "no job runs"
+    assert completed("list", "--label", "te") == ["team=vision"]
 
 
 def test_settings_that_are_wrong_complete_nothing(home: Path) -> None:

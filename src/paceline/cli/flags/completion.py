@@ -10,19 +10,50 @@ from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder, target_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import click
+
+    from paceline.job.job import Job
 
 
 def jobs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The jobs of this machine, and those that were submitted from here."""
+    named = context.params.get(parameter.name or "")
+    left_out = set(named if isinstance(named, tuple) else ())
+    return [name for name in known_jobs(incomplete) if name not in left_out]
+
+
+def known_jobs(begin: str) -> list[str]:
+    """The names of the same jobs that begin so."""
     try:
         folders = [jobs_folder(), *target_folder("x").parent.glob("*/")]
     except UserError:
         return []
-    named = context.params.get(parameter.name or "")
-    left_out = set(named if isinstance(named, tuple) else ())
     found = {path.name for folder in folders for path in folder.glob("[!.]*")}
-    return sorted(name for name in found - left_out if name.startswith(incomplete))
+    return sorted(name for name in found if name.startswith(begin))
+
+
+def instances(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The ranks of a job on this machine that stands before the flag, by number and name; else of all that run here."""
+    words = [*(it for it in context.params.values() if isinstance(it, str)), *context.args]
+    named = _jobs_here(words)
+    ranks = [rank for job in named or _jobs_here(None) if named or not job.is_over for rank in job.instances]
+    names = [str(number) for number in sorted({rank.rank for rank in ranks})] + [rank.name for rank in ranks]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def labels(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The labels that jobs on this machine have."""
+    found = {f"{name}={value}" for job in _jobs_here(None) for name, value in job.labels.items()}
+    return sorted(label for label in found if label.startswith(incomplete))
+
+
+def _jobs_here(names: Sequence[str] | None) -> Sequence[Job]:
+    try:
+        return registry.load(registry.HERE).describe(names).jobs
+    except (UserError, OSError):
+        return []
 
 
 def states(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

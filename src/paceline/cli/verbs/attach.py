@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from paceline.backends.story import details, story
+from paceline.cli.flags import completion
 from paceline.cli.flags.options import SectionedCommand
 from paceline.cli.flags.selection import known, rank_of
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
@@ -40,7 +41,12 @@ _EVENTS: list[Column[dict[str, Any]]] = [
 @click.command(cls=SectionedCommand, params=where_options(), context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="JOB", **OF_JOBS)
 @click.option(
-    "-i", "--instance", metavar="INSTANCE|RANK", default="0", help="The rank whose variables to use.  [default: 0]"
+    "-i",
+    "--instance",
+    metavar="INSTANCE|RANK",
+    default="0",
+    shell_complete=completion.instances,
+    help="The rank whose variables to use.  [default: 0]",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]…")
 def attach(name: str, instance: str, command: tuple[str, ...]) -> int:

@@ -12,10 +12,13 @@ import click
 
 from paceline.cli.dialects.engine import Ignored, Line, Refused, Tool, names_of, parse
 from paceline.cli.dialects.tools import explained, load, without_slurm
+from paceline.cli.flags.completion import known_jobs
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from paceline.cli.dialects.engine import Meaning
 
 
@@ -35,6 +38,24 @@ class _Dialect(click.Command):
         """Leave all words to the tool's own table."""
         ctx.params["words"] = args
         return []
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The tool's subcommands and flags, jobs where it takes some, and files else."""
+        from click.shell_completion import CompletionItem
+
+        tool, flags = load(str(self.name)), ["--explain", "--help"]
+        for word in ctx.params.get("words", ()):
+            flags += [name for key in tool.flags for name in names_of(key)[0]] if tool.tools else []
+            inner = tool.tools.get(word)
+            tool = inner if isinstance(inner, Tool) else tool
+        names = [name for name, inner in tool.tools.items() if isinstance(inner, Tool)]
+        if incomplete.startswith("-"):
+            names = flags + [name for key in tool.flags for name in names_of(key)[0]]
+        elif not names and tool.verb in ("run", "submit"):
+            return [CompletionItem(incomplete, type="file")]
+        elif not names:
+            names = known_jobs(incomplete)
+        return [CompletionItem(name) for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What follows the name."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Incomplete, LogQuery
+from paceline.cli.flags import completion
 from paceline.cli.flags.options import Option, SectionedCommand, in_section
 from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
 from paceline.cli.flags.selection import known as jobs_named
@@ -188,6 +189,7 @@ logs = SectionedCommand(
                 ["-i", "--instance", "instances"],
                 multiple=True,
                 metavar="N|master-0|worker-N",
+                shell_complete=completion.instances,
                 help="A rank, by number or by its instance's name; repeatable.  [default: 0]",
             ),
             Option(["--all", "every"], is_flag=True, help="All ranks."),

@@ -74,7 +74,13 @@ STATE = click.option(
 @click.option("-A", "--all", "every", is_flag=True, help="Also those that ended more than 7 days ago.")
 @STATE
 @click.option("--since", metavar="2h", help="Only jobs submitted within this time.")
-@click.option("--label", multiple=True, metavar="NAME=VALUE", help="Only jobs with this label; repeatable.")
+@click.option(
+    "--label",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=completion.labels,
+    help="Only jobs with this label; repeatable.",
+)
 def list_(
     every: bool, state: tuple[str, ...], since: str | None, label: tuple[str, ...], output: str, *, watch: bool
 ) -> int:
