@@ -58,21 +58,21 @@ class Loop:
     def run_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Handle events until `condition()` holds or `timeout` seconds are over; returns whether it holds."""
         deadline = None if timeout is None else self.now() + timeout
-        while not condition():
-            now = self.now()
-            is_over = deadline is not None and deadline <= now
-            if not is_over and self._call_due(now):
-                continue
-            times = [when for when, _ in self._timers] + ([] if deadline is None else [deadline])
-            for key, events in self._wait(0.0 if is_over else max(0.0, min(times) - now) if times else None):
-                if events & selectors.EVENT_WRITE:
-                    with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
-                        key.fileobj.flush()
-                if events & selectors.EVENT_READ and key.fd in self._selector.get_map():
-                    key.data()
-            if is_over:  # also what came while this process was suspended has been read
-                return condition()
-        return True
+        while (holds := self._turn(condition, deadline)) is None:
+            pass
+        return holds
+
+    def _turn(self, condition: Callable[[], bool], deadline: float | None) -> bool | None:
+        """Handle what has happened, or wait for it once; returns whether the condition holds, None to go on."""
+        if condition():
+            return True
+        now = self.now()
+        is_over = deadline is not None and deadline <= now
+        if not is_over and self._call_due(now):
+            return None
+        times = [when for when, _ in self._timers] + ([] if deadline is None else [deadline])
+        self._wait(0.0 if is_over else max(0.0, min(times) - now) if times else None)
+        return condition() if is_over else None  # also what came while this process was suspended has been read
 
     def _call_due(self, now: float) -> bool:
         due = sorted((timer for timer in self._timers if timer[0] <= now), key=lambda timer: timer[0])
@@ -81,13 +81,19 @@ class Loop:
             callback()
         return bool(due)
 
-    def _wait(self, timeout: float | None) -> list[tuple[Any, int]]:
+    def _wait(self, timeout: float | None) -> None:
+        """Wait for sockets and signals, and handle them."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, Channel):
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.fileobj.wants_write else 0)
                 if key.events != wanted:
                     self._selector.modify(key.fileobj, wanted, key.data)
-        return self._selector.select(None if timeout is None else min(timeout, _LONGEST))
+        for key, events in self._selector.select(None if timeout is None else min(timeout, _LONGEST)):
+            if events & selectors.EVENT_WRITE:
+                with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
+                    key.fileobj.flush()  # type: ignore[union-attr]
+            if events & selectors.EVENT_READ and key.fd in self._selector.get_map():
+                key.data()
 
     def _read_signals(self) -> None:
         for number in sorted(

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -176,7 +175,7 @@ class Ranks:
 
     def failures(self) -> list[Failure]:
         """The ranks that failed, in no order; their ages are as of now, so they can be compared."""
-        now = time.monotonic()
+        now = self._loop.now()
         failures = [rank.failure for rank in self.current.values() if rank.failure]
         return [{**failure, "age": now - failure["ended"]} for failure in failures]
 

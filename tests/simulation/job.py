@@ -1,0 +1,444 @@
+"""A job in a simulated cluster: the real agents, and simulated ranks that train together."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from paceline.contract import RESUME_CODE
+from paceline.node.agent.agent import Agent
+from paceline.node.agent.state import begin
+from paceline.node.agent.status import JobStatus
+from paceline.node.eventloop.channel import ChannelClosed
+from paceline.node.failure import node_failure
+from paceline.node.journal.records import stamped
+from paceline.node.ranks.launcher import Rank, Ranks
+from paceline.node.ranks.placement import place
+from paceline.node.rendezvous.participant import Participant
+
+from .cluster import Killed, Network, Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.node.rendezvous.messages import Offer
+    from paceline.node.spec import NodeSpec
+
+    from .cluster import Cluster, Machine, SimulatedLoop
+
+_NOWHERE = Path("/nonexistent/rank.json")
+_STEPS = 4  # between two checkpoints
+_IMPORT, _FORK, _SYMPTOM = 2.0, 0.1, 2.0  # seconds at most
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Job:
+    """What is true of a job, whatever its agents believe.
+
+    Attributes:
+        samples: how many an epoch has.
+        obeys: whether ranks save their state and end at SIGTERM; else it just kills them.
+        stubborn: whether SIGTERM does nothing.
+        trained: how often each sample was trained on, in what checkpoints have.
+        failed: the failures of ranks that were no consequence of another, in the order in which they happened.
+    """
+
+    def __init__(self, cluster: Cluster, samples: int, *, obeys: bool = True, stubborn: bool = False) -> None:
+        self.cluster, self.samples, self.obeys, self.stubborn = cluster, samples, obeys, stubborn
+        self.agents: list[SimulatedAgent] = []
+        self.trainings: dict[tuple[int, tuple[str, ...]], Training] = {}
+        self.steps_last: Training | None = None
+        self.position = 0
+        self.trained = [0] * samples
+        self.workers: list[Worker] = []
+        self.running = 0  # agents
+
+    def add(self, machine: Machine, spec: NodeSpec, lifeline: Lifeline | None = None) -> SimulatedAgent:
+        """Start an agent."""
+        agent = SimulatedAgent(self, Process(machine), spec, lifeline)
+        self.agents.append(agent)
+        self.running += 1
+        agent.process.at_end.append(self._forget)
+        agent.process.start(agent.run)
+        return agent
+
+    def _forget(self) -> None:
+        self.running -= 1
+
+    @property
+    def living(self) -> list[SimulatedAgent]:
+        return [agent for agent in self.agents if agent.process.exit_code is None]
+
+    def training(self, attempt: int, ids: tuple[str, ...], world_size: int) -> Training:
+        if (attempt, ids) not in self.trainings:
+            self.trainings[attempt, ids] = Training(self, attempt, ids, world_size)
+        return self.trainings[attempt, ids]
+
+
+class Training:
+    """The ranks of one attempt, which step together."""
+
+    def __init__(self, job: Job, attempt: int, ids: tuple[str, ...], world_size: int) -> None:
+        self.job, self.attempt, self.ids, self.world_size = job, attempt, ids, world_size
+        self.workers: dict[int, Worker] = {}
+        self.position = self.saved = -1
+        self.is_over = self.is_to_save = False
+        job.cluster.after(1.0, self.step)
+
+    def join(self, worker: Worker) -> None:
+        if self.workers.get(worker.rank.placement.rank) is not None:
+            raise Violation(f"two ranks {worker.rank.placement.rank} in attempt {self.attempt}")
+        self.workers[worker.rank.placement.rank] = worker
+
+    @property
+    def can_step(self) -> bool:
+        passes = self.job.cluster.passes
+        machines = {worker.machine for worker in self.workers.values()}
+        return (
+            len(self.workers) == self.world_size
+            and all(worker.is_alive and not worker.is_suspended for worker in self.workers.values())
+            and all(passes(one, other) for one in machines for other in machines)
+        )
+
+    def step(self) -> None:
+        if self.is_over:
+            return
+        self.job.cluster.after(1.0, self.step)
+        workers = self.workers.values()
+        if not self.can_step:
+            if len(workers) == self.world_size:
+                self._notice_loss()
+            return
+        before = self.job.steps_last
+        if before is not None and before is not self and before.attempt >= self.attempt:
+            raise Violation(f"attempt {self.attempt} of {self.ids} steps after {before.attempt} of {before.ids}")
+        self.job.steps_last = self
+        if self.position < 0:
+            self.position = self.saved = self.job.position
+        self.position = min(self.position + self.world_size, self.job.samples)
+        is_complete = self.position == self.job.samples
+        if is_complete or self.is_to_save or self.position // self.world_size % _STEPS == 0:
+            self._save()
+        if self.is_over:
+            return
+        if is_complete or self.is_to_save:
+            self.is_over = True
+            for worker in list(workers):
+                worker.end_soon(0 if is_complete else RESUME_CODE << 8, 0.5)
+
+    def _save(self) -> None:
+        first = self.workers[0]
+        if first.machine.is_full:
+            first.fail("no space left on device")
+            return
+        if self.job.position != self.saved:
+            raise Violation("a checkpoint was saved by another attempt meanwhile")
+        for sample in range(self.saved, self.position):
+            self.job.trained[sample] += 1
+        self.job.position = self.saved = self.position
+
+    def _notice_loss(self) -> None:
+        """The collective of ranks fails if another one has ended."""
+        gone = [worker for worker in self.workers.values() if not worker.is_alive]
+        for worker in self.workers.values():
+            if any(self.job.cluster.passes(other.machine, worker.machine) for other in gone):
+                self.job.cluster.after(self.job.cluster.jitter(_SYMPTOM), worker.lose_peer)
+
+
+class Worker:
+    """The process of a rank."""
+
+    def __init__(self, server: ForkServer, rank: Rank) -> None:
+        self.server, self.rank, self.machine = server, rank, server.process.machine
+        self.job = server.job
+        self.is_alive, self.is_ending = True, False
+        self.failure: dict[str, Any] | None = None
+        agent = server.agent
+        start = agent.status.current["start"]
+        assert start is not None
+        ids = tuple(node["id"] for node in start["nodes"])
+        self.training = self.job.training(rank.placement.attempt, ids, rank.placement.world_size)
+        self.job.workers.append(self)
+        self.training.join(self)
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.machine.is_off
+
+    def end_soon(self, status: int, seconds: float) -> None:
+        if not self.is_ending:
+            self.is_ending = True
+            self.job.cluster.after(self.job.cluster.jitter(seconds), lambda: self.end(status))
+
+    def end(self, status: int) -> None:
+        if self.is_alive:
+            self.is_alive = False
+            self.server.ended(self.rank.placement.local_rank, status)
+
+    def fail(self, message: str, symptom: bool = False) -> None:
+        """An exception ends it."""
+        if self.is_alive and not self.is_ending:
+            self.failure = {"message": message, "symptom": symptom, "cause": "exception"}
+            self.end(1 << 8)
+
+    def lose_peer(self) -> None:
+        if self.is_suspended:
+            self.job.cluster.after(1.0, self.lose_peer)
+        else:
+            self.fail("Connection closed by peer", symptom=True)
+
+    def signal(self, number: int) -> None:
+        if number == signal.SIGKILL:
+            self.end(number)
+        elif number == signal.SIGUSR2 or (number == signal.SIGTERM and self.job.obeys and not self.job.stubborn):
+            self.training.is_to_save = True
+        elif number in (signal.SIGTERM, signal.SIGINT) and not self.job.stubborn:
+            self.end(number)
+
+
+class ForkServer:
+    """Starts and ends ranks, as far as the agent sees; it is the channel to it as well."""
+
+    def __init__(self, job: Job, agent: SimulatedAgent) -> None:
+        self.job, self.agent, self.process = job, agent, agent.process
+        self.loop: SimulatedLoop | None = None
+        self.workers: dict[int, Worker] = {}
+        self._messages: list[Any] = []
+        self.is_closed = False
+        self._is_ended = self._is_ready = False
+        self._waiting: list[Callable[[], None]] = []  # until the framework is imported
+        self._soon(self._imported, _IMPORT)
+
+    def _imported(self) -> None:
+        self._is_ready = True
+        self._emit({"event": "ready", "why": ""})
+        for call in self._waiting:
+            call()
+
+    def _soon(self, call: Callable[[], None], seconds: float) -> None:
+        cluster = self.job.cluster
+        cluster.after(cluster.jitter(seconds), lambda: None if self.is_closed else call())
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self._messages) or self._is_ended
+
+    def receive(self) -> list[Any]:
+        if self._is_ended:
+            raise ChannelClosed("it has ended")
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _emit(self, message: dict[str, Any]) -> None:
+        self._messages.append(message)
+        if self.loop is not None:
+            self.loop.is_readable(self)
+
+    def end_unexpectedly(self) -> None:
+        """It crashes, and its ranks with it."""
+        self.close()
+        self._is_ended = True
+        if self.loop is not None:
+            self.loop.is_readable(self)
+
+    def send(self, message: Any) -> None:
+        if not self._is_ready:
+            self._waiting.append(lambda: self.send(message))
+        elif message["do"] == "start":
+            for order in message["ranks"]:
+                local = order["local_rank"]
+                self._soon(lambda local=local: self._start(local), _FORK)
+        elif message["do"] == "sweep":
+            self._soon(lambda: self._emit({"event": "swept"}), _FORK)
+        else:
+            for local in message["ranks"]:
+                self._soon(lambda local=local: self._signal(local, message["signal"]), 0.01)
+
+    def _start(self, local: int) -> None:
+        rank = self.agent.ranks.current[local]
+        if rank.status is None:
+            self.workers[local] = Worker(self, rank)
+            self._emit({"event": "started", "local_rank": local, "pid": 100 + local})
+
+    def _signal(self, local: int, number: int) -> None:
+        if local in self.workers:
+            self.workers[local].signal(number)
+        elif number == signal.SIGKILL:
+            self._soon(lambda: self._signal(local, number), _FORK)
+
+    def ended(self, local: int, status: int) -> None:
+        if not self.is_closed:
+            now = self.process.loop.now()
+            self._emit({"event": "exited", "local_rank": local, "status": status, "time": now})
+
+    def close(self) -> None:
+        self.is_closed = True
+        for worker in self.workers.values():
+            worker.is_alive = False
+
+
+class SimulatedRanks(Ranks):
+    """The agent's side of them, which is real but for what reads files."""
+
+    def __init__(self, job: Job, agent: SimulatedAgent) -> None:
+        self.current = {}
+        self.server_failure, self.server_cause = "", "agent"
+        self._loop, self._spec, self._dir, self._changed = agent.loop, agent.spec, agent.dir, agent._on_ranks
+        self._is_ready = self._stopping = self.is_swept = self._has_explained = False
+        self._channel = self._server = None
+        self._job, self._agent = job, agent
+
+    def _place(self, start: Any, local_rank: int, key: str | None) -> Rank:
+        return Rank(place(self._spec, start, local_rank), {}, _NOWHERE, _NOWHERE, _NOWHERE)
+
+    def _start_server(self) -> None:
+        self._channel = ForkServer(self._job, self._agent)
+        self._loop.watch(self._channel, self._receive)
+
+    def _wake_server(self) -> None:
+        """It is never suspended alone."""
+
+    def _end_server(self, at_once: bool = False) -> None:
+        if self._channel is not None:
+            self._loop.forget(self._channel)
+            self._channel.close()
+            self._channel = None
+        self._is_ready = False
+        for rank in self.current.values():
+            if rank.status is None:
+                rank.status = int(signal.SIGKILL)
+
+    def _server_lost(self) -> None:
+        self._end_server()
+        self.server_failure = "the process that the ranks are forked from ended"
+        self._changed()
+
+    def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
+        rank.status = status
+        found = self._channel.workers[rank.placement.local_rank].failure
+        if status == RESUME_CODE << 8:
+            rank.resumes = True
+        elif found is not None or (status != 0 and not self._stopping):
+            place = rank.placement
+            code = 1 if found is not None else 128 + status
+            message = "killed" if found is None else found["message"]
+            name = "" if found is not None else signal.Signals(status).name
+            rank.failure = {
+                **node_failure(place.node_rank, self._agent.process.machine.name, "signal", message, code),
+                "rank": place.rank, "symptom": False, "ended": ended, "signal": name, **(found or {}),
+            }  # fmt: skip
+
+
+class Lifeline:
+    """What the client that starts an agent says to it."""
+
+    def __init__(self) -> None:
+        self.loop: SimulatedLoop | None = None
+        self._words: list[bytes] = []
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self._words)
+
+    def say(self, word: bytes) -> None:
+        """A byte; b"" if the client ends."""
+        self._words.append(word)
+        if self.loop is not None:
+            self.loop.is_readable(self)
+
+    def recv(self, _: int) -> bytes:
+        return self._words.pop(0)
+
+
+class Directory:
+    """The run directory of an agent."""
+
+    agent_log = "agent.log"
+    telemetry = spare = SimpleNamespace(unlink=lambda **_: None)
+
+    def __init__(self, machine: Machine) -> None:
+        self.records: list[tuple[float, Any]] = []  # with the time of each
+        self._machine = machine
+
+    def append(self, *records: Any) -> tuple[list[Any], int]:
+        written = stamped(records)
+        for record in records:
+            if record["event"] != "state" or "state" in record["status"]:
+                text = json.dumps({key: value for key, value in record.items() if key not in ("logs", "others")})
+                self._machine.cluster.write(f"{self._machine.name}  {text[:100]}")
+        self.records += [(self._machine.cluster.now, record) for record in written]
+        return written, len(self.records)
+
+    def write_status(self, status: Any, offset: int) -> None:
+        """It is a cache."""
+
+    def prepare_attempt(self, attempt: int) -> None:
+        """Folders."""
+
+    def times(self, attempt: int) -> str:
+        return ""
+
+
+class _Nothing:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class SimulatedAgent(Agent):
+    """The agent; what it does beside deciding is left out."""
+
+    def __init__(self, job: Job, process: Process, spec: NodeSpec, lifeline: Lifeline | None) -> None:
+        machine = process.machine
+        self.job, self.process, self.spec, self.loop = job, process, spec, process.loop
+        self.dir = Directory(machine)
+        self.ranks = SimulatedRanks(job, self)
+        self.times = self.telemetry = self.tensorboard = _Nothing()
+        self.participant = Participant(
+            self.loop, spec, Network(process),
+            offer=self._offer, deliver=self._deliver, fail=self._fail, is_over=self._is_over,
+        )  # fmt: skip
+        name = f"{machine.name}.{len(job.agents)}"
+        self.participant.id = f"{name}-{spec.node_rank}" if spec.peers else name
+        self.lifeline = lifeline
+        self.claim = self.watch = None
+        self.ports = _Nothing()
+        self.status = JobStatus(self.dir, spec, machine.name)
+        self.state = begin(spec, has_lifeline=lifeline is not None)
+        self.events, self.urgent = deque(), deque()
+        process.at_end.append(self._kill_ranks)
+
+    def _kill_ranks(self) -> None:
+        """The kernel does, when the agent has ended."""
+        if self.ranks._channel is not None:
+            self.ranks._channel.close()
+
+    def _offer(self) -> Offer:
+        return {"main_port": 1, "ports": []}
+
+    def _carry_out(self, action: Any) -> None:
+        if action["do"] == "die":
+            self.process.end(-9)
+            raise Killed
+        super()._carry_out(action)
+
+    def _decide(self, event: Any) -> None:
+        if event["on"] == "broken":
+            raise Violation(event["why"])
+        super()._decide(event)
+
+    def signal(self, number: int) -> None:
+        if self.process.exit_code is None:
+            self.loop.signal(number)
+
+    @property
+    def end(self) -> tuple[str, int] | None:
+        """How the job ended here, as it recorded; None if it recorded nothing."""
+        status = self.status.current
+        return None if status["finished"] is None else (status["state"], status["exit_code"] or 0)

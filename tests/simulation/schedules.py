@@ -1,0 +1,316 @@
+"""What happens to a job, by a seed; and what must be true of it whatever happens."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.node.lifeline import IN_DOUBT, KEPT
+from paceline.node.rendezvous.silence import PATIENCE
+from paceline.node.signals import EXIT_REPLACED, LEAVE
+from paceline.node.spec import NodeSpec, Program
+
+from .cluster import PORT, Cluster, Machine
+from .job import Job, Lifeline, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .job import SimulatedAgent
+
+SILENCE, GRACE, JOIN = 10.0, 8.0, 40.0  # seconds
+SAMPLES = 60
+_REPLACED_WITHIN = 8.0  # seconds in which the scheduler starts another node for one that is lost
+_BEGUN = 3.0  # seconds after which the first agents of a job have started, unless something has happened
+_SLACK = 7.0  # seconds that a fault lasts longer than its cause: beats, the network's and the process's own delays
+_NAME = re.compile(r"\((h\d+)\)")  # of a machine, in a message
+_END = 900.0  # seconds after the last fault, in which every job ends
+
+
+class Fault(NamedTuple):
+    """Something that happens.
+
+    Attributes:
+        at: seconds after the job was submitted.
+        node: to which node, counted among those that live, or how many.
+        seconds: how long it lasts.
+    """
+
+    at: float
+    do: str
+    node: int = 0
+    seconds: float = 0.0
+
+
+class Schedule(NamedTuple):
+    """A job, and all that happens to it. The seed decides everything that is not named here, such as delays."""
+
+    seed: int
+    kind: str = "fixed"  # or "elastic", or "replaced": the scheduler starts another node for one that is lost
+    nodes: int = 2
+    restarts: int = 0
+    obeys: bool = True
+    stubborn: bool = False
+    faults: tuple[Fault, ...] = ()
+
+
+_ENDS = ("kill", "reboot", "fork server ends", "rank fails", "disk full")
+_WAITS = ("off", "split", "one way", "suspend", "slow")
+_CLIENTS = ("stop", "preempt", "interrupt")
+_SCALES = ("scale out", "scale out in vain", "scale in")
+
+
+def schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    rng = random.Random(seed)
+    kind = rng.choice(("fixed", "elastic", "elastic", "replaced"))
+    what = [*_ENDS, *_ENDS, *_WAITS, *_WAITS, *_CLIENTS, *(_SCALES * 2 if kind == "elastic" else ())]
+    at, faults = 0.0, []
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 3, 4, 5))):
+        # Most races are between things that happen shortly after each other.
+        at = rng.uniform(0.0, 40.0) if rng.random() < 0.5 or not at else at + rng.expovariate(0.5)
+        seconds = rng.choice((rng.uniform(0.1, 3.0), rng.uniform(3.0, 15.0), rng.uniform(10.0, 100.0)))
+        faults.append(Fault(round(at, 2), rng.choice(what), rng.randrange(4), round(seconds, 1)))
+    return Schedule(
+        seed, kind, rng.choice((2, 2, 3, 3, 4)), rng.choice((0, 0, 1, 2)), rng.random() < 0.7, rng.random() < 0.15,
+        tuple(sorted(faults)),
+    )  # fmt: skip
+
+
+class Simulation:
+    """One job from its submission to its end."""
+
+    def __init__(self, it: Schedule, log: list[str] | None = None) -> None:
+        self.it = it
+        self.cluster = Cluster(random.Random(it.seed), log)
+        self.job = Job(self.cluster, SAMPLES, obeys=it.obeys, stubborn=it.stubborn)
+        self.machines = [Machine(self.cluster, f"h{number}") for number in range(it.nodes)]
+        self.first: tuple[str, str, int | None] | None = None  # what, which machine, and which rank
+        self.first_at = 0.0
+        self.stopped_at: float | None = None
+        self.in_vain: list[SimulatedAgent] = []
+        self.pending = 0  # agents that are about to start
+        self.is_ended_by_scheduler = False
+        for rank in range(it.nodes):
+            self.start(rank, self.machines[rank], 2.0)
+        for fault in it.faults:
+            self.cluster.after(fault.at, lambda fault=fault: self.happens(fault))
+
+    # -- what starts agents --------------------------------------------------------------------------------------------
+
+    def spec(self, rank: int | None) -> NodeSpec:
+        it = self.it
+        joins = rank is None
+        least = 1 if it.kind == "elastic" else it.nodes
+        most = it.nodes + 2 if it.kind == "elastic" else it.nodes
+        main = next(iter(self.doors), None) if joins else self.machines[0].address
+        return NodeSpec(
+            job="it", job_id="id", program=Program("script", "train.py"), framework="torch", nproc=1,
+            python=("python",), working_dir="/", node_rank=rank, nodes=most, least=least, expected=it.nodes,
+            joins=joins, hosts=() if joins else tuple(f"h{i}" for i in range(it.nodes)),
+            peers=tuple(f"h{i}" for i in range(it.nodes)) if it.kind == "replaced" else (),
+            main_address=main, main_port=PORT, detached=True, join_timeout=JOIN, silence=SILENCE, grace=GRACE,
+            max_restarts=it.restarts,
+        )  # fmt: skip
+
+    @property
+    def doors(self) -> list[str]:
+        """Where the agents of the job listen."""
+        return [agent.process.machine.address for agent in self.job.living if agent.participant.address]
+
+    def start(
+        self, rank: int | None, machine: Machine, within: float, lifeline: Lifeline | None = None,
+        started: Callable[[SimulatedAgent], object] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self.pending += 1
+
+        def start() -> None:
+            self.pending -= 1
+            if (rank is None and not self.doors) or self.is_ended_by_scheduler:
+                return
+            agent = self.job.add(machine, self.spec(rank), lifeline)
+            if self.it.kind == "replaced":
+                agent.process.at_end.append(lambda: self.replace(agent))
+            started(agent)
+
+        self.cluster.after(self.cluster.jitter(within), start)
+
+    def replace(self, agent: SimulatedAgent) -> None:
+        """The scheduler starts another node if one is lost, and ends the job if one fails."""
+        if self.is_ended_by_scheduler or self.stopped_at is not None:
+            return
+        rank, code = agent.spec.node_rank, agent.process.exit_code
+        assert rank is not None
+        if code in (-9, EXIT_REPLACED) and len(self.job.agents) < 12:
+            machine = Machine(self.cluster, f"h{rank}")
+            self.start(rank, machine, _REPLACED_WITHIN)
+        elif code != 0:
+            self.is_ended_by_scheduler = True
+            for other in self.job.living:
+                other.signal(signal.SIGTERM)
+                self.cluster.after(30.0, other.process.kill)
+
+    def scale_out(self, count: int, is_kept: bool) -> None:
+        lifelines = [Lifeline() for _ in range(count)]
+        for lifeline in lifelines:
+            machine = Machine(self.cluster, f"h{len(self.cluster.machines)}")
+            self.start(None, machine, 2.0, lifeline, (lambda _: None) if is_kept else self.in_vain.append)
+
+        def keep() -> None:
+            for lifeline in lifelines:
+                if is_kept:
+                    lifeline.say(IN_DOUBT)
+                    lifeline.say(KEPT)
+                else:
+                    lifeline.say(b"")
+
+        self.cluster.after(2.0 + self.cluster.jitter(4.0), keep)
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def happens(self, fault: Fault) -> None:
+        living, cluster, do = self.job.living, self.cluster, fault.do
+        if not living:
+            return
+        agent = living[fault.node % len(living)]
+        machine, others = agent.process.machine, [it for it in cluster.machines if it is not agent.process.machine]
+        if do == "stop":  # of the client, which tells all nodes
+            self.note(do, machine)
+            self.stopped_at = cluster.now if self.stopped_at is None else self.stopped_at
+            for each in living:
+                cluster.after(cluster.jitter(1.0), lambda each=each: each.signal(signal.SIGTERM))
+        elif do == "interrupt" and self.it.kind != "replaced":  # of one node
+            self.note(do, machine)
+            agent.signal(signal.SIGINT)
+        elif do == "preempt":
+            self.note(do, machine)
+            for each in living:
+                cluster.after(cluster.jitter(1.0), lambda each=each: each.signal(signal.SIGUSR2))
+        elif do == "kill":
+            self.note(do, machine)
+            agent.process.kill()
+        elif do in ("reboot", "off"):
+            self.note(do, machine)
+            machine.turn_off(fault.seconds, do == "reboot")
+        elif do == "suspend":
+            self.note(do, machine)
+            agent.process.suspend(fault.seconds)
+        elif do == "slow":
+            self.note(do, machine)
+            machine.slowness = 2.0
+            cluster.after(fault.seconds, lambda: setattr(machine, "slowness", 0.0))
+        elif do in ("split", "one way"):
+            self.note(do, machine)
+            side = {machine, *(it for it in others if cluster.rng.random() < 0.3)}
+            pairs = [(one, other) for one in side for other in others if other not in side]
+            cluster.block(pairs + [(b, a) for a, b in pairs] if do == "split" else pairs, fault.seconds)
+        elif do == "disk full":
+            self.cluster.write(f"*** disk full: {machine.name}")
+            machine.is_full = True
+            cluster.after(fault.seconds, lambda: setattr(machine, "is_full", False))
+        elif do == "fork server ends" and agent.ranks.has_server:
+            self.note(do, machine)
+            agent.ranks._channel.end_unexpectedly()
+        elif do == "rank fails":
+            for worker in agent.ranks._channel.workers.values() if agent.ranks.has_server else ():
+                if worker.is_alive and not worker.is_ending:
+                    self.note(do, machine, worker.rank.placement.rank)
+                    worker.fail("it failed")
+        elif do == "scale in":
+            self.note(do, machine)
+            agent.signal(LEAVE)
+        elif do.startswith("scale out"):
+            self.note(do, machine)
+            self.scale_out(1 + fault.node % 2, do == "scale out")
+
+    def note(self, what: str, machine: Machine, rank: int | None = None) -> None:
+        """Remember what happened first."""
+        self.cluster.write(f"*** {what}: {machine.name}{'' if rank is None else f', rank {rank}'}")
+        if self.first is None:
+            self.first, self.first_at = (what, machine.name, rank), self.cluster.now
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Simulation:
+        """Until the job has ended; raises a Violation if something is not as it must be."""
+        last = max((fault.at + fault.seconds for fault in self.it.faults), default=0.0)
+        self.cluster.run(last + _END, lambda: not self.job.running and not self.pending)
+        self.check()
+        return self
+
+    def check(self) -> None:
+        for agent in self.job.living:
+            raise Violation(f"{agent.participant.id} never ends: {agent.state.phase} {agent.status.current['state']}")
+        ends = {agent: agent.end for agent in self.job.agents if agent.end is not None}
+        if any(end == ("SUCCEEDED", 0) for end in ends.values()) and self.job.trained != [1] * SAMPLES:
+            raise Violation(f"the job has succeeded, and its samples were trained on {set(self.job.trained)} times")
+        for agent in self.in_vain:
+            if any(agent.participant.id in ids for _, ids in self.job.trainings):
+                raise Violation(f"{agent.participant.id} took part although its client did not keep it")
+        if not self.may_lose:
+            for agent in self.job.agents:
+                for at, record in agent.dir.records:
+                    said = record.get("why") or (record.get("failure") or {}).get("message", "")
+                    living = [name for name in _NAME.findall(said) if self.lives(name, at)]
+                    if "did not answer" in said or (" gone" in said and living):
+                        raise Violation(f"{agent.participant.id} took a living node for lost: {said}")
+        self.check_outcome(ends)
+
+    def lives(self, name: str, at: float) -> bool:
+        """Whether an agent ran at a machine then, and none had ended there before."""
+        there = [agent.process for agent in self.job.agents if agent.process.machine.name == name]
+        return bool(there) and all(process.ended_at > at for process in there)
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether a node may count as lost: its agent was killed, or it was silent for long."""
+        silent = starved = 0.0
+        for fault in self.it.faults:
+            if fault.do in ("kill", "reboot"):
+                return True
+            silent += (fault.seconds + _SLACK) * (fault.do in ("off", "split", "one way"))
+            starved += (fault.seconds + _SLACK) * (fault.do in ("off", "split", "one way", "suspend", "slow"))
+        return silent > SILENCE or starved > PATIENCE * SILENCE
+
+    def check_outcome(self, ends: dict[SimulatedAgent, tuple[str, int] | None]) -> None:
+        """The end is that of what happened first, if nothing else could have caused one."""
+        others = {fault.do for fault in self.it.faults} & {*_WAITS, *_SCALES, "disk full"}
+        if self.first is None or self.first_at < _BEGUN or others:
+            return
+        what, machine, rank = self.first
+        states = {state for state, _ in filter(None, ends.values())}
+        if what in ("stop", "interrupt") and states - {"STOPPED", "SUCCEEDED"}:
+            raise Violation(f"a job that was stopped first has ended as {states}")
+        if what == "rank fails" and self.it.kind == "fixed" and not self.it.restarts and len(self.it.faults) == 1:
+            found = {(agent.status.current["failure"] or {}).get("rank") for agent in ends}
+            if found != {rank}:
+                raise Violation(f"rank {rank} failed first, and {found} is named")
+        if what in ("kill", "reboot") and self.it.kind == "fixed" and not self.it.restarts:
+            for agent in ends:
+                failure = agent.status.current["failure"]
+                if failure is not None and failure["cause"] == "node lost" and machine not in failure["message"]:
+                    raise Violation(f"{machine} was lost first, and it is said: {failure['message']}")
+
+
+def shrink(it: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
+    """A schedule with fewer faults, and fewer nodes, that fails too."""
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        fewer = [it._replace(faults=it.faults[:i] + it.faults[i + 1 :]) for i in range(len(it.faults))]
+        for other in [*fewer, *([it._replace(nodes=it.nodes - 1)] if it.nodes > 2 else [])]:
+            if fails(other):
+                it, is_smaller = other, True
+                break
+    return it
+
+
+def violation(it: Schedule, log: list[str] | None = None) -> str:
+    """What is violated in a schedule; "" if nothing is. What happens goes to the log."""
+    try:
+        Simulation(it, log).run()
+    except Violation as error:
+        return str(error)
+    return ""

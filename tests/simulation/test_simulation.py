@@ -1,0 +1,77 @@
+"""Thousands of jobs in virtual time, each with faults of its own: what decides is real.
+
+A failure prints the seed, the shortest schedule that fails too, and what happened in it. To see it again:
+`Simulation(schedule(SEED), log=[]).run()`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.node.rendezvous import silence
+from paceline.node.rendezvous.quorum import Membership
+
+from .schedules import Fault, Schedule, Simulation, schedule, shrink, violation
+
+COUNT = int(os.environ.get("PACELINE_SIMULATED", "10000"))  # schedules; `make nightly` takes a million
+FIRST = int(os.environ.get("PACELINE_SOAK_SEED", "0"))
+EACH = 500
+
+# Schedules that have found a defect, as short as they can be.
+FOUND: dict[str, Schedule] = {}
+
+
+def explain(it: Schedule, why: str) -> str:
+    """A report of a schedule that fails."""
+    short = shrink(it, lambda other: bool(violation(other)))
+    log: list[str] = []
+    found = violation(short, log)
+    return "\n".join([f"seed {it.seed}: {why}", f"shorter: {short}", *log[-200:], found])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(-(-COUNT // EACH)))
+def test_whatever_happens(part: int) -> None:
+    for seed in range(FIRST + part * EACH, FIRST + min(COUNT, (part + 1) * EACH)):
+        why = violation(it := schedule(seed))
+        assert not why, explain(it, why)
+
+
+def test_what_was_found_once() -> None:
+    for name, it in FOUND.items():
+        why = violation(it)
+        assert not why, f"{name}: {explain(it, why)}"
+
+
+def test_a_seed_decides_everything() -> None:
+    logs: list[list[str]] = [[], []]
+    for log in logs:
+        violation(schedule(7), log)
+    assert logs[0] == logs[1] != []
+
+
+def test_a_job_without_faults() -> None:
+    for kind in ("fixed", "elastic", "replaced"):
+        it = Simulation(Schedule(1, kind, nodes=4)).run()
+        assert [agent.end for agent in it.job.agents] == [("SUCCEEDED", 0)] * 4
+
+
+def test_two_parts_that_go_on_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Membership, "has_majority", lambda *_: True)
+    it = Schedule(0, "elastic", nodes=4, faults=(Fault(15.0, "split", 0, 60.0),))
+    found = {violation(it._replace(seed=seed)).split(" of")[0] for seed in range(20)}
+    assert any(why.startswith("attempt") for why in found), found
+
+
+def test_a_living_node_that_is_taken_for_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "PATIENCE", 1)
+    it = Schedule(0, "fixed", nodes=3, faults=(Fault(15.0, "suspend", 1, 30.0),))
+    assert "lost" in violation(it)
+
+
+def test_a_failing_schedule_is_made_shorter() -> None:
+    it = Schedule(0, nodes=4, faults=tuple(Fault(float(at), do) for at, do in enumerate(("kill", "stop", "kill"))))
+    shortest = shrink(it, lambda other: any(fault.do == "stop" for fault in other.faults))
+    assert shortest == Schedule(0, nodes=2, faults=(Fault(1.0, "stop"),))
