@@ -135,8 +135,8 @@ def _spans(lines: Sequence[dict[str, Any]], points: int) -> list[list[dict[str, 
     return groups
 
 
-def _mean(values: Iterable[Any]) -> float | None:
-    known = list(_known(values))
+def _mean(values: Sequence[Any]) -> float | None:
+    known = [value for value in values if _is_number(value)]
     return float(f"{sum(known) / len(known):.6g}") if known else None
 
 
@@ -145,7 +145,8 @@ def _known(values: Iterable[Any]) -> Iterator[float]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    kind = type(value)
+    return (kind is float and math.isfinite(value)) or kind is int
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -156,7 +157,16 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         if size > _MOST_BYTES:
             file.seek(size - _MOST_BYTES)
             file.readline()
-        yield from filter(None, map(_object, file))
+        lines = file.read().splitlines()
+    if all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+        try:  # all at once takes half the time
+            found = json.loads(b"[" + b",".join(lines) + b"]")
+        except (ValueError, RecursionError):
+            pass
+        else:
+            yield from (it for it in found if isinstance(it, dict))
+            return
+    yield from filter(None, map(_object, lines))
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

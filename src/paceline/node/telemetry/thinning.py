@@ -6,6 +6,7 @@ lines at most, a job of 8 hours 860, and one of a year 2,700.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -75,26 +76,27 @@ def _group(groups: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dic
     if name is None:
         return {key: _mean([group.get(key) for group in groups], weights) for key in keys}
     rows = sorted({row for group in groups for row in group.get(name, ())})
+    is_same = all(group.get(name) == rows for group in groups)
     places = [{row: place for place, row in enumerate(group.get(name, ()))} for group in groups]
-    return {
-        name: rows,
-        **{
-            key: [
-                _mean(
-                    [group[key][at[row]] if key in group and row in at else None for group, at in zip(groups, places)],
-                    weights,
-                )
-                for row in rows
-            ]
-            for key in keys
-        },
-    }
+
+    def values(key: str) -> Iterable[Sequence[Any]]:
+        """Of each row, its values in all groups."""
+        if is_same and all(key in group for group in groups):
+            return zip(*(group[key] for group in groups))
+        return (
+            [group[key][at[row]] if key in group and row in at else None for group, at in zip(groups, places)]
+            for row in rows
+        )
+
+    return {name: rows, **{key: [_mean(it, weights) for it in values(key)] for key in keys}}
 
 
 def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    known = [(value, weight) for value, weight in zip(values, weights) if value is not None]
-    total = sum(weight for _, weight in known)
-    if not total:
-        return known[-1][0] if known else None
-    mean = sum(value * weight for value, weight in known) / total
+    if None in values:
+        pairs = [(value, weight) for value, weight in zip(values, weights) if value is not None]
+        if not pairs:
+            return None
+        values, weights = zip(*pairs)
+    total = sum(weights)
+    mean = sum(map(operator.mul, values, weights)) / total if total else values[-1]
     return round(mean) if abs(mean) >= 1000 else round(mean, 3)
