@@ -288,11 +288,7 @@ class SimulatedRanks(Ranks):
     """The agent's side of them, which is real but for what reads files."""
 
     def __init__(self, job: Job, agent: SimulatedAgent) -> None:
-        self.current = {}
-        self.server_failure, self.server_cause = "", "agent"
-        self._loop, self._spec, self._dir, self._changed = agent.loop, agent.spec, agent.dir, agent._on_ranks
-        self._is_ready = self._stopping = self.is_swept = self._has_explained = False
-        self._channel = self._server = None
+        super().__init__(agent.loop, agent.spec, agent.dir, agent._on_ranks)
         self._job, self._agent = job, agent
 
     def _place(self, start: Any, local_rank: int, key: str | None) -> Rank:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .job import SimulatedAgent
 
-SILENCE, GRACE, JOIN = 10.0, 8.0, 40.0  # seconds
+SILENCE, GRACE = 10.0, 8.0  # seconds
 SAMPLES = 60
 _REPLACED_WITHIN = 8.0  # seconds in which the scheduler starts another node for one that is lost
 _BEGUN = 3.0  # seconds after which the first agents of a job have started, unless something has happened
@@ -51,6 +51,7 @@ class Schedule(NamedTuple):
     kind: str = "fixed"  # or "elastic", or "replaced": the scheduler starts another node for one that is lost
     nodes: int = 2
     restarts: int = 0
+    join: float = 40.0  # seconds for other nodes to come
     obeys: bool = True
     stubborn: bool = False
     faults: tuple[Fault, ...] = ()
@@ -74,7 +75,8 @@ def schedule(seed: int) -> Schedule:
         seconds = rng.choice((rng.uniform(0.1, 3.0), rng.uniform(3.0, 15.0), rng.uniform(10.0, 100.0)))
         faults.append(Fault(round(at, 2), rng.choice(what), rng.randrange(4), round(seconds, 1)))
     return Schedule(
-        seed, kind, rng.choice((2, 2, 3, 3, 4)), rng.choice((0, 0, 1, 2)), rng.random() < 0.7, rng.random() < 0.15,
+        seed, kind, rng.choice((2, 2, 3, 3, 4)), rng.choice((0, 0, 1, 2)),
+        40.0 if kind == "replaced" else rng.choice((4.0, 40.0)), rng.random() < 0.7, rng.random() < 0.15,
         tuple(sorted(faults)),
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ class Simulation:
             python=("python",), working_dir="/", node_rank=rank, nodes=most, least=least, expected=it.nodes,
             joins=joins, hosts=() if joins else tuple(f"h{i}" for i in range(it.nodes)),
             peers=tuple(f"h{i}" for i in range(it.nodes)) if it.kind == "replaced" else (),
-            main_address=main, main_port=PORT, detached=True, join_timeout=JOIN, silence=SILENCE, grace=GRACE,
+            main_address=main, main_port=PORT, detached=True, join_timeout=it.join, silence=SILENCE, grace=GRACE,
             max_restarts=it.restarts,
         )  # fmt: skip
 
@@ -257,6 +259,11 @@ class Simulation:
                     if "did not answer" in said or (" gone" in said and living):
                         raise Violation(f"{agent.participant.id} took a living node for lost: {said}")
         self.check_outcome(ends)
+        if self.must_succeed:
+            for agent, end in ends.items():
+                if end is not None and end[0] == "FAILED":
+                    why = (agent.status.current["failure"] or {}).get("message")
+                    raise Violation(f"{agent.participant.id} has failed although the job could go on: {why}")
 
     def lives(self, name: str, at: float) -> bool:
         """Whether an agent ran at a machine then, and none had ended there before."""
@@ -266,13 +273,28 @@ class Simulation:
     @property
     def may_lose(self) -> bool:
         """Whether a node may count as lost: its agent was killed, or it was silent for long."""
-        silent = starved = 0.0
-        for fault in self.it.faults:
-            if fault.do in ("kill", "reboot"):
-                return True
-            silent += (fault.seconds + _SLACK) * (fault.do in ("off", "split", "one way"))
-            starved += (fault.seconds + _SLACK) * (fault.do in ("off", "split", "one way", "suspend", "slow"))
-        return silent > SILENCE or starved > PATIENCE * SILENCE
+        if any(fault.do in ("kill", "reboot") for fault in self.it.faults):
+            return True
+        silent = sum(it.seconds + _SLACK for it in self.it.faults if it.do in ("off", "split", "one way"))
+        return silent > SILENCE or self.starves
+
+    @property
+    def must_succeed(self) -> bool:
+        """Whether nothing happened that the job cannot do without, or begin again after."""
+        losses, failures = ("kill",), ("rank fails", "fork server ends")
+        does = [fault.do for fault in self.it.faults]
+        if {*does} - {*losses, *failures, "suspend", "slow", *_SCALES} or self.first_at < _BEGUN or self.starves:
+            return False
+        costly = failures if self.it.kind == "elastic" else losses + failures
+        if self.it.kind == "fixed" and "kill" in does:
+            return False
+        return sum(do in costly for do in does) <= self.it.restarts
+
+    @property
+    def starves(self) -> bool:
+        """Whether a node did not run for so long that it may count as lost."""
+        waits = ("off", "split", "one way", "suspend", "slow")
+        return sum(it.seconds + _SLACK for it in self.it.faults if it.do in waits) > PATIENCE * SILENCE
 
     def check_outcome(self, ends: dict[SimulatedAgent, tuple[str, int] | None]) -> None:
         """The end is that of what happened first, if nothing else could have caused one."""
