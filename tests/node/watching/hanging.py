@@ -105,6 +105,8 @@ HANGS: dict[str, tuple[int, str, list[int], str]] = {
     "stopped worker": (2, _LOADER.format(
         what="os.environ['RANK'] == '1' and index == 4 and os.kill(os.getpid(), signal.SIGSTOP)"), [1],
         "1 of 2 are stopped"),
+    "different sources": (2, "rank = join()\ndist.broadcast(t, 1 - rank)\n", [],
+                          "all ranks are in broadcast 4 .*, and none goes on; they are at"),
     "one waits for the other": (2, "rank = join()\ndist.recv(t, 1 - rank)\n", [], "no rank works"),
 }  # fmt: skip
 
