@@ -56,7 +56,7 @@ VERBS = {
     "check": ("check", "Say what this machine has, and what would go wrong."),
     "data": ("data", "List the named volumes, and whether they can be read."),
     "top": ("top", "Show what jobs and machines use now."),
-    "report": ("report", "Write all about jobs into one file, for people who were not there."),
+    "report": ("report", "Write all about jobs into one file to send."),
     "web": ("web", "Show all jobs on a page in your browser, live."),
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard."),
     "init": ("init", "Write a first job file, after three questions."),
