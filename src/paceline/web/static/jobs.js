@@ -125,6 +125,7 @@ export function Jobs() {
   };
 
   return html`
+    <h1 class="unseen">${t("Jobs")}</h1>
     <form class="bar" role="search" onSubmit=${(event) => event.preventDefault()}>
       <input ref=${search} type="search" aria-label=${t("Search")} placeholder=${`${t("Search")}  /`} value=${filter.q}
         onInput=${(event) => change({ q: event.target.value })} />
