@@ -18,7 +18,7 @@ VENDOR := src/paceline/web/static/vendor
 FETCHED := .vendor
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints web-vendor clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints web-vendor web-screens clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -114,6 +114,9 @@ web-vendor: ## The libraries of the page anew, from npm, of the versions in vend
 	{ cat $(FETCHED)/uplot/dist/uPlot.iife.min.js; echo 'export default uPlot;'; } > $(VENDOR)/uplot.js
 	cp $(FETCHED)/uplot/dist/uPlot.min.css $(VENDOR)/uplot.css
 	rm -rf $(FETCHED)
+
+web-screens: $(VENV)/.dev ## The pictures in docs/web.md anew; needs chromium
+	$(BIN)/python -m tests.lab.web.screens
 
 clean: ## Remove the environments and caches
 	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) .mypy_cache .ruff_cache .pytest_cache .hypothesis

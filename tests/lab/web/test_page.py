@@ -162,6 +162,8 @@ def test_the_page_comes_back_when_its_server_does(chromium: Browser, server: Ser
     assert "Connection lost" not in chromium.text()
 
 
+NAMELESS = """[...document.querySelectorAll('button, a, input, select, textarea, summary, [role=img]')]
+    .filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length || e.title)).map(e => e.outerHTML)"""
 HOSTILE = "<img src=x onerror=pwned=1><script>pwned=1</script>"
 
 
@@ -186,6 +188,26 @@ def test_what_jobs_write_stays_text(chromium: Browser, server: Server, paceline:
     assert chromium.run("window.pwned === undefined && !document.querySelector('main img, main script')")
 
 
+def test_the_report_opened_from_a_file(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    script = f"""
+        print({HOSTILE!r})
+        raise SystemExit({HOSTILE!r})
+    """
+    submit(paceline, "--name", "it", "-n", "2", "--label", f"a={HOSTILE}", paceline.script(script), HOSTILE)
+    chromium.open(server.url)
+    state(chromium, "it", "FAILED")
+    file = paceline.folder / "it.html"
+    paceline.succeeds("report", "it", "-o", str(file))
+    chromium.open(f"file://{file}")
+    chromium.shows("Last lines")
+    chromium.until("document.querySelectorAll('.last').length === 2")
+    assert HOSTILE in chromium.text()
+    assert chromium.run("window.pwned === undefined && !document.querySelector('main img, main script')")
+    chromium.resize(360, 800)
+    assert chromium.run("document.documentElement.scrollWidth") <= 360
+    assert not chromium.run(NAMELESS)
+
+
 def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Paceline) -> None:
     for name in ("one", "two"):
         submit(paceline, "--name", name, "-n", "1", "--no-python", "true")
@@ -203,10 +225,6 @@ def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Pacelin
     chromium.until("document.querySelector('h1')?.textContent === 'one'")
     chromium.press("Escape")
     chromium.until("location.hash === '#/jobs'")
-
-
-NAMELESS = """[...document.querySelectorAll('button, a, input, select, textarea, summary, [role=img]')]
-    .filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length || e.title)).map(e => e.outerHTML)"""
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
