@@ -1,7 +1,7 @@
 """Merges lines of telemetry, so that their number is bounded: the older a line, the more seconds it may stand for.
 
-Pure functions. With `FINENESS` 256, a line that is a day old stands for at most 338 seconds. A job of an hour has 330
-lines at most, a job of 8 hours 860, and one of a year 2,700.
+Pure functions. With `FINENESS` 256, a line that is a day old stands for at most 338 seconds. A job of an hour has 360
+lines, a job of 8 hours some 1,200, and one of a month 3,000; the number grows with the logarithm of the time.
 """
 
 from __future__ import annotations
