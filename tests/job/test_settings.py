@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.backends import registry
 from paceline.job.errors import UserError
 from paceline.job.settings import Settings, Target, load
 from paceline.job.settings_files import place_of, project_file, user_file
@@ -185,6 +186,17 @@ def test_the_file_is_the_one_with_the_mistake(project: Path, of_user: Write, of_
     path = of_project("[local]\ndevices = 'two'\n")
     with pytest.raises(UserError, match=f"^{path}:2: local.devices 'two'"):
         load(project)
+
+
+def test_a_default_target_that_is_not_defined_is_named_with_its_place(
+    project: Path, of_project: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    path = of_project('[defaults]\non = "nosuch"\n')
+    with pytest.raises(UserError, match=f"^{path}:2: defaults.on: no target 'nosuch'; define it as "):
+        registry.load("nosuch")
+    with pytest.raises(UserError, match="no target 'other'; "):
+        registry.load("other")
 
 
 def test_files_that_cannot_be_read(project: Path, of_project: Write) -> None:

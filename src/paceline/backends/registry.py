@@ -89,17 +89,17 @@ def load(
         return _configured(HERE, HERE, options, given_by, "")
     from paceline.job.settings import load as settings  # takes long to import
 
-    targets = settings().targets
+    known = settings()
+    targets = known.targets
     target = targets.get(name)
     if target is None and needs_no_target(name):
         return _configured(name, name, options, given_by, f" --on {shlex.quote(name)}{where}")
     if target is None:
         hint = nearest(name, [HERE, *targets]) if targets else "define it as [targets.NAME] in paceline.toml"
-        raise UserError(f"no target {name!r}; {hint}")
+        by = f"{known.named('defaults', 'on')}: " if name == known.defaults.on else ""
+        raise UserError(f"{by}no target {name!r}; {hint}")
     where = f" --on {shlex.quote(name)}{where}"
-    return _configured(
-        target.backend, name, {**target.options, **options}, given_by, where, in_settings=settings().named
-    )
+    return _configured(target.backend, name, {**target.options, **options}, given_by, where, in_settings=known.named)
 
 
 def kinds_of_hosts() -> set[str]:

@@ -69,7 +69,9 @@ def details(event: Mapping[str, Any]) -> str:
         return "; ".join(map(stood, event["places"]))
     if event["event"] == "spent":
         return in_words(event["spent"])
-    left_out = ("time", "event", "host", "logs", "failure", "others")
+    left_out, failure = {"time", "event", "host", "logs", "failure", "others"}, event.get("failure")
+    if failure and failure["message"] == f"exit code {event.get('exit_code')}":  # it has said that
+        left_out.add("exit_code")
     shown = dict(event)
     if "signal" in event:
         shown["signal"] = signal.Signals(event["signal"]).name
@@ -78,7 +80,6 @@ def details(event: Mapping[str, Any]) -> str:
     parts = [
         f"{key}={_value(value)}" for key, value in shown.items() if key not in left_out and value not in (None, "", [])
     ]
-    failure = event.get("failure")
     return " ".join([*([f"failure: {failed(failure)};"] if failure else []), *parts])
 
 

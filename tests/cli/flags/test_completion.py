@@ -48,7 +48,7 @@ def completed(*words: str) -> list[str]:
         (("submit", "--framework", "te"), ["tensorflow"]),
         (("submit", "--kind", "job"), ["job", "jobset"]),
         (("arena", "su"), ["submit"]),
-        (("arena", "submit", "tf", "--evaluator-m"), ["--evaluator-memory"]),
+        (("arena", "submit", "tf", "--evaluator-s"), ["--evaluator-selector"]),
         (("arena", "--loglevel", "debug", "logs", "b"), ["bert-1"]),
         (("srun", "--par"), ["--partition"]),
         (("paddlecloud", "job", "t"), ["train"]),
