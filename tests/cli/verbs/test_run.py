@@ -264,6 +264,13 @@ def test_framework_is_found_in_what_the_script_imports(paceline: Paceline) -> No
     assert (shown["job"]["framework"], shown["job"]["preload"]) == ("torch", ["torch", "torch.distributed"])
 
 
+def test_a_script_of_horovod_and_keras_gets_tensorflow_imported_once(paceline: Paceline) -> None:
+    paceline.script("import keras, horovod.keras as hvd", "script.py")
+    job = planned(paceline, "script.py")["job"]
+    assert (job["framework"], job["start_method"]) == ("horovod", "fork")
+    assert job["preload"] == ["tensorflow", "torch", "torch.distributed"]
+
+
 @pytest.mark.parametrize(
     ("helper", "found"),
     [

@@ -41,6 +41,13 @@ for step in range(9):
         time.sleep(9999)
     model(torch.ones(2, 8)).sum().backward()
 """
+_HOROVOD = """
+import horovod.torch as hvd
+hvd.init()
+rank = hvd.rank()
+for _ in range(3):
+    hvd.allreduce(t)
+"""
 _GROUPS = """
 rank = join()
 groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -107,6 +114,11 @@ HANGS: dict[str, tuple[int, str, list[int], str]] = {
         "1 of 2 are stopped"),
     "different sources": (2, "rank = join()\ndist.broadcast(t, 1 - rank)\n", [],
                           "all ranks are in broadcast 4 .*, and none goes on; they are at"),
+    "horovod": (3, f"{_HOROVOD}if rank == 1: time.sleep(9999)\n"
+                "for name in ('xy', 'yx')[rank // 2]: hvd.allreduce_async(t, name=name)\n"  # another order on rank 2
+                "hvd.allreduce(t, name='loss')\n", [1], r"allreduce\.y 6 .*it sleeps"),
+    "horovod, another name": (2, f"{_HOROVOD}hvd.broadcast(t, 0, name='ab'[rank])\n", [1],
+                              r"broadcast\.b 4.*rank 0 in broadcast\.a"),
     "one waits for the other": (2, "rank = join()\ndist.recv(t, 1 - rank)\n", [], "no rank works"),
 }  # fmt: skip
 

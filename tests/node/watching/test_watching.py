@@ -15,7 +15,7 @@ from paceline.node.journal.records import read
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
-IN_GATE = ("another branch", "worker of a loader", "interpreter's lock")
+IN_GATE = ("another branch", "horovod", "worker of a loader", "interpreter's lock")
 
 
 def hangs(paceline: Paceline) -> list[Any]:

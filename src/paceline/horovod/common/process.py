@@ -32,6 +32,8 @@ from .exceptions import NotInitialized
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.contract.stands import Answer
+
 __all__ = [
     "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled",
     "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported",
@@ -181,6 +183,24 @@ def state() -> _State:
 def engine() -> Engine:
     """The engine of this process."""
     return state().engine
+
+
+def tell(answer: Answer) -> None:
+    """Add to what a rank answers its operations: those of a process set are a group, and count as it submits them."""
+    if _state is None or _state.pid != os.getpid():
+        return
+    for number, ranks in list(_state.engine.sets.items()):
+        if _state.placement.rank not in ranks:
+            continue
+        group = f"horovod.{number}"
+        count, waiting = _state.engine.submitted(number)
+        answer["numbers"][group], answer["sizes"][group] = count, len(ranks)
+        # Ranks may submit in other orders: by their names, the last one is the same on all that wait for the same.
+        for it in sorted(waiting, key=lambda it: it.title)[-1:] if "collectives" in answer else ():
+            answer["collectives"].append({
+                "group": group, "number": count, "kind": it.title, "shapes": [list(shape) for _, shape in it.tensors],
+                "dtypes": [dtype for dtype, _ in it.tensors], "over": False,
+            })  # fmt: skip
 
 
 def is_initialized() -> bool:

@@ -90,6 +90,7 @@ class Engine:
         self._entries: dict[Key, Entry] = {}
         self._numbers: dict[Key, tuple[int, Request]] = {}  # what this rank may submit as a bit
         self._mask = 0
+        self._submitted: dict[int, int] = {}  # operations so far, by process set
         self._requests: list[Request] = []
         self._unsent: list[Entry] = []
         self._is_dirty = False
@@ -138,6 +139,7 @@ class Engine:
                     "synchronize it first, or take another name"
                 )
             self._entries[key] = entry
+            self._submitted[request.process_set] = self._submitted.get(request.process_set, 0) + 1
             self._unsent.append(entry)
             self._has_joined = self._has_joined or request.kind == "join"
             known = self._numbers.get(key)
@@ -180,6 +182,11 @@ class Engine:
                 return  # the thread goes on when the handler has ended
             self._hand_over()
         self._thread.join(_END)
+
+    def submitted(self, number: int) -> tuple[int, list[Request]]:
+        """How many operations this rank has submitted in a process set, and those of them that have not ended."""
+        entries = list(self._entries.values())  # no lock: whoever asks may not wait
+        return self._submitted.get(number, 0), [it.request for it in entries if it.request.process_set == number]
 
     @property
     def failure(self) -> str:

@@ -25,7 +25,7 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .packages import PRELOAD, WITH_OPTIMIZERS
+from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS
 from .script import Imports, imports_of, is_shell_text, local_rank_argument, module_file, packages_of, program_kind
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
         return {"start_method": "exec"}
     changes: dict[str, Any] = {"start_method": "fork"}
     framework = _imported(job, imports)
-    if PACKAGES.get(framework) in imports.every:
+    if _is_used(framework, imports):
         found = imports.prelude
         known = {**os.environ, **job["env"]}
         defaults = {name: value for name, value in found.defaults.items() if name not in known}
@@ -155,8 +155,13 @@ def _imported(job: Mapping[str, Any], imports: Imports) -> str:
     """The framework that the fork server would import."""
     framework: str = job["framework"] or ""
     if framework == "horovod" and job.get("horovod") != "real":
-        return "tensorflow" if "tensorflow" in imports.every and "torch" not in imports.every else "torch"
+        return "tensorflow" if _is_used("tensorflow", imports) and "torch" not in imports.every else "torch"
     return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
+
+
+def _is_used(framework: str, imports: Imports) -> bool:
+    """Whether a script imports a framework, as far as its import statements say."""
+    return bool(imports.every & (TENSORFLOW if framework == "tensorflow" else {PACKAGES.get(framework)}))
 
 
 def _package(job: Mapping[str, Any]) -> str | None:
@@ -177,7 +182,7 @@ def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
         return ""
     if framework not in SAFE_WITH_DEVICES and devices.accelerators():
         return f"importing {package} may initialise this machine's GPUs"
-    if job["start_method"] is None and package in imports.every and imports.prelude.unclear:
+    if job["start_method"] is None and _is_used(framework, imports) and imports.prelude.unclear:
         return f"{imports.prelude.unclear} before {package} is imported"
     return ""
 

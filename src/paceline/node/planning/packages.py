@@ -17,11 +17,13 @@ PRELOAD = {
 }
 # The first optimizer that a process makes imports this, which takes as long as the import of torch itself.
 WITH_OPTIMIZERS = ("torch._dynamo",)
+# Scripts of Keras need not mention TensorFlow.
+TENSORFLOW = frozenset({"tensorflow", "keras"})
 # Importing one of these imports a framework: what a script does afterwards does not matter.
 FRAMEWORKS = frozenset({
-    "accelerate", "deepspeed", "fastai", "horovod", "jax", "jaxlib", "lightning", "paddle", "peft", "pytorch_lightning",
-    "tensorflow", "timm", "torch", "torch_geometric", "torchaudio", "torchdata", "torchmetrics", "torchtext",
-    "torchvision", "trl",
+    "accelerate", "deepspeed", "fastai", "horovod", "jax", "jaxlib", "keras", "lightning", "paddle", "peft",
+    "pytorch_lightning", "tensorflow", "timm", "torch", "torch_geometric", "torchaudio", "torchdata", "torchmetrics",
+    "torchtext", "torchvision", "trl",
 })  # fmt: skip
 # Packages that must be imported before torch; otherwise they warn or fail. Like most packages they are not known here;
 # their names are needed for a message.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "paddle")
 _PROGRAM = os.path.join(os.path.dirname(__file__), "program.py")
 _MOST_FRAMES, _MOST_COLLECTIVES = 60, 5
+_HOROVOD = "paceline.horovod.common.process"
 _OVER = "last_completed_collective"
 
 
@@ -87,6 +88,9 @@ def _answer(main: int, *, whole: bool) -> Answer:
         if c10d is not None:
             with contextlib.suppress(Exception):  # it is no public interface
                 found["collectives"] = _collectives()
+    if (horovod := sys.modules.get(_HOROVOD)) is not None:
+        with contextlib.suppress(Exception):  # it may change meanwhile
+            horovod.tell(found)
     return found
 
 

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from paceline.contract.stands import Collective, Place, Stand, Thread
 
 _WAITS = "it waits in a collective"
+_RUNS = "it waits for an operation of TensorFlow"
 _LOADS = "it waits for a worker of a DataLoader"
 JOINS = "it waits for other ranks to make a process group"
+_HOROVOD = "paceline/horovod/engine/"
 _LIBRARIES = re.compile(r"[\\/]((site|dist)-packages|torchinductor_[^\\/]*)[\\/]|^<")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
@@ -32,6 +34,7 @@ _OF_FRAMES = tuple(
         (r"torch/_(dynamo|inductor)/", "", "it compiles the model"),
         (r"torch/distributed/checkpoint/|torch/serialization\.py", "", "it writes or reads a checkpoint"),
         (r"torch/distributed/", "", _WAITS),
+        (r"tensorflow/python/(eager/execute|client/session)\.py", "quick_execute|_call_tf_sessionrun", _RUNS),
         (r"/subprocess\.py", r"_?wait|_?communicate|_try_wait", "it waits for a program that it has started"),
         (r"multiprocessing/(popen_\w+|process)\.py", "wait|poll|join", "it waits for a process that it has started"),
         (r"/(threading|queue)\.py", "_shutdown|_wait_for_tstate_lock", "it waits for a thread to end"),
@@ -66,9 +69,11 @@ def why(stand: Stand) -> str:
         (words for file, _, function in frames for path, name, words in _OF_FRAMES
          if path.search(file) and name.search(function)), "",
     )  # fmt: skip
+    if any(_HOROVOD in file for file, _, _ in frames):  # below it are locks
+        found = _WAITS
     if "DataLoader" in found:
         return f"{found}{_of_workers(stand)}"
-    if found == _WAITS and (collective := entered(stand)) is not None:
+    if found in (_WAITS, _RUNS) and (collective := entered(stand)) is not None:
         return f"it waits in {described(collective)}"
     call, file = stand["call"], stand["file"]
     if call == "read" and file.startswith(("/dev/pts", "/dev/tty", "/dev/null", "pipe:")):
