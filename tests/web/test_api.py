@@ -206,6 +206,7 @@ def test_a_dry_run_starts_nothing_and_shows_the_line(lab: Fake, page: Page) -> N
     assert '"train.py"' in answer["text"] and answer["command"] == "paceline submit --on lab job.yaml"
     assert "it is a fake" in answer["notes"] and not lab.done
     assert page.post("/api/submit", json={"file": file, "on": "lab"}).json()["name"] == "new"
+    assert page.get("/api/jobs/lab/new").status_code == 200  # at once
     assert lab.done[0][1].script == "train.py"
 
 

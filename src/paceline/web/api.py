@@ -532,7 +532,7 @@ class Api:
         if dry_run:
             return {"text": ready.text(), "notes": notes, "command": command, "target": there.name}
         job: Job = await self._on(there.name, lambda: there.start(ready, _Silence()))
-        self._watch.look_now()
+        self._watch.add(job, there)
         return {"name": job.name, "target": job.backend, "notes": notes, "command": command}
 
     async def tensorboard(self, request: Request) -> dict[str, Any]:

@@ -158,13 +158,13 @@ class Page:
                     f"--tls-cert {tls.certificate}, --tls-key {tls.key}: {error.strerror or error}; give a certificate "
                     "and its key, in PEM format"
                 ) from None
-        sessions = Sessions(secret())
+        sessions, self._watch = Sessions(secret()), Watch()
         self._socket = listen(host, port)
         port = self._socket.getsockname()[1]
         shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         self.url = f"http{'s' if tls else ''}://{shown}:{port}/#token={sessions.token}"
         app = application(
-            Watch(), sessions, {*names_of_this_machine(), host.lower()}, read_only=read_only, secure=tls is not None
+            self._watch, sessions, {*names_of_this_machine(), host.lower()}, read_only=read_only, secure=tls is not None
         )
         config = uvicorn.Config(
             app,
@@ -187,5 +187,10 @@ class Page:
         self._server = uvicorn.Server(config)
 
     def serve(self) -> None:
-        """Answer until a signal ends the server."""
+        """Answer until a signal ends the server, or `end`."""
         self._server.run([self._socket])
+        self._watch.close()
+
+    def end(self) -> None:
+        """End the server; may be called in another thread."""
+        self._server.should_exit = True

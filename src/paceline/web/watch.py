@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
 _PAUSE = 2.0  # seconds between two looks at a target
-_SHARE = 0.01  # of the time that looks may take
+_SHARE = 0.008  # of the time that looks may take
 _PLACES = 15.0  # seconds between two looks at which targets there are
 _IDLE = 60.0  # seconds after the last request in which targets are still looked at
 
@@ -157,6 +157,15 @@ class Watch:
         """Something was done that changes jobs."""
         self._wake_all()
 
+    def add(self, job: Job, there: Backend) -> None:
+        """A job has been started just now."""
+        with self._changed:
+            target = self._targets.get(there.name)
+            if target is not None:
+                target.jobs = {**target.jobs, (job.backend, job.name): Found(job, there, self.version + 1)}
+                self._tell()
+        self.look_now()
+
     @contextlib.contextmanager
     def listening(self, listener: Callable[[], object]) -> Iterator[None]:
         """Call this, in any thread, when something has changed."""
@@ -202,15 +211,15 @@ class Watch:
 
     def _set_places(self, places: dict[str, Place], problem: str | None) -> None:
         with self._changed:
-            before = self._targets
-            self._targets = {
-                name: before[name] if name in before and before[name].place.jobs == place.jobs else _Target(place)
-                for name, place in places.items()
-            }
-            for name, target in before.items():
-                if self._targets.get(name) is not target:
-                    target.is_gone = True
+            before, self._targets = self._targets, {}
+            for name, place in places.items():
+                target = self._targets[name] = before.get(name) or _Target(place)
+                if target.place.jobs != place.jobs:
+                    target.place = place
                     target.wake.set()
+            for name in before.keys() - places.keys():
+                before[name].is_gone = True
+                before[name].wake.set()
             new = [it for name, it in self._targets.items() if before.get(name) is not it]
             if new or self.problem != problem or len(before) != len(self._targets):
                 self.problem = problem
