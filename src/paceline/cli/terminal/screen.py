@@ -130,7 +130,8 @@ class Screen:
         if name == "queued":
             need, ahead = details["need"], details["ahead"]
             what = _count(need, "device") if isinstance(need, int) else _devices(need)
-            self._say(f"waiting for {what}{_on(details)}, {_count(ahead, 'job')} ahead; Ctrl-C leaves the queue")
+            others = f", {_count(ahead, 'job')} ahead" if ahead else ""
+            self._say(f"waiting for {what}{_on(details)}{others}; Ctrl-C leaves the queue")
         elif name == "granted":
             self._say(f"got {_devices(details['devices'])}{_on(details)}")
         elif name == "imported":

@@ -25,7 +25,7 @@ Row = TypeVar("Row")
 GAP = "  "
 _LEAST = 8  # columns of the terminal that a shortened cell keeps, unless its column needs more
 _MORE = "  …"  # in the heading, where columns are left out
-_WORD = 40  # columns of the longest word that is never broken
+_WORD = 64  # columns of the longest name that is never broken
 _BELOW = "    "  # before text that stands below its row
 STATE_COLOURS = {
     "PENDING": "yellow",
@@ -48,7 +48,7 @@ class Column(Generic[Row]):
         wide: only in a wide table.
         is_text: text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not.
         wraps: text that is never cut: on a narrow terminal it goes on in further lines, or stands below its row where
-            there is no room for its column.
+            there is no room for its column. Its words are names, which are not broken, unless it `is_text`.
         is_optional: only in a table where some row has it.
         least: columns of the terminal that its text needs to be worth reading; a name needs its own length.
         keep: a narrow terminal has columns with a higher one first, and of equal ones the left.
@@ -140,7 +140,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], width: int | Non
     found = [(it, texts) for it, texts in found if not it.is_optional or any(text is not None for text in texts)]
     columns, cells = [it for it, _ in found], [_clean([it.title, *texts]) for it, texts in found]
     widths = [max(map(len if "".join(texts).isascii() else display_width, texts)) for texts in cells]
-    longest = [_longest(texts) if it.wraps else 0 for it, texts in zip(columns, cells, strict=True)]
+    longest = [_longest(texts) if it.wraps and not it.is_text else 0 for it, texts in zip(columns, cells, strict=True)]
     rooms = dict(enumerate(widths)) if width is None else _fit(widths, longest, columns, width)
     last = max(rooms, default=0)
     below = [i for i, column in enumerate(columns) if column.wraps and i not in rooms]
@@ -207,7 +207,7 @@ def _fit(widths: list[int], longest: list[int], columns: Sequence[Column[Row]], 
     A wide table has all columns that it would have if it was not.
 
     Args:
-        longest: of each column that wraps, the width of its longest word; of others 0.
+        longest: of each column that wraps and has names, the width of the longest one; of others 0.
     """
     least = {
         i: min(widths[i], max(it.least, longest[i])) if it.is_text or it.wraps else widths[i]

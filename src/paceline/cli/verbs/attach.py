@@ -34,7 +34,7 @@ _EVENTS: list[Column[dict[str, Any]]] = [
     Column("TIME", lambda event: show_time(event["time"])),
     Column("HOST", lambda event: event.get("host"), is_optional=True),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),
-    Column("DETAILS", details, wraps=True, least=40),
+    Column("DETAILS", details, is_text=True, wraps=True, least=40),
 ]
 
 
