@@ -148,6 +148,7 @@ class Stand(TypedDict):
         seen: its threads as seen from outside, if it did not answer; with frames of C code, whose line is 0.
         unseen: why nothing is seen; "" if nothing was tried.
         machine: what is known of its machine.
+        device: as its machine numbers it; "" for a rank without one.
     """
 
     rank: int
@@ -164,6 +165,7 @@ class Stand(TypedDict):
     seen: list[Thread]
     unseen: str
     machine: MachineNow
+    device: str
 
 
 class Place(TypedDict):
@@ -171,7 +173,7 @@ class Place(TypedDict):
 
     Attributes:
         ranks: which.
-        hosts: their hosts; pids: their processes.
+        hosts: their hosts; pids: their processes; devices: those of ranks that have one.
         where: `train.py:55 in main`; "" if it is not known.
         why: what is typical of what they wait for, in words; "" if nothing is.
         stack: of the main thread, the innermost frame first.
@@ -181,6 +183,7 @@ class Place(TypedDict):
     ranks: list[int]
     hosts: list[str]
     pids: list[int]
+    devices: list[str]
     where: str
     why: str
     stack: list[tuple[str, int, str]]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import read_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CURRENT_SECONDS = 5.0  # between two looks of an agent at `NodeSpec.current` and `NodeSpec.stop_file`
 
@@ -165,3 +168,8 @@ class NodeSpec:
 def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
     """Make tuples of lists: JSON has none."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+
+
+def device_of(devices: Sequence[str] | None, local_rank: int) -> str:
+    """The accelerator of a rank, of those that its node gives the job; "" if there are none."""
+    return devices[local_rank % len(devices)] if devices else ""

@@ -36,10 +36,12 @@ def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
 
 
 def test_ranks_at_one_line_are_one_place() -> None:
-    found = find([stand(rank, {"0": 7}) for rank in range(63)] + [stand(63, {"0": 6}, line=9, call="futex")], 60.0)
+    found = find(
+        [stand(rank, {"0": 7}) for rank in range(63)] + [stand(63, {"0": 6}, line=9, call="futex", device="3")], 60.0
+    )
     assert found is not None
     assert found["line"] == (
-        "rank 63 on a (pid 163) has not entered all_reduce 7 (Float [8]), in which ranks 0 to 62 wait; "
+        "rank 63 on a (GPU 3, pid 163) has not entered all_reduce 7 (Float [8]), in which ranks 0 to 62 wait; "
         "it is at train.py:9 in main: it waits for a lock"
     )
     assert [place["ranks"] for place in found["places"]] == [[63], list(range(63))]

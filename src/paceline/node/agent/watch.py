@@ -108,8 +108,8 @@ class Watch:
 
     def _live(self) -> dict[int, Asked]:
         return {
-            number: Asked(self._job_id, rank.placement.attempt, rank.placement.rank, rank.placement.node_rank, rank.pid)
-            for number, rank in self._ranks.items() if rank.status is None and rank.pid
+            number: Asked(self._job_id, it.attempt, it.rank, it.node_rank, rank.pid, rank.device)
+            for number, rank in self._ranks.items() if rank.status is None and rank.pid for it in (rank.placement,)
         }  # fmt: skip
 
     def _look(self) -> None:

@@ -18,6 +18,7 @@ from paceline.node.failure import OomWatch, exit_code, rank_failure
 from paceline.node.files import is_disk_full
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
+from paceline.node.spec import device_of
 
 from .joining import UNJOINED
 from .placement import environment, place
@@ -49,6 +50,7 @@ class Rank:
     out: Path
     err: Path
     error: Path
+    device: str = ""  # as the machine numbers it; "" for a rank without one
     pid: int = 0
     status: int | None = None  # wait status once it has ended
     resumes: bool = False  # whether it has saved its state at a stop, and asks to be started again
@@ -206,7 +208,7 @@ class Ranks:
         env = environment(spec, placement, files)
         if key is not None:
             env[RANK_KEY] = key
-        return Rank(placement, env, out, err, error)
+        return Rank(placement, env, out, err, error, device_of(spec.devices, local_rank))
 
     def _start_server(self) -> None:
         """Start the fork server, without waiting for it."""

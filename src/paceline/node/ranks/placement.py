@@ -15,7 +15,7 @@ from paceline.contract.values import join_address
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
-from paceline.node.spec import NodeSpec
+from paceline.node.spec import NodeSpec, device_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
     """The placement of a rank of this node in an attempt."""
     slots = [node["slots"] for node in start["nodes"]]
     node_rank = start["node_rank"]
-    mine = (spec.devices[local_rank % len(spec.devices)],) if spec.devices else ()
+    mine = tuple(filter(None, [device_of(spec.devices, local_rank)]))
     return Placement(
         rank=sum(slots[:node_rank]) + local_rank,
         world_size=sum(slots),
@@ -71,7 +71,7 @@ def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = o
     if spec.virtual_local_rank and "LOCAL_RANK" in env:
         env["LOCAL_RANK"] = "0"
     if spec.devices and (spec.framework == "indexed" or _sees_own_alone(spec)):
-        env.update(devices.visibility((spec.devices[placement.local_rank % len(spec.devices)],)))
+        env.update(devices.visibility((device_of(spec.devices, placement.local_rank),)))
     return env
 
 

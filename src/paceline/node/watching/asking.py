@@ -29,13 +29,14 @@ _DUMP_SECONDS = 10.0  # after which no other one begins
 
 
 class Asked(NamedTuple):
-    """A rank that can be asked: the number of its attempt, its rank, its node, and its process."""
+    """A rank that can be asked: the number of its attempt, its rank, its node, its process, and its device."""
 
     job_id: str
     attempt: int
     rank: int
     node: int
     pid: int
+    device: str = ""
 
 
 class Question:
@@ -146,5 +147,5 @@ def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -
         "rank": rank.rank, "node": rank.node, "host": socket.gethostname(), "pid": rank.pid,
         "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,
         "call": process.call, "file": process.file, "children": family.children, "seen": [], "unseen": "",
-        "machine": {},
+        "machine": {}, "device": rank.device,
     }  # fmt: skip

@@ -57,6 +57,7 @@ def grouped(stands: Sequence[Stand], first: Sequence[int] = ()) -> list[Place]:
             there["ranks"] += new["ranks"]
             there["hosts"] += new["hosts"]
             there["pids"] += new["pids"]
+            there["devices"] += new["devices"]
     return list(found.values())
 
 
@@ -154,10 +155,11 @@ def _between(least: str, most: str) -> str:
 
 
 def who(it: Place) -> str:
-    """`rank 3 on gpu-1 (pid 4711)`."""
+    """`rank 3 on gpu-1 (GPU 0, pid 4711)`."""
     host = f" on {it['hosts'][0]}" if len(set(it["hosts"])) == 1 else ""
-    pid = f" (pid {it['pids'][0]})" if len(it["pids"]) == 1 else ""
-    return f"{_listed(it['ranks'])}{host}{pid}"
+    device = f"GPU {', '.join(it['devices'])}, " if it.get("devices") else ""  # older versions do not say
+    process = f" ({device}pid {it['pids'][0]})" if len(it["pids"]) == 1 else ""
+    return f"{_listed(it['ranks'])}{host}{process}"
 
 
 def stood(it: Place) -> str:

@@ -13,7 +13,7 @@ from paceline.contract.stands import SHORT
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.spec import NodeSpec
+from paceline.node.spec import NodeSpec, device_of
 
 from .activity import Activity
 from .asking import Asked, Question, ask
@@ -35,7 +35,10 @@ def stands(run: RunDirectory) -> list[Stand]:
     if spec.hang_after is None:
         raise Refused(f"the ranks of job {spec.job} cannot be asked: it was started with --hang off")
     ranks = {
-        number: Asked(spec.job_id, status["attempt"], it["rank"], it["node"], it["pid"])
+        number: Asked(
+            spec.job_id, status["attempt"], it["rank"], it["node"], it["pid"],
+            device_of(status.get("devices"), it["local_rank"]),
+        )
         for number, it in enumerate(status.get("ranks", ())) if it["state"] == "RUNNING" and it["pid"]
     }  # fmt: skip
     if not ranks or not run.is_held:

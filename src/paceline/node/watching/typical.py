@@ -93,7 +93,8 @@ def place(stand: Stand) -> Place:
     own = next((it for it in frames if it[1] and is_of_user(it[0])), None) or (frames[0] if frames else None)
     where = "" if own is None else f"{os.path.basename(own[0])}:{own[1]} in {own[2].replace('<module>', 'the script')}"
     return {
-        "ranks": [stand["rank"]], "hosts": [stand["host"]], "pids": [stand["pid"]], "where": where, "why": why(stand),
+        "ranks": [stand["rank"]], "hosts": [stand["host"]], "pids": [stand["pid"]],
+        "devices": list(filter(None, [stand.get("device")])), "where": where, "why": why(stand),
         "stack": frames, "threads": threads[1:],
     }  # fmt: skip
 
