@@ -32,7 +32,7 @@ def _web(*, port: int, host: str, tls_cert: str | None, tls_key: str | None, rea
     internet. `paceline report` makes a file of a job instead.
     """
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{missing[0]} is not installed; install it with: pip install 'paceline[web]'")
+        raise UserError(f"{missing[0]} is not installed; in the clone of paceline, pip install -e '.[web]' installs it")
     if (tls_cert is None) is not (tls_key is None):
         raise UserError("--tls-cert and --tls-key belong together; give both")
     from paceline.web.server import Page, Tls

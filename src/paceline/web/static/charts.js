@@ -65,7 +65,7 @@ export function Chart({ title, x, series, isTime, show = number, isLog = false, 
       width: Math.max(160, box.current.clientWidth), height: HEIGHT,
       cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false } },
       legend: { live: true },
-      scales: { x: { time: isTime }, y: { distr: isLog ? 3 : 1, range: isLog || low == null ? undefined : (_, least, most) => [Math.min(low, least), most > low ? most * 1.05 : low + 1] } },
+      scales: { x: { time: isTime, range: (it, least, most) => (it.data[0].length === 1 ? [least - 30, least + 30] : [least, most]) }, y: { distr: isLog ? 3 : 1, range: isLog || low == null ? undefined : (_, least, most) => [Math.min(low, least), most > low ? most * 1.05 : low + 1] } },
       axes: [axis, { ...axis, size: 76, incrs: isBytes ? BYTES : undefined, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : show(tick))) }],
       series: [{ label: isTime ? t("time") : t("step") },
         ...series.map((it, index) => ({ label: it.label, stroke: it.colour ?? COLOURS[index % COLOURS.length], width: it.faint ? 1 : 1.6, alpha: it.faint ? 0.35 : 1, spanGaps: true, points: { show: x.length === 1 }, value: (_, value) => (value == null ? "–" : show(value)) }))],
@@ -87,7 +87,8 @@ export function Chart({ title, x, series, isTime, show = number, isLog = false, 
   if (!known) return null;
   const words = series.filter((it) => !it.faint).map((it) => {
     const own = extent([it.values]);
-    return own && `${series.length > 1 ? `${it.label}: ` : ""}${t("{low} to {high}, last {last}", { low: show(own.low), high: show(own.high), last: show(own.last) })}`;
+    const seen = own && (own.low === own.high ? show(own.last) : t("{low} to {high}, last {last}", { low: show(own.low), high: show(own.high), last: show(own.last) }));
+    return own && `${series.length > 1 ? `${it.label}: ` : ""}${seen}`;
   }).filter(Boolean).join("; ");
   return html`<figure class="chart"><figcaption><b>${title}</b> <span class="weak">${series.length < 3 && words}</span></figcaption>
     <div ref=${box} role="img" aria-label=${`${title}: ${words}`}></div></figure>`;

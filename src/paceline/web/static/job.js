@@ -30,7 +30,7 @@ export function Facts({ job }) {
   const facts = [
     ["state", html`<span class="state state-${job.state}">${job.state}</span>${job.exit_code != null && ` (${t("exit code")} ${job.exit_code})`}`],
     ["error", job.error], ["advice", job.advice], ["waiting", job.waiting], ...job.slow.map((line) => ["slow", line]),
-    ["target", job.backend], ["ranks", `${job.ranks} / ${job.nodes} ${t("nodes")}`], ["devices", job.devices.join(", ")], ["progress", steps],
+    ["target", job.backend], ["ranks", job.ranks], ["nodes", job.nodes], ["devices", job.devices.join(", ")], ["progress", steps],
     ["samples/s", job.progress?.samples_per_second && number(job.progress.samples_per_second)], ["restarts", job.max_restarts ? `${job.restarts} ${t("of")} ${job.max_restarts}` : job.restarts || ""],
     ["created", moment(job.created)], ["started", moment(job.started)], ["finished", moment(job.finished)],
     ["duration", job.started && end ? span((end - Date.parse(job.started)) / 1000) : ""], ["checkpoint", job.checkpoint && `${t("step")} ${whole(job.checkpoint.step)}, ${job.checkpoint.folder}`],
