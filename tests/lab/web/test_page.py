@@ -98,6 +98,33 @@ def test_a_read_only_page_has_no_buttons(chromium: Browser, paceline: Paceline) 
     server.end()
 
 
+def test_a_job_has_the_view_of_its_report_and_is_used_for_another(
+    chromium: Browser, server: Server, paceline: Paceline
+) -> None:
+    steps = [{"step": step, "time": 1.0 + step, "epoch": 0, "loss": 1 / step, "__proto__": 2.0} for step in range(1, 9)]
+    script = f"""
+        import json, os
+        with open(os.path.join(os.environ["PACELINE_RUN_DIR"], "metrics.jsonl"), "w") as file:
+            for step in {steps!r}:
+                print(json.dumps(step), file=file)
+    """
+    for name in ("one", "two"):
+        submit(paceline, "--name", name, "-n", "1", "--env", "A=b", paceline.script(script))
+    chromium.open(server.url)
+    state(chromium, "one", "SUCCEEDED")
+    state(chromium, "two", "SUCCEEDED")
+    chromium.click("tr.job a", "one")
+    chromium.shows("__proto__")
+    chromium.fill("form input[name=other]", "two")
+    chromium.click("form button", "Show")
+    chromium.until("document.querySelector('.charts').textContent.includes('two')")
+    chromium.run("URL.createObjectURL = blob => (blob.text().then(text => window.made = text), '#made')")
+    chromium.click("button", "Report")
+    chromium.until("window.made?.includes('Content-Security-Policy')")
+    chromium.click("a", "Use in a new job")
+    chromium.until("document.querySelector('textarea')?.value.includes('A: b')")
+
+
 def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:
     paceline = Paceline(tmp_path)
     many_jobs(paceline, 10_000)
