@@ -58,9 +58,9 @@ def write_metrics(path: Path, hours: float, names: int = 6) -> None:
             file.write(json.dumps({**line, "loss": values["metric_0"], **values, **times}) + "\n")
 
 
-def histories(nodes: int, ranks: int, hours: float, folder: Path) -> list[Any]:
+def histories(nodes: int, ranks: int, hours: float, folder: Path, names: int = 6) -> list[Any]:
     """What the nodes of a job send."""
-    write_metrics(folder / "metrics.jsonl", hours)
+    write_metrics(folder / "metrics.jsonl", hours, names)
     return [
         {"host": f"node-{node}", "node_rank": node,
          "telemetry": reduced(telemetry(range(node * ranks, (node + 1) * ranks), hours), 240),

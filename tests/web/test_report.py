@@ -148,6 +148,20 @@ def test_the_size_for_64_ranks_and_8_hours(tmp_path: Path) -> None:
     assert len(report([found]).encode()) < 300_000
 
 
+def test_the_size_for_very_many(tmp_path: Path) -> None:
+    """512 ranks on 16 nodes, 50 metrics, thousands of events."""
+    nodes = histories(1, 512, 0.4, tmp_path, names=50)
+    nodes += [{**nodes[0], "node_rank": rank, "metrics": None} for rank in range(1, 16)]
+    states = ["FAILED" if rank == 500 else "STOPPED" for rank in range(512)]
+    instances = tuple(Instance(f"digits-worker-{rank}", "lab", rank, state) for rank, state in enumerate(states))
+    found = views.job_view(
+        dataclasses.replace(JOB, instances=instances), [*STORY, *STORY[:1] * 5000], History(nodes), logs=()
+    )
+    assert "FAILED" in [it["state"] for it in found["job"]["instances"]]
+    assert "128 of 512 ranks are listed" in found["missing"]
+    assert len(report([found]).encode()) < 340_000
+
+
 def test_pieces_that_are_missing(tmp_path: Path) -> None:
     found = view(history(RunDirectory(tmp_path)))
     assert "no telemetry was recorded" in found["missing"][0]
@@ -169,5 +183,5 @@ def test_many_ranks_share_rows(count: int) -> None:
               **{share: [0.0] * count for share in views.SHARES[1:]}}}]  # fmt: skip
     found = views.ranks([{**NOTHING, "telemetry": lines}])
     assert found is not None
-    assert len(found["rank"]) <= 256
+    assert len(found["rank"]) <= 128
     assert base64.b64decode(found["shares"]["data"]) == bytes([254]) * len(found["rank"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     _Summary = Callable[[list[float]], float]
 
 POINTS = 200  # of a curve
-CELLS = 120  # of a row of the heat map
-_MOST_ROWS = 256  # of the heat map; of more ranks, several share a row
-_MOST_EVENTS = 400
-_MOST_NODES = 32  # with curves of their own
-_NUMBERS = 8000  # of these curves
+CELLS = 120  # of a row of the heat map, at most
+_MOST_CELLS = 9600
+_MOST_ROWS = 128  # of the heat map; of more ranks, several share a row
+_MOST_INSTANCES = 128
+_MOST_EVENTS = 200
+_MOST_NODES = 16  # with curves of their own
+_NUMBERS = 6000  # of these curves
 _FEWEST = 24  # points of such a curve
 SHARES = ("data", "compute", "exchange", "checkpoint", "other")
 
@@ -83,7 +86,7 @@ class JobView(TypedDict):
     """A job as its report shows it.
 
     Keys:
-        job: as `paceline get -o json`.
+        job: as `paceline get -o json`; of very many instances those whose state differs from most, and some others.
         events: what happened to it: time, event, host, and in words the details.
         why: the lines of `paceline why`.
         metrics: what the script has logged; None if it has logged nothing.
@@ -157,8 +160,14 @@ def job_view(
     nodes = history.nodes
     of_nodes = [f"{node['host'] or 'a node'}: {line}" if len(nodes) > 1 else line
                 for node in nodes for line in node["missing"]]  # fmt: skip
+    shown = job.to_dict()
+    if len(job.instances) > _MOST_INSTANCES:
+        usual = Counter(it.state for it in job.instances).most_common(1)[0][0]
+        odd_first = sorted(shown["instances"], key=lambda it: (it["state"] == usual, it["rank"]))
+        shown["instances"] = sorted(odd_first[:_MOST_INSTANCES], key=lambda it: int(it["rank"]))
+        missing = [*missing, f"{_MOST_INSTANCES} of {len(job.instances)} ranks are listed"]
     return {
-        "job": job.to_dict(),
+        "job": shown,
         "events": events(happened),
         "why": [*explained(job, happened), *use_in_words(job, nodes)],
         "metrics": next((node["metrics"] for node in reversed(nodes) if node["metrics"]), None),
@@ -292,8 +301,8 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
     numbers = sorted({rank for node in nodes for line in node["telemetry"] for rank in line["ranks"].get("rank", ())})
     if not numbers:
         return None
-    grid = _Grid(nodes, cells)
     each = math.ceil(len(numbers) / _MOST_ROWS)
+    grid = _Grid(nodes, min(cells, _MOST_CELLS // math.ceil(len(numbers) / each)))
     rows = {rank: place // each for place, rank in enumerate(numbers)}
     heights = max(rows.values()) + 1
     sums = {share: [0.0] * (heights * grid.count) for share in SHARES}
