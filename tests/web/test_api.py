@@ -126,6 +126,7 @@ def test_jobs_are_filtered_sorted_and_cut_by_the_server(monkeypatch: pytest.Monk
         )
 
     targets(monkeypatch, Fake("lab", *map(made, range(5))), Fake("farm", replace(JOB, name="other", created=1.0)))
+    eventually(lambda: len(names(page)) == 6, "both targets have answered")
     assert names(page) == ["n4", "n3", "n2", "n1", "n0", "other"]
     assert names(page, "offset=1&limit=2") == ["n3", "n2"]
     assert names(page, "sort=name&state=FAILED,LOST") == ["n0", "n2", "n4"]
@@ -139,7 +140,7 @@ def test_a_silent_target_delays_no_other_and_is_named(monkeypatch: pytest.Monkey
     here, silent = targets(monkeypatch, Fake("lab", JOB), Fake("farm"))
     answers = threading.Event()
     silent.describe = lambda *_: (answers.wait(60), Listing([]))[1]  # type: ignore[method-assign]
-    assert names(page) == ["it"]
+    eventually(lambda: names(page) == ["it"], "the one that answers is shown")
     here.error = "node1 does not answer"
     page.post("/api/jobs/lab/it/stop", json={})
     eventually(lambda: page.get("/api/jobs").json()["targets"][0]["error"], "its error is shown")

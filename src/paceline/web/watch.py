@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _PAUSE = 2.0  # seconds between two looks at a target
 _SHARE = 0.008  # of the time that looks may take
 _PLACES = 15.0  # seconds between two looks at which targets there are
+_FIRST = 3.0  # seconds in which the first request waits for the first answer of any target
 _IDLE = 60.0  # seconds after the last request in which targets are still looked at
 
 Key = tuple[str, str]  # the target and the name of a job
@@ -142,16 +143,14 @@ class Watch:
     # -- who watches ---------------------------------------------------------------------------------------------------
 
     def use(self) -> None:
-        """Somebody looks now; returns when each target has been asked once, and has answered or has had a moment."""
+        """Somebody looks now; at first it waits a moment for the first target that answers."""
         was_used, self._used = self._used, time.monotonic()
         if self._used - was_used > _IDLE:
             self._wake.set()
             self._wake_all()
         if was_used == 0.0:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._targets and all(it.answered or it.error for it in self._targets.values()), 3.0
-                )
+                self._changed.wait_for(lambda: any(it.answered or it.error for it in self._targets.values()), _FIRST)
 
     def look_now(self) -> None:
         """Something was done that changes jobs."""
