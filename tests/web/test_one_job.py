@@ -42,7 +42,7 @@ def test_a_job_and_its_report(paceline: Paceline, tmp_path: Path) -> None:
     assert found["origin"]["branch"] == "topic"
     assert "+# changed" in found["origin"]["diff"]
 
-    out = paceline.succeeds("report", "it", "-n", "5")
+    out = paceline.succeeds("report", "it", "-t", "5")
     assert out.stdout.strip() == "it.html"
     shown = Page((tmp_path / "it.html").read_text()).data["jobs"][0]
     assert shown["job"]["state"] == "FAILED"

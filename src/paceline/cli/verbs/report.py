@@ -64,7 +64,7 @@ report = SectionedCommand(
         *where_options(),
         Option(["-o", "--output", "file"], metavar="FILE", help="- for stdout.  [default: JOB.html]"),
         Option(
-            ["-n", "--lines"],
+            ["-t", "--tail", "lines"],
             metavar="N",
             type=click.IntRange(0, _MOST_LINES),
             default=_LINES,
