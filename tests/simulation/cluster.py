@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.node.rendezvous.messages import AgentStatus
 
 PORT = 29500
-_LATENCY = 0.002  # seconds, the longest on a network that is well
 _BACKOFF = 4.0  # seconds after which a kernel sends again what a network that is well again has not delivered
 _INFO = struct.Struct("=16xI32x2I")  # of Linux' tcp_info, as `rendezvous.silence` reads it
 
@@ -41,9 +40,9 @@ class Killed(BaseException):
 class Cluster:
     """The time, and what is to happen."""
 
-    def __init__(self, rng: random.Random, log: list[str] | None = None) -> None:
+    def __init__(self, rng: random.Random, latency: float, log: list[str] | None = None) -> None:
         """Nothing has happened; what happens goes to the log."""
-        self.now, self.rng, self._log = 0.0, rng, log
+        self.now, self.rng, self.latency, self._log = 0.0, rng, latency, log
         self.machines: list[Machine] = []
         self.names: dict[str, Machine] = {}  # and addresses
         self.connections: list[Connection] = []
@@ -214,7 +213,7 @@ class SimulatedLoop(Loop):
 
     def __init__(self, process: Process) -> None:
         self._process, self._cluster = process, process.machine.cluster
-        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._timers, self._numbers = [], itertools.count()
         self._watched: dict[int, tuple[Any, Callable[[], None]]] = {}
         self._readable: dict[int, None] = {}
         self._signals: list[int] = []
@@ -367,7 +366,7 @@ class Channel:
 
     def _transmit(self, message: Message | None) -> None:
         cluster, other = self.process.cluster, self.other
-        self._last = at = max(self._last, cluster.now + cluster.jitter(_LATENCY))
+        self._last = at = max(self._last, cluster.now + cluster.jitter(cluster.latency))
         cluster.after(at - cluster.now, lambda: other._arrive(message))
 
     def _arrive(self, message: Message | None) -> None:
@@ -424,7 +423,7 @@ class Request:
         self.answer: AgentStatus | OSError | None = None
         cluster, self.machine = process.cluster, process.machine
         self._target, self._port = cluster.names.get(address[0]), address[1]
-        cluster.after(cluster.jitter(_LATENCY), self._arrive)
+        cluster.after(cluster.jitter(cluster.latency), self._arrive)
 
     def _arrive(self) -> None:
         cluster, target = self.process.cluster, self._target
@@ -448,7 +447,7 @@ class Request:
                 self.answer = answer
                 self._answered()
 
-        cluster.after(cluster.jitter(_LATENCY), arrive)
+        cluster.after(cluster.jitter(cluster.latency), arrive)
 
 
 class Listener:

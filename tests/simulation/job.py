@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _NOWHERE = Path("/nonexistent/rank.json")
 _STEPS = 4  # between two checkpoints
-_IMPORT, _FORK, _SYMPTOM = 2.0, 0.1, 2.0  # seconds at most
+_IMPORT, _FORK, _SYMPTOM, _LAST_WORDS = 2.0, 0.1, 2.0, 4.0  # seconds at most
 
 
 class Violation(AssertionError):
@@ -55,6 +55,7 @@ class Job:
         self.agents: list[SimulatedAgent] = []
         self.trainings: dict[tuple[int, tuple[str, ...]], Training] = {}
         self.steps_last: Training | None = None
+        self.stepped_at = 0.0
         self.position = 0
         self.trained = [0] * samples
         self.workers: list[Worker] = []
@@ -103,7 +104,9 @@ class Training:
         machines = {worker.machine for worker in self.workers.values()}
         return (
             len(self.workers) == self.world_size
-            and all(worker.is_alive and not worker.is_suspended for worker in self.workers.values())
+            and all(
+                worker.is_alive and not worker.failure and not worker.is_suspended for worker in self.workers.values()
+            )
             and all(passes(one, other) for one in machines for other in machines)
         )
 
@@ -119,7 +122,7 @@ class Training:
         before = self.job.steps_last
         if before is not None and before is not self and before.attempt >= self.attempt:
             raise Violation(f"attempt {self.attempt} of {self.ids} steps after {before.attempt} of {before.ids}")
-        self.job.steps_last = self
+        self.job.steps_last, self.job.stepped_at = self, self.job.cluster.now
         if self.position < 0:
             self.position = self.saved = self.job.position
         self.position = min(self.position + self.world_size, self.job.samples)
@@ -146,7 +149,7 @@ class Training:
 
     def _notice_loss(self) -> None:
         """The collective of ranks fails if another one has ended."""
-        gone = [worker for worker in self.workers.values() if not worker.is_alive]
+        gone = [it for it in self.workers.values() if it.failure is not None or not it.is_alive]
         for worker in self.workers.values():
             if any(self.job.cluster.passes(other.machine, worker.machine) for other in gone):
                 self.job.cluster.after(self.job.cluster.jitter(_SYMPTOM), worker.lose_peer)
@@ -165,12 +168,24 @@ class Worker:
         assert start is not None
         ids = tuple(node["id"] for node in start["nodes"])
         self.training = self.job.training(rank.placement.attempt, ids, rank.placement.world_size)
-        self.job.workers.append(self)
+        for other in self.job.workers:
+            if other.is_alive and other.training is not self.training and not other.is_slow:
+                raise Violation(
+                    f"ranks of attempts {other.training.attempt} and {self.training.attempt} at once, on"
+                    f" {other.machine.name} and {self.machine.name}"
+                )
+        self.job.workers = [*(it for it in self.job.workers if it.is_alive), self]
         self.training.join(self)
 
     @property
     def is_suspended(self) -> bool:
         return self.machine.is_off
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether nothing can be expected of its agent now."""
+        machine = self.machine
+        return machine.is_off or bool(machine.slowness) or self.server.process.is_suspended
 
     def end_soon(self, status: int, seconds: float) -> None:
         if not self.is_ending:
@@ -183,10 +198,11 @@ class Worker:
             self.server.ended(self.rank.placement.local_rank, status)
 
     def fail(self, message: str, symptom: bool = False) -> None:
-        """An exception ends it."""
+        """An exception ends it; its peers notice that before its process has ended."""
         if self.is_alive and not self.is_ending:
             self.failure = {"message": message, "symptom": symptom, "cause": "exception"}
-            self.end(1 << 8)
+            self.failed_at = self.server.process.loop.now()
+            self.end_soon(1 << 8, _LAST_WORDS)
 
     def lose_peer(self) -> None:
         if self.is_suspended:
@@ -318,11 +334,13 @@ class SimulatedRanks(Ranks):
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         rank.status = status
-        found = self._channel.workers[rank.placement.local_rank].failure
+        worker = self._channel.workers[rank.placement.local_rank]
+        found = worker.failure
         if status == RESUME_CODE << 8:
             rank.resumes = True
         elif found is not None or (status != 0 and not self._stopping):
             place = rank.placement
+            ended = ended if found is None else worker.failed_at
             code = 1 if found is not None else 128 + status
             message = "killed" if found is None else found["message"]
             name = "" if found is not None else signal.Signals(status).name

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from .job import SimulatedAgent
 
-SILENCE, GRACE = 10.0, 8.0  # seconds
+SILENCE = 10.0  # seconds
 SAMPLES = 60
 _REPLACED_WITHIN = 8.0  # seconds in which the scheduler starts another node for one that is lost
+_STOPS_WITHIN = 5.0  # seconds, and the grace
 _BEGUN = 3.0  # seconds after which the first agents of a job have started, unless something has happened
 _SLACK = 7.0  # seconds that a fault lasts longer than its cause: beats, the network's and the process's own delays
 _NAME = re.compile(r"\((h\d+)\)")  # of a machine, in a message
@@ -51,7 +52,10 @@ class Schedule(NamedTuple):
     kind: str = "fixed"  # or "elastic", or "replaced": the scheduler starts another node for one that is lost
     nodes: int = 2
     restarts: int = 0
+    least: int = 1  # nodes, of an elastic job
     join: float = 40.0  # seconds for other nodes to come
+    grace: float = 8.0
+    latency: float = 0.002  # seconds, the longest
     obeys: bool = True
     stubborn: bool = False
     faults: tuple[Fault, ...] = ()
@@ -67,17 +71,20 @@ def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
     kind = rng.choice(("fixed", "elastic", "elastic", "replaced"))
-    what = [*_ENDS, *_ENDS, *_WAITS, *_WAITS, *_CLIENTS, *(_SCALES * 2 if kind == "elastic" else ())]
+    ends = [*_ENDS, *_CLIENTS, *(_SCALES if kind == "elastic" else ())]
+    what = rng.choice((ends, [*_WAITS, *ends], [*_WAITS, *_WAITS, *ends]))  # without waits, more is known of the end
     at, faults = 0.0, []
     for _ in range(rng.choice((1, 1, 2, 2, 3, 3, 4, 5))):
         # Most races are between things that happen shortly after each other.
         at = rng.uniform(0.0, 40.0) if rng.random() < 0.5 or not at else at + rng.expovariate(0.5)
         seconds = rng.choice((rng.uniform(0.1, 3.0), rng.uniform(3.0, 15.0), rng.uniform(10.0, 100.0)))
-        faults.append(Fault(round(at, 2), rng.choice(what), rng.randrange(4), round(seconds, 1)))
+        faults.append(Fault(round(at, 2), rng.choice(what), rng.choice((0, 0, 1, 2, 3)), round(seconds, 1)))
     return Schedule(
-        seed, kind, rng.choice((2, 2, 3, 3, 4)), rng.choice((0, 0, 1, 2)),
-        40.0 if kind == "replaced" else rng.choice((4.0, 40.0)), rng.random() < 0.7, rng.random() < 0.15,
-        tuple(sorted(faults)),
+        seed, kind, nodes=rng.choice((2, 2, 3, 3, 4)), restarts=rng.choice((0, 0, 1, 2)),
+        least=rng.choice((1, 1, 2, 3)), join=40.0 if kind == "replaced" else rng.choice((2.5, 40.0)),
+        latency=rng.choice((0.002, 0.1, 0.4)), grace=rng.choice((2.0, 8.0, 25.0)),
+        obeys=rng.random() < 0.7, stubborn=rng.random() < 0.15,
+        faults=tuple(sorted(faults)),
     )  # fmt: skip
 
 
@@ -86,7 +93,7 @@ class Simulation:
 
     def __init__(self, it: Schedule, log: list[str] | None = None) -> None:
         self.it = it
-        self.cluster = Cluster(random.Random(it.seed), log)
+        self.cluster = Cluster(random.Random(it.seed), it.latency, log)
         self.job = Job(self.cluster, SAMPLES, obeys=it.obeys, stubborn=it.stubborn)
         self.machines = [Machine(self.cluster, f"h{number}") for number in range(it.nodes)]
         self.first: tuple[str, str, int | None] | None = None  # what, which machine, and which rank
@@ -105,7 +112,7 @@ class Simulation:
     def spec(self, rank: int | None) -> NodeSpec:
         it = self.it
         joins = rank is None
-        least = 1 if it.kind == "elastic" else it.nodes
+        least = min(it.least, it.nodes) if it.kind == "elastic" else it.nodes
         most = it.nodes + 2 if it.kind == "elastic" else it.nodes
         main = next(iter(self.doors), None) if joins else self.machines[0].address
         return NodeSpec(
@@ -113,7 +120,7 @@ class Simulation:
             python=("python",), working_dir="/", node_rank=rank, nodes=most, least=least, expected=it.nodes,
             joins=joins, hosts=() if joins else tuple(f"h{i}" for i in range(it.nodes)),
             peers=tuple(f"h{i}" for i in range(it.nodes)) if it.kind == "replaced" else (),
-            main_address=main, main_port=PORT, detached=True, join_timeout=it.join, silence=SILENCE, grace=GRACE,
+            main_address=main, main_port=PORT, detached=True, join_timeout=it.join, silence=SILENCE, grace=it.grace,
             max_restarts=it.restarts,
         )  # fmt: skip
 
@@ -261,7 +268,7 @@ class Simulation:
         self.check_outcome(ends)
         if self.must_succeed:
             for agent, end in ends.items():
-                if end is not None and end[0] == "FAILED":
+                if end is not None and end[0] == "FAILED" and not agent.spec.joins:
                     why = (agent.status.current["failure"] or {}).get("message")
                     raise Violation(f"{agent.participant.id} has failed although the job could go on: {why}")
 
@@ -286,7 +293,7 @@ class Simulation:
         if {*does} - {*losses, *failures, "suspend", "slow", *_SCALES} or self.first_at < _BEGUN or self.starves:
             return False
         costly = failures if self.it.kind == "elastic" else losses + failures
-        if self.it.kind == "fixed" and "kill" in does:
+        if "kill" in does and (self.it.kind == "fixed" or (self.it.kind == "elastic" and self.it.least > 1)):
             return False
         return sum(do in costly for do in does) <= self.it.restarts
 
@@ -305,11 +312,15 @@ class Simulation:
         states = {state for state, _ in filter(None, ends.values())}
         if what in ("stop", "interrupt") and states - {"STOPPED", "SUCCEEDED"}:
             raise Violation(f"a job that was stopped first has ended as {states}")
+        is_heard = len(self.it.faults) == 1 or self.it.faults[1].at > self.first_at + 0.1
+        last = self.job.stepped_at
+        if what in ("stop", "interrupt") and is_heard and last > self.first_at + self.it.grace + _STOPS_WITHIN:
+            raise Violation(f"a job that was stopped at {self.first_at:.1f} s has trained until {last:.1f} s")
         if what == "rank fails" and self.it.kind == "fixed" and not self.it.restarts and len(self.it.faults) == 1:
             found = {(agent.status.current["failure"] or {}).get("rank") for agent in ends}
             if found != {rank}:
                 raise Violation(f"rank {rank} failed first, and {found} is named")
-        if what in ("kill", "reboot") and self.it.kind == "fixed" and not self.it.restarts:
+        if what == "kill" and self.it.kind == "fixed" and not self.it.restarts:
             for agent in ends:
                 failure = agent.status.current["failure"]
                 if failure is not None and failure["cause"] == "node lost" and machine not in failure["message"]:

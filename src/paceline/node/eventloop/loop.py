@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import os
 import selectors
 import signal
@@ -27,7 +29,8 @@ class Loop:
         os.set_blocking(self._signals_read, False)
         os.set_blocking(self._signals_write, False)
         self._on_signal: Callable[[int], None] = lambda _: None
-        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap
+        self._numbers = itertools.count()
         self.watch(self._signals_read, self._read_signals)
 
     def now(self) -> float:
@@ -53,7 +56,7 @@ class Loop:
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call `callback` once, so many seconds from now."""
-        self._timers.append((self.now() + seconds, callback))
+        heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), callback))
 
     def run_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Handle events until `condition()` holds or `timeout` seconds are over; returns whether it holds."""
@@ -70,14 +73,15 @@ class Loop:
         is_over = deadline is not None and deadline <= now
         if not is_over and self._call_due(now):
             return None
-        times = [when for when, _ in self._timers] + ([] if deadline is None else [deadline])
+        times = [when for when, *_ in self._timers[:1]] + ([] if deadline is None else [deadline])
         self._wait(0.0 if is_over else max(0.0, min(times) - now) if times else None)
         return condition() if is_over else None  # also what came while this process was suspended has been read
 
     def _call_due(self, now: float) -> bool:
-        due = sorted((timer for timer in self._timers if timer[0] <= now), key=lambda timer: timer[0])
-        self._timers = [timer for timer in self._timers if timer[0] > now]
-        for _, callback in due:
+        due = []
+        while self._timers and self._timers[0][0] <= now:
+            due.append(heapq.heappop(self._timers)[2])
+        for callback in due:
             callback()
         return bool(due)
 
