@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -217,9 +218,13 @@ class Ranks:
         seed, self._seed = self._seed, None
         with theirs:
             if seed is not None and seed.grow(env, self._spec.working_dir, str(self._dir.spec), theirs, self._kept):
-                self._server = seed
+                self._server, imported = seed, {*sys.modules}  # the seed has what this process has
             else:
-                self._server = self._exec_server(env, theirs)
+                self._server, imported = self._exec_server(env, theirs), set[str]()
+        packages = dict.fromkeys(it.split(".")[0] for it in self._spec.preload)
+        if self._spec.start_method == "fork" and (missing := [it for it in packages if it not in imported]):
+            self._is_importing = True
+            self._dir.append({"event": "importing", "what": missing})
         self._channel = Channel(ours)
         self._loop.watch(self._channel, self._receive)
 
@@ -229,11 +234,6 @@ class Ranks:
         # The program at the end is for users, and for pkill: a forked rank keeps this command line.
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
         command = [*spec.python, ENTRY, "forkserver", str(channel.fileno()), str(self._dir.spec), *shown]
-        if spec.start_method == "fork" and spec.preload:
-            self._is_importing = True
-            self._dir.append(
-                {"event": "importing", "what": list(dict.fromkeys(it.split(".")[0] for it in spec.preload))}
-            )
         with open(self._dir.agent_log, "ab") as log:
             return subprocess.Popen(
                 command, env=env, cwd=spec.working_dir, pass_fds=[channel.fileno(), *self._kept],
