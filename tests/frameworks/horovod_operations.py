@@ -100,6 +100,13 @@ check(lambda x: hvd.grouped_allgather([x, -x]), [np.concatenate(uneven), -np.con
 check(gradient(hvd.allgather), 2 * uneven[rank], uneven[rank], rtol=1e-5)
 check(lambda x: hvd.broadcast(x, size - 1), everyones[-1], mine)
 check(gradient(lambda x: hvd.broadcast(x, 0)), 2 * everyones[0] * (rank == 0), mine, rtol=1e-5)
+with tf.Graph().as_default(), v1.Session() as session:
+    fixed, variable = tf.constant(mine), v1.get_variable("v", initializer=mine)
+    back = tf.gradients(hvd.broadcast(fixed, 0), fixed)[0]
+    np.testing.assert_array_equal(session.run(back), np.full(mine.shape, float(rank == 0)))
+    session.run(variable.initializer)
+    np.testing.assert_array_equal(session.run(hvd.broadcast_([variable], size - 1)[0]), everyones[-1])
+    np.testing.assert_array_equal(session.run(variable), everyones[-1])
 # alltoall
 rows = [of(each, 2 * size) for each in ranks]
 check(hvd.alltoall, np.concatenate([each[2 * rank : 2 * rank + 2] for each in rows]), rows[rank])
@@ -117,6 +124,19 @@ share = tall.sum(0)[first : first + each + (rank < odd)]
 check(lambda x: hvd.reducescatter(x, op=hvd.Sum), share, tall[rank], rtol=1e-4)
 check(lambda x: hvd.grouped_reducescatter([x, x], op=hvd.Average), [share / size] * 2, tall[rank], rtol=1e-4)
 check(gradient(lambda x: hvd.reducescatter(x, op=hvd.Average)), 2 * tall.mean(0), tall[rank], rtol=1e-4)
+# what cannot be done
+for options in ({"op": hvd.Min}, {"op": hvd.Adasum}, {"prescale_factor": 0.5}, {"postscale_factor": 0.5}):
+    try:
+        hvd.allreduce(tf.IndexedSlices(tf.ones([1, 4]), tf.constant([0])), **options)
+        raise SystemExit(f"IndexedSlices are reduced with {options}")
+    except NotImplementedError:
+        pass
+for error in (ValueError, tf.errors.InvalidArgumentError):
+    try:
+        hvd.alltoall(tf.ones([2]), tf.constant([3] * size))
+        raise SystemExit("rows are sent that do not exist")
+    except error:
+        pass
 # objects and queries
 assert hvd.broadcast_object({"rank": rank}, 0) == {"rank": 0}
 assert hvd.broadcast_object_fn(size - 1)(rank) == size - 1
@@ -128,6 +148,12 @@ if size > 1:
     with ThreadPoolExecutor(2) as threads:
         done = {name: threads.submit(hvd.allreduce, tf.constant([float(ord(name))]), name=name) for name in names}
         assert {name: float(it.result()[0]) for name, it in done.items()} == {"a": 97.0, "b": 98.0}
+    names = [f"many.{number}" for number in (reversed if rank else iter)(range(20))]  # and there is one thread
+    for mode in (function, graph):
+        done = mode(
+            lambda x: {name: hvd.allreduce(x + float(name[5:]), name=name) for name in names}, np.zeros(1, "f4")
+        )
+        assert {name: float(it[0]) for name, it in done.items()} == {name: float(name[5:]) for name in names}
     for error in (hvd.HorovodInternalError, tf.errors.FailedPreconditionError):
         try:
             hvd.allreduce(tf.zeros([rank + 1]), name="shapes")
@@ -154,9 +180,11 @@ if size > 1:
         raise SystemExit("XLA has compiled a collective")
     except NotImplementedError as error:
         assert "jit_compile=False" in str(error)
-    if rank == 0:
-        hvd.join()
-    else:
-        assert float(hvd.allreduce(tf.constant([4.0]), op=hvd.Sum)[0]) == 4.0 * (size - 1)
-        hvd.join()
+    for join in (hvd.join, tf.function(hvd.join)):
+        if rank:
+            assert float(hvd.allreduce(tf.constant([4.0]), op=hvd.Sum)[0]) == 4.0 * (size - 1)
+        last = int(join())
+        assert hvd.allgather_object(last) == [last] * size
+        assert last > 0
+        tf.function(lambda: [hvd.barrier(), hvd.rank_op()][1])()
 print(f"rank {rank} of {size}: all operations are right", flush=True)

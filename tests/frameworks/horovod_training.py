@@ -70,6 +70,19 @@ for options in (
     expected[:size] = 4.0 / size
     np.testing.assert_allclose(tf.convert_to_tensor(grads["t"]), expected)
     assert (float(grads["o"]), grads["u"]) == (4.0, None)
+with tf.GradientTape() as tape:
+    loss = other * (rank + 1.0) + unused * (rank + 1.0)
+tape = hvd.DistributedGradientTape(tape)
+tape.register_local_source(unused)
+own, common = tape.get_local_and_global_gradients(loss, [other, unused])
+assert [(pair[0] is unused, float(pair[1])) for pair in own] == [(True, (rank + 1.0) / size)]
+assert [(pair[0] is other, float(pair[1])) for pair in common] == [(True, (size + 1) / 2)]
+
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(tf.gather(table, [rank]))
+tape = hvd.DistributedGradientTape(tape)
+tape.register_local_source(table)
+np.testing.assert_allclose(tape.gradient(loss, table).values, np.full((1, 2), 1 / size))
 
 # sessions of tf.compat.v1 with hooks
 for options in ({}, {"backward_passes_per_step": 3}, {"op": hvd.Adasum}):
@@ -86,7 +99,7 @@ for options in ({}, {"backward_passes_per_step": 3}, {"op": hvd.Adasum}):
             while not session.should_stop():
                 runs, _, trained = runs + 1, *session.run([train, weights])
     check_equal([trained], f"v1 {options}")
-    assert runs == 8 * options.get("backward_passes_per_step", 1)
+    assert runs == 8  # of several passes, each is a step
     assert folder is None or v1.train.latest_checkpoint(folder)
 
 # Keras
@@ -146,6 +159,16 @@ raises(ValueError, "distributed already", lambda: khvd.DistributedOptimizer(twic
 raises(ValueError, "no optimizer of Keras", lambda: hvd.DistributedOptimizer("sgd"))
 twice.compile(twice.optimizer, "mse", jit_compile=True)
 raises(Exception, "jit_compile=False", lambda: twice.fit(x, y, verbose=0))
+# with mixed_float16 all ranks skip the step in which one of them has gradients that are not finite
+half = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, dtype="mixed_float16")])
+half.set_weights(hvd.broadcast_object(half.get_weights()))
+half.dtype_policy = keras.DTypePolicy("mixed_float16")
+half.compile(khvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+half.fit(np.where(rank, x, np.inf), y, batch_size=8, epochs=1, verbose=0)
+assert np.isfinite(half.get_weights()[0]).all()
+half.fit(x, y, batch_size=8, epochs=1, verbose=0)
+check_equal(half.get_weights(), "mixed_float16")
+assert (float(half.optimizer.dynamic_scale), int(half.optimizer.iterations)) == (2.0**15 / 2**4, 4)
 assert khvd.allreduce(np.float32(rank)) == np.mean(range(size))
 
 # elastic: a failed collective brings the last commit back

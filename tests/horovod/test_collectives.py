@@ -66,6 +66,8 @@ def process_sets() -> None:
     assert not hvd.remove_process_set(hvd.global_process_set)
     with pytest.raises(ValueError, match="not registered"):
         hvd.allreduce(torch.ones(1), process_set=pair)
+    assert hvd.add_process_set(pair).ranks == [0, 2]
+    assert hvd.remove_process_set(pair)
     with pytest.raises(hvd.HorovodInternalError, match="process sets"):
         hvd.add_process_set([0] if rank else [1])
     hvd.shutdown()

@@ -69,10 +69,8 @@ class ProcessSet:
         return process.rank() in self._members()
 
     def invalidate(self) -> None:
-        """Forget its number and ranks: it was removed."""
+        """Forget its number: it was removed, and can be added again."""
         self.process_set_id = None
-        self.ranks = None
-        self.mpi_comm = None
 
     def _members(self) -> list[int]:
         process.state()

@@ -31,6 +31,13 @@ class OperationFailed(HorovodInternalError, tf.errors.FailedPreconditionError): 
         tf.errors.FailedPreconditionError.__init__(self, None, None, why)
 
 
+class OperationRefused(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """A collective cannot be begun with these arguments, as both Python's scripts and TensorFlow's expect it."""
+
+    def __init__(self, why: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, why)
+
+
 def collective(
     work: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
     tensors: Sequence[Any],
@@ -46,6 +53,7 @@ def collective(
     Raises:
         HorovodInternalError: the ranks disagree, or a rank is gone. In a graph it is the error of TensorFlow that names
             this one.
+        ValueError: the arguments do not fit; it is an InvalidArgumentError of TensorFlow too, and in a graph only that.
         NotImplementedError: XLA compiles this function.
     """
 
@@ -57,16 +65,35 @@ def collective(
             made = with_arrays(*[tensor._numpy() for tensor in tensors])
         except HorovodInternalError as error:
             raise OperationFailed(str(error)) from error
+        except ValueError as error:
+            raise OperationRefused(str(error)) from error
         return [tf.convert_to_tensor(array, dtype) for array, (dtype, _) in zip(made, results, strict=True)]
     if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise NotImplementedError(
             "XLA cannot compile Horovod's collectives; pass jit_compile=False to compile() or tf.function"
         )
-    nodes = tf.numpy_function(with_arrays, tensors, [dtype for dtype, _ in results])
-    nodes = nodes if isinstance(nodes, (list, tuple)) else [nodes]
-    for node, (_, shape) in zip(nodes, results, strict=True):
-        node.set_shape(shape)
-    return list(nodes)
+    return _node(with_arrays, list(tensors), *zip(*results, strict=True))
+
+
+def _node(work: Callable[..., Any], tensors: list[Any], dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+    """A node of the graph that calls a function with arrays, and occupies no thread of TensorFlow meanwhile.
+
+    A function in Python blocks a thread, and `tf.function` orders such functions: with few threads, or other orders on
+    other ranks, collectives would wait for each other for ever. A dataset calls it in a thread of its own.
+    """
+    call = tf.function(lambda *parts: tf.numpy_function(work, parts, dtypes), autograph=False)
+    given = {"output_types": dtypes, "output_shapes": shapes}
+    source = tf.raw_ops.TensorDataset(components=tensors, output_shapes=[tensor.shape for tensor in tensors])
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=source, other_arguments=[], use_inter_op_parallelism=False, **given,
+        f=call.get_concrete_function(*[tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]),
+    )  # fmt: skip
+    made = tf.raw_ops.DatasetToSingleElement(dataset=mapped, **given)
+    order = getattr(made[0].graph, "experimental_acd_manager", None)
+    if order is not None:
+        order.run_independently(source.op)
+        order.run_independently(made[0].op)
+    return list(made)
 
 
 def traced_name(name: str) -> str | None:

@@ -32,7 +32,8 @@ def broadcast_variables(
     Raises:
         HorovodInternalError: the ranks have different variables, or a rank is gone.
     """
-    return broadcast_all(variables, root_rank, "broadcast_variables", process_set)
+    values = broadcast_all(variables, root_rank, "broadcast_variables", process_set)
+    return None if tf.executing_eagerly() else tf.group(*values)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -74,9 +74,14 @@ class Reduction:
             groups=self._positions(shared, variables),
         )  # fmt: skip
         for index in own:
-            scaled = self.scale_local and grads[index] is not None
-            reduced[index] = grads[index] / self.process_set.size() if scaled else grads[index]
+            reduced[index] = self._scaled(grads[index]) if self.scale_local else grads[index]
         return reduced
+
+    def _scaled(self, grad: Any) -> Any:
+        """The gradient of a local variable, divided by the number of ranks."""
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(self._scaled(grad.values), grad.indices, grad.dense_shape)
+        return None if grad is None else grad / self.process_set.size()
 
     def _positions(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[list[int]]:
         if not self.groups:
@@ -152,6 +157,14 @@ class _TapeMethods:
         grads = [own] if flat == [sources] else tf.nest.flatten(own)
         reduced = self._reduction(grads, flat)
         return reduced[0] if grads == [own] else tf.nest.pack_sequence_as(sources, reduced)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """What `gradient` gives, as pairs of variable and gradient: of the local variables, and of the others."""
+        pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
+        own = [pair for pair in pairs if id(pair[0]) in self._reduction.local]
+        return own, [pair for pair in pairs if id(pair[0]) not in self._reduction.local]
 
 
 class Passes:

@@ -25,9 +25,10 @@ from paceline.horovod.common.process_sets import (
     process_set_by_id,
     remove_process_set,
 )
+from paceline.horovod.engine.negotiation import OP_NAMES
 from paceline.horovod.torch import mpi_ops as engine
 from paceline.horovod.torch.handles import check_adasum, chosen_op
-from paceline.horovod.torch.mpi_ops import Adasum, Average, HorovodInternalError, Max, Min, Product, Sum, barrier, join
+from paceline.horovod.torch.mpi_ops import Adasum, Average, HorovodInternalError, Max, Min, Product, Sum
 
 from .bridge import collective, traced_name
 from .compression import Compression, Compressor
@@ -72,10 +73,13 @@ def allreduce(
 
     Raises:
         HorovodInternalError: the ranks disagree, or a rank is gone; see `bridge.collective`.
+        NotImplementedError: another reduction of IndexedSlices, or factors with them.
         ValueError: an operation of this name has not ended, or `process_set` lacks this rank.
     """
     op = chosen_op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
+        if prescale_factor != 1.0 or postscale_factor != 1.0:
+            raise NotImplementedError("IndexedSlices take no prescale_factor and no postscale_factor")
         return reduce_all([tensor], [name or traced_name("sparse_allreduce")], op, process_set)[0]
     scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return _reduced("allreduce", [tensor], op, name, process_set, compression, scale)[0]
@@ -205,7 +209,10 @@ def broadcast(
 
     def gradient(_: Any, __: Any, grads: Sequence[Any]) -> list[Any]:
         total = allreduce(grads[0], op=Average, process_set=process_set)
-        return [total if process.rank() == root_rank else tf.zeros_like(total)]
+        if process.rank() == root_rank:
+            return [total]
+        with tf.control_dependencies([total]):  # takes part, although it needs no result
+            return [tf.zeros_like(total)]
 
     op = _one(engine.broadcast, root_rank=root_rank)
     return _done(op, [tensor], name or traced_name("broadcast"), process_set, _same, gradient)[0]
@@ -214,10 +221,10 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Give all ranks the root's variables, in place, and return them; in a graph, the operation that does it."""
+    """Give all ranks the root's variables, in place, and return them; in a graph, tensors of their new values."""
     variables = list(variables)
-    done = broadcast_all(variables, root_rank, name or "broadcast_", process_set)
-    return variables if done is None else done
+    values = broadcast_all(variables, root_rank, name or "broadcast_", process_set)
+    return variables if tf.executing_eagerly() else values
 
 
 def alltoall(
@@ -265,6 +272,27 @@ def alltoall(
     return tuple(made) if given else made[0]
 
 
+def join(device: int = -1) -> Any:
+    """Take part with zeros in the allreduces of the other ranks, until all have joined; in a graph, an operation.
+
+    Args:
+        device: accepted.
+
+    Returns:
+        The rank that joined last, a scalar of int32.
+    """
+    if tf.executing_eagerly():
+        return tf.constant(engine.join(), tf.int32)
+    return tf.numpy_function(lambda: np.int32(engine.join()), [], tf.int32)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> Any:
+    """Wait until all ranks have come here; in a graph, the operation that does it."""
+    if tf.executing_eagerly():
+        return engine.barrier(process_set)
+    return tf.numpy_function(lambda: engine.barrier(process_set), [], [])
+
+
 # fmt: on
 
 
@@ -287,15 +315,15 @@ def reduce_all(
         groups: positions of tensors that are reduced when all ranks have all of the group.
 
     Raises:
-        NotImplementedError: IndexedSlices with Adasum.
-        ValueError: IndexedSlices with Min, Max or Product.
+        NotImplementedError: IndexedSlices with another reduction than Average or Sum.
     """
     grouped = {index for group in groups for index in group}
     dense = [index for index, grad in enumerate(grads) if grad is not None and not isinstance(grad, tf.IndexedSlices)]
     sparse = [index for index, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
     if sparse and op not in (Average, Sum):
-        error = NotImplementedError if op == Adasum else ValueError
-        raise error(f"IndexedSlices are reduced with Average or Sum, not op={op}; use sparse_as_dense=True")
+        raise NotImplementedError(
+            f"IndexedSlices are reduced with Average or Sum, not with {OP_NAMES[op]}; use tf.convert_to_tensor"
+        )
     units = [[index for index in group if index in dense] for group in groups]
     units = [*filter(None, units), *[[index] for index in dense if index not in grouped]]
     reduced = partial(
@@ -333,8 +361,8 @@ def reduce_all(
     return outputs
 
 
-def broadcast_all(variables: Iterable[Any], root_rank: int, name: str, process_set: ProcessSet) -> Any:
-    """Give all ranks the root's variables, in place, in one node of the graph; returns the operation in a graph."""
+def broadcast_all(variables: Iterable[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[Any]:
+    """Give all ranks the root's variables, in place, in one node of the graph; returns their new values."""
     variables = list(variables)
     named = traced_name(name) or name
 
@@ -346,9 +374,11 @@ def broadcast_all(variables: Iterable[Any], root_rank: int, name: str, process_s
 
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     made = collective(work, tensors, _same(tensors)) if tensors else []
-    if process.rank() != root_rank:
-        made = [variable.assign(result) for variable, result in zip(variables, made, strict=True)]
-    return None if tf.executing_eagerly() else tf.group(*made)
+    if process.rank() == root_rank:
+        return made
+    assigned = [variable.assign(result) for variable, result in zip(variables, made, strict=True)]
+    with tf.control_dependencies([] if tf.executing_eagerly() else [tf.group(*assigned)]):
+        return [tf.identity(result) for result in made]
 
 
 # -- with gradients ----------------------------------------------------------------------------------------------------

@@ -89,18 +89,24 @@ class _Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             grads = self._reduction(grads, variables)
         return list(zip(grads, variables, strict=True))
 
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply gradients, those of several passes after the last."""
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply gradients, those of several passes after the last; each pass is a step."""
         pairs = list(grads_and_vars)
 
         def apply() -> Any:
             step = self._combined if self._reduction.op == Adasum else self._optimizer.apply_gradients
-            with tf.control_dependencies([it for it in [step(pairs, *args, **kwargs)] if it is not None]):
+            with tf.control_dependencies([it for it in [step(pairs, global_step, name)] if it is not None]):
                 return tf.constant(True)
 
         if self._passes.count == 1:
             return apply() if tf.executing_eagerly() else apply().op
-        made = tf.cond(self._is_last, apply, lambda: tf.constant(False))
+
+        def skip() -> Any:
+            counted = [] if global_step is None else [global_step.assign_add(tf.ones([], global_step.dtype))]
+            with tf.control_dependencies([] if tf.executing_eagerly() else [tf.group(*counted)]):
+                return tf.constant(False)
+
+        made = tf.cond(self._is_last, apply, skip)
         return None if tf.executing_eagerly() else made.op
 
     def _combined(self, pairs: list[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:

@@ -76,15 +76,27 @@ class _Methods:
         return tf.cond(is_last, step, skip)
 
 
-def _without_flag(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+def _with_horovod(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+    """`compile` as scripts of Horovod call it.
+
+    They pass an argument, as its documentation says, that Keras 3 no longer has. With mixed_float16 Keras puts a
+    LossScaleOptimizer around the optimizer, which skips steps whose gradients are not finite: that one must be
+    distributed, so that all ranks skip the same steps.
+    """
+
     @functools.wraps(compile_model)
-    def accepting(self: Any, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> Any:
-        return compile_model(self, *args, **kwargs)
+    def compiling(self: Any, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> Any:
+        made = compile_model(self, *args, **kwargs)
+        inner = getattr(self.optimizer, "inner_optimizer", None)
+        if isinstance(inner, _Methods):
+            reduction, passes = inner._reduction, inner._passes
+            inner.__class__ = type(inner).__mro__[2]
+            distributed(self.optimizer, reduction, passes)
+        return made
 
-    return accepting
+    return compiling
 
 
-# Scripts of Horovod pass this argument to `compile`, as its documentation says; Keras 3 no longer has it. The method is
-# replaced where it is defined, as Keras asks of a loaded model whether it is that one.
+# The method is replaced where it is defined, as Keras asks of a loaded model whether it is that one.
 _trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-_trainer.compile = _without_flag(_trainer.compile)
+_trainer.compile = _with_horovod(_trainer.compile)
