@@ -35,7 +35,8 @@ def test_nodes_are_compared_at_the_end(capfd: pytest.CaptureFixture[str]) -> Non
     screen = Screen(RankStreams({0: 3}, {}, (), several=False), Job())  # type: ignore[arg-type]
     for host, exchange in (("gpu-1", 0.6), ("gpu-2", 0.1)):
         pace = {"rank": 5, "exchange": exchange, "others": exchange, "part": "loading", "line": "train.py:5"}
-        screen.show(Event("spent", {"spent": {"host": host, "ranks": 4, "pace": pace}, "causes": [f"{host} is slow"]}))
+        spent = {"host": host, "ranks": 4, "pace": pace, "parts": {"exchange": exchange}, "still": {}, "lines": {}}
+        screen.show(Event("spent", {"spent": spent, "causes": [f"{host} is slow"]}))
     screen.close()
     *_, first, second, third = capfd.readouterr().err.splitlines()
     assert (first, second) == ("paceline: gpu-1 is slow", "paceline: gpu-2 is slow")
