@@ -18,7 +18,7 @@ from paceline.node.failure import node_failure
 from paceline.node.journal.records import stamped
 from paceline.node.ranks.launcher import Rank, Ranks
 from paceline.node.ranks.placement import place
-from paceline.node.rendezvous.participant import Participant
+from paceline.node.rendezvous.participant import STOP_SECONDS, Participant
 
 from .cluster import Killed, Network, Process
 
@@ -169,17 +169,19 @@ class Worker:
         ids = tuple(node["id"] for node in start["nodes"])
         self.training = self.job.training(rank.placement.attempt, ids, rank.placement.world_size)
         for other in self.job.workers:
-            if other.is_alive and other.training is not self.training and not other.is_slow:
-                raise Violation(
-                    f"ranks of attempts {other.training.attempt} and {self.training.attempt} at once, on"
-                    f" {other.machine.name} and {self.machine.name}"
-                )
+            if other.is_alive and other.training is not self.training:
+                self.job.cluster.after(STOP_SECONDS, other.must_have_ended)
         self.job.workers = [*(it for it in self.job.workers if it.is_alive), self]
         self.training.join(self)
 
     @property
     def is_suspended(self) -> bool:
         return self.machine.is_off
+
+    def must_have_ended(self) -> None:
+        """A later attempt has begun some seconds ago."""
+        if self.is_alive and not self.is_slow:
+            raise Violation(f"a rank of attempt {self.training.attempt} still runs on {self.machine.name}")
 
     @property
     def is_slow(self) -> bool:

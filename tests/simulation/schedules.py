@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 SILENCE = 10.0  # seconds
 SAMPLES = 60
 _REPLACED_WITHIN = 8.0  # seconds in which the scheduler starts another node for one that is lost
+_KNOWN = 2.0  # seconds after which the end of an agent is known everywhere
 _STOPS_WITHIN = 5.0  # seconds, and the grace
-_BEGUN = 3.0  # seconds after which the first agents of a job have started, unless something has happened
+_BEGUN = 9.0  # seconds after which the first agents of a job have started, unless something has happened
 _SLACK = 7.0  # seconds that a fault lasts longer than its cause: beats, the network's and the process's own delays
 _NAME = re.compile(r"\((h\d+)\)")  # of a machine, in a message
 _END = 900.0  # seconds after the last fault, in which every job ends
@@ -56,13 +57,14 @@ class Schedule(NamedTuple):
     join: float = 40.0  # seconds for other nodes to come
     grace: float = 8.0
     latency: float = 0.002  # seconds, the longest
+    spread: float = 2.0  # seconds in which all nodes start, the first one before the others
     obeys: bool = True
     stubborn: bool = False
     faults: tuple[Fault, ...] = ()
 
 
 _ENDS = ("kill", "reboot", "fork server ends", "rank fails", "disk full")
-_WAITS = ("off", "split", "one way", "suspend", "slow")
+_WAITS = ("off", "split", "one way", "suspend", "suspend all", "slow")
 _CLIENTS = ("stop", "preempt", "interrupt")
 _SCALES = ("scale out", "scale out in vain", "scale in")
 
@@ -82,7 +84,8 @@ def schedule(seed: int) -> Schedule:
     return Schedule(
         seed, kind, nodes=rng.choice((2, 2, 3, 3, 4)), restarts=rng.choice((0, 0, 1, 2)),
         least=rng.choice((1, 1, 2, 3)), join=40.0 if kind == "replaced" else rng.choice((2.5, 40.0)),
-        latency=rng.choice((0.002, 0.1, 0.4)), grace=rng.choice((2.0, 8.0, 25.0)),
+        latency=rng.choice((0.002, 0.1, 0.4)), spread=rng.choice((2.0, 6.0)) if kind == "elastic" else 2.0,
+        grace=rng.choice((2.0, 8.0, 25.0)),
         obeys=rng.random() < 0.7, stubborn=rng.random() < 0.15,
         faults=tuple(sorted(faults)),
     )  # fmt: skip
@@ -103,7 +106,7 @@ class Simulation:
         self.pending = 0  # agents that are about to start
         self.is_ended_by_scheduler = False
         for rank in range(it.nodes):
-            self.start(rank, self.machines[rank], 2.0)
+            self.start(rank, self.machines[rank], it.spread if rank else 0.5)
         for fault in it.faults:
             self.cluster.after(fault.at, lambda fault=fault: self.happens(fault))
 
@@ -140,11 +143,20 @@ class Simulation:
             if (rank is None and not self.doors) or self.is_ended_by_scheduler:
                 return
             agent = self.job.add(machine, self.spec(rank), lifeline)
+            agent.process.at_end.append(lambda: self.leaves(agent))
             if self.it.kind == "replaced":
                 agent.process.at_end.append(lambda: self.replace(agent))
             started(agent)
 
         self.cluster.after(self.cluster.jitter(within), start)
+
+    def leaves(self, agent: SimulatedAgent) -> None:
+        """A node may leave a job only if enough stay."""
+        if agent.end != ("STOPPED", 0) or {fault.do for fault in self.it.faults} & {*_WAITS, "reboot"}:
+            return
+        ends = [other.process.ended_at for other in self.job.agents if other is not agent and not other.spec.joins]
+        if sum(at > self.cluster.now - _KNOWN for at in ends) < agent.spec.least:
+            raise Violation(f"{agent.participant.id} left a job that needs it")
 
     def replace(self, agent: SimulatedAgent) -> None:
         """The scheduler starts another node if one is lost, and ends the job if one fails."""
@@ -206,6 +218,10 @@ class Simulation:
         elif do == "suspend":
             self.note(do, machine)
             agent.process.suspend(fault.seconds)
+        elif do == "suspend all":
+            self.note(do, machine)
+            for each in living:
+                each.process.suspend(fault.seconds + cluster.jitter(0.5))
         elif do == "slow":
             self.note(do, machine)
             machine.slowness = 2.0
@@ -283,16 +299,21 @@ class Simulation:
         if any(fault.do in ("kill", "reboot") for fault in self.it.faults):
             return True
         silent = sum(it.seconds + _SLACK for it in self.it.faults if it.do in ("off", "split", "one way"))
-        return silent > SILENCE or self.starves
+        return silent > SILENCE or self.starves or "suspend all" in [fault.do for fault in self.it.faults]
 
     @property
     def must_succeed(self) -> bool:
         """Whether nothing happened that the job cannot do without, or begin again after."""
         losses, failures = ("kill",), ("rank fails", "fork server ends")
         does = [fault.do for fault in self.it.faults]
-        if {*does} - {*losses, *failures, "suspend", "slow", *_SCALES} or self.first_at < _BEGUN or self.starves:
+        is_alone = len(does) == 1 and "suspend all" in does
+        if not is_alone and {*does} - {*losses, *failures, "suspend", "slow", *_SCALES}:
+            return False
+        if self.first_at < _BEGUN or self.starves:
             return False
         costly = failures if self.it.kind == "elastic" else losses + failures
+        if "kill" in does and self.it.join < SILENCE:  # the search for another coordinator may take longer
+            return False
         if "kill" in does and (self.it.kind == "fixed" or (self.it.kind == "elastic" and self.it.least > 1)):
             return False
         return sum(do in costly for do in does) <= self.it.restarts
@@ -300,7 +321,7 @@ class Simulation:
     @property
     def starves(self) -> bool:
         """Whether a node did not run for so long that it may count as lost."""
-        waits = ("off", "split", "one way", "suspend", "slow")
+        waits = {*_WAITS} - {"suspend all"}
         return sum(it.seconds + _SLACK for it in self.it.faults if it.do in waits) > PATIENCE * SILENCE
 
     def check_outcome(self, ends: dict[SimulatedAgent, tuple[str, int] | None]) -> None:
@@ -310,7 +331,7 @@ class Simulation:
             return
         what, machine, rank = self.first
         states = {state for state, _ in filter(None, ends.values())}
-        if what in ("stop", "interrupt") and states - {"STOPPED", "SUCCEEDED"}:
+        if what in ("stop", "interrupt") and self.it.kind != "replaced" and states - {"STOPPED", "SUCCEEDED"}:
             raise Violation(f"a job that was stopped first has ended as {states}")
         is_heard = len(self.it.faults) == 1 or self.it.faults[1].at > self.first_at + 0.1
         last = self.job.stepped_at

@@ -20,7 +20,12 @@ FIRST = int(os.environ.get("PACELINE_SOAK_SEED", "0"))
 EACH = 500
 
 # Schedules that have found a defect, as short as they can be.
-FOUND: dict[str, Schedule] = {}
+FOUND = {
+    "a node that joins a running job gave up while the others saved their state": Schedule(
+        3, "elastic", nodes=2, restarts=2, join=2.5, grace=25.0, latency=0.1, spread=6.0,
+        faults=(Fault(27.86, "interrupt"),),
+    ),
+}  # fmt: skip
 
 
 def explain(it: Schedule, why: str) -> str:

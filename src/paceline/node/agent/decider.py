@@ -165,7 +165,8 @@ class _Step(Attempt):
             self.lose_client()
 
     def prepare(self) -> None:
-        """The job runs, and this node is to take part in its next attempt."""
+        """The job runs, and this node is to take part in its next attempt, once the ranks have saved their state."""
+        self.disarm("join")
         self.do({"do": "warm up"})
         self.set(is_newcomer=True, inbox=(None, *self.state.inbox))
 
