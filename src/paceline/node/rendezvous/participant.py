@@ -84,6 +84,7 @@ class Participant:
         self._nodes: list[NodeEntry] = []  # of the last attempt
         self._leader: tuple[str, int] | None = None  # address of the coordinator
         self._leader_id = ""
+        self._leads_others = False  # whether the leader runs an attempt in which this node takes no part
         self._dead: set[str] = set()
         self._others_stop_by: float | None = None  # during a search: when lost nodes have stopped their ranks
         self.last_call_until: float | None = None  # there are enough nodes, and others may come until then
@@ -228,7 +229,7 @@ class Participant:
         self._link = leader = Leader(
             self._loop, coordinator, lambda message: self._deliver(leader, message), spec.silence
         )
-        self._leader, self._leader_id = (self._address, self._listener.port), self.id
+        self._leader, self._leader_id, self._leads_others = (self._address, self._listener.port), self.id, False
         self._join()
 
     def _follow_first(self, first: tuple[str, int], join_by: Callable[[], float], within: Callable[[], float]) -> None:
@@ -277,7 +278,7 @@ class Participant:
             received=lambda message: self._deliver(link, cast("ToNode", message)),
             lost=lambda is_dead, why: self._lose_leader(link, is_dead, why or "it ended the connection"),
         )
-        self._leader, self._leader_id = address, status["id"]
+        self._leader, self._leader_id, self._leads_others = address, status["id"], status["has_started"]
         self._address = self._spec.local_address or self._only or own
         self._join()
         return status
@@ -314,6 +315,7 @@ class Participant:
         if message["do"] == "start" or message["do"] == "prepare":
             self._nodes = message["nodes"]
         if message["do"] == "start":
+            self._leads_others = False
             self.standing = Standing.from_dict(message["standing"])
         elif message["do"] == "go":
             assert self.standing is not None
@@ -358,7 +360,8 @@ class Participant:
             self._deliver_to_agent({"do": "alone", "why": f"node 0{name}, which coordinates the job, {gone}"})
             return
         why = "the node that coordinated the job is gone" + ("" if is_dead else f": {why}")
-        dead = [self._leader_id] if is_dead else []
+        # One that went on with others may have ended well: it did not die in the last attempt of this node.
+        dead = [self._leader_id] if is_dead and not self._leads_others else []
         self._deliver_to_agent({"do": "search", "why": why, "dead": dead, "last_seen": link.last_seen})
 
     def _goes_on(self) -> bool:
