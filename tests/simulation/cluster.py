@@ -92,6 +92,7 @@ class Machine:
         self.address = f"10.0.{len(cluster.machines) // 250}.{len(cluster.machines) % 250 + 1}"
         self.clock = cluster.jitter(1e6)  # what its monotonic clock is ahead
         self.is_off = False  # or cut off, or suspended with its kernel
+        self.on_since = 0.0
         self.slowness = 0.0  # seconds that a process may wait until it runs
         self.is_full = False
         self.listening: dict[int, Listener] = {}
@@ -112,7 +113,7 @@ class Machine:
         self.cluster.after(seconds, lambda: self._turn_on(process, reboots))
 
     def _turn_on(self, process: Process | None, reboots: bool) -> None:
-        self.is_off = False
+        self.is_off, self.on_since = False, self.cluster.now
         if process is not None and reboots:
             process.close_channels()  # its kernel knows nothing of them
         self.cluster.paths_change()

@@ -110,6 +110,11 @@ class Training:
             and all(passes(one, other) for one in machines for other in machines)
         )
 
+    def begins_anew(self, before: Training) -> bool:
+        """Whether agents that know of no attempt before replace agents that were all killed."""
+        killed = {it.participant.id for it in self.job.agents if it.process.exit_code == -signal.SIGKILL}
+        return killed.issuperset(before.ids) and killed.isdisjoint(self.ids) and self.attempt == 0
+
     def step(self) -> None:
         if self.is_over:
             return
@@ -120,7 +125,12 @@ class Training:
                 self._notice_loss()
             return
         before = self.job.steps_last
-        if before is not None and before is not self and before.attempt >= self.attempt:
+        if (
+            before is not None
+            and before is not self
+            and before.attempt >= self.attempt
+            and not self.begins_anew(before)
+        ):
             raise Violation(f"attempt {self.attempt} of {self.ids} steps after {before.attempt} of {before.ids}")
         self.job.steps_last, self.job.stepped_at = self, self.job.cluster.now
         if self.position < 0:
@@ -179,8 +189,15 @@ class Worker:
         return self.machine.is_off
 
     def must_have_ended(self) -> None:
-        """A later attempt has begun some seconds ago."""
-        if self.is_alive and not self.is_slow:
+        """A later attempt has begun some seconds ago.
+
+        A machine that is off stops nothing before it is on again, nor an agent that is suspended before it has run for
+        as long as others may be silent.
+        """
+        runs_since = max(self.machine.on_since, self.server.process.suspended_until + self.server.agent.spec.silence)
+        if self.is_alive and (self.is_suspended or self.job.cluster.now < runs_since + STOP_SECONDS):
+            self.job.cluster.after(STOP_SECONDS, self.must_have_ended)
+        elif self.is_alive and not self.is_slow:
             raise Violation(f"a rank of attempt {self.training.attempt} still runs on {self.machine.name}")
 
     @property
