@@ -89,7 +89,7 @@ def test_lines_events_and_the_report(container: Container) -> None:
     assert (process.returncode, err) == (0, b"")
     lines = out.splitlines()
     events = [json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)]
-    assert [event["event"] for event in events] == ["started", "finished"]
+    assert [it["event"] for it in events if it["event"] != "history"] == ["started", "finished"]  # if it takes 3 s
     assert events[0]["ranks"] == [[0, 0], [1, 1]]
     for rank in (b"0", b"1"):
         own = [line for line in lines if line.startswith(b"[rank " + rank)]
