@@ -141,9 +141,8 @@ class _Step(Attempt):
 
     def met(self) -> None:
         """A coordinator is found, or none; wait for its messages."""
-        # The coordinator knows best which nodes are missing.
-        if self.state.phase == "meeting" and not self.others.leads:
-            self.arm("join", self.spec.join_timeout)
+        if not self.others.leads:  # the coordinator decides how long it waits, and which nodes are missing
+            self.disarm("join")
         self.enter("open")
 
     # -- messages of the coordinator -----------------------------------------------------------------------------------
@@ -180,8 +179,9 @@ class _Step(Attempt):
         self.write(restarting, state="RESTARTING", attempt=attempt, restarts=restarts, nodes=nodes)
 
     def wait_for_others(self, why: str) -> None:
-        """Do nothing until other nodes join."""
-        self.arm("join", self.spec.join_timeout)
+        """Do nothing until other nodes join; only the node that coordinates ends that."""
+        if self.others.leads or self.state.phase == "searching":
+            self.arm("join", self.spec.join_timeout)
         self.write({"event": "waiting", "why": why}, state="RESTARTING", waiting={"problem": why})
 
     def refused(self, message: Refuse) -> None:
@@ -262,9 +262,9 @@ class _Step(Attempt):
         elif message["do"] == "alone":
             self.fail(message["why"], "node lost")
         else:
+            self.enter("searching")
             self.wait_for_others(message["why"])
             self.set(start=None, is_newcomer=False)
-            self.enter("searching")
             until, last_seen = self.now + self.spec.join_timeout, message.get("last_seen")
             self.do({"do": "search", "dead": message["dead"], "last_seen": last_seen, "until": until})
 

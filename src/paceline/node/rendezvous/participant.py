@@ -113,10 +113,9 @@ class Participant:
 
     @property
     def missing(self) -> str:
-        """The nodes that have not joined, as far as this node knows: their names, or their number."""
+        """The nodes that have not joined the coordinator here: their names, or their number."""
         spec = self._spec
-        if not isinstance(self._link, Leader):
-            return "some"
+        assert isinstance(self._link, Leader)
         members = self._link.coordinator.members.values()
         there = {member.joined["node_rank"] for member in members}
         names = [name for rank, name in enumerate(spec.hosts) if rank not in there]
