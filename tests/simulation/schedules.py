@@ -306,6 +306,8 @@ class Simulation:
         """Whether nothing happened that the job cannot do without, or begin again after."""
         losses, failures = ("kill",), ("rank fails", "fork server ends")
         does = [fault.do for fault in self.it.faults]
+        if self.first is None and "disk full" not in does:  # it had ended before the first fault
+            return (self.it.kind == "elastic" and self.it.least == 1) or self.it.join > self.it.spread + _KNOWN
         is_alone = len(does) == 1 and "suspend all" in does
         if not is_alone and {*does} - {*losses, *failures, "suspend", "slow", *_SCALES}:
             return False
@@ -333,7 +335,7 @@ class Simulation:
         states = {state for state, _ in filter(None, ends.values())}
         if what in ("stop", "interrupt") and self.it.kind != "replaced" and states - {"STOPPED", "SUCCEEDED"}:
             raise Violation(f"a job that was stopped first has ended as {states}")
-        is_heard = len(self.it.faults) == 1 or self.it.faults[1].at > self.first_at + 0.1
+        is_heard = len(self.it.faults) == 1 or self.it.faults[1].at > self.first_at + self.it.latency + 0.1
         last = self.job.stepped_at
         if what in ("stop", "interrupt") and is_heard and last > self.first_at + self.it.grace + _STOPS_WITHIN:
             raise Violation(f"a job that was stopped at {self.first_at:.1f} s has trained until {last:.1f} s")

@@ -33,7 +33,19 @@ FOUND = {
         4125, "elastic", nodes=3, restarts=0, join=2.5, grace=25.0, latency=0.4, spread=6.0,
         faults=(Fault(28.24, "suspend", 1, 1.1),),
     ),
+    "ranks that were being stopped kept their grace while the others went on": Schedule(
+        12683, "elastic", nodes=3, join=2.5, grace=25.0, latency=0.1,
+        faults=(Fault(4.94, "scale in", 3), Fault(20.45, "split", 3, 90.0), Fault(22.37, "interrupt", 3)),
+    ),
+    "a node that was suspended until the others had finished took them for dead": Schedule(
+        20651, "elastic", nodes=4, restarts=2, join=40.0, grace=8.0, latency=0.1, spread=6.0,
+        faults=(Fault(13.77, "suspend", 1, 78.5), Fault(14.75, "kill", 0)),
+    ),
+    "newcomers gave up when the only node of the attempt before was dead": Schedule(
+        24142, "elastic", nodes=3, join=40.0, grace=2.0, latency=0.4, spread=6.0, faults=(Fault(9.62, "kill", 3),),
+    ),
 }  # fmt: skip
+
 
 def explain(it: Schedule, why: str) -> str:
     """A report of a schedule that fails."""

@@ -287,7 +287,7 @@ class Agent:
 
     def _search(self, order: SearchOthers) -> None:
         """Find the agent that coordinates the job now, or be it."""
-        self.participant.search(order["dead"], order["last_seen"], order["until"])
+        self.participant.search(order["dead"], order["until"])
         self._decide_met()
         self.status.record((), coordinator=self.participant.coordinator_address)
         self.status.save()

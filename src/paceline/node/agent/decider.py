@@ -24,10 +24,11 @@ from paceline.node.signals import EXIT_REPLACED, LEAVE
 
 from .attempt import Attempt
 from .decision import ANSWER_SECONDS
+from .state import STOPPING
 
 if TYPE_CHECKING:
     from paceline.node.journal.records import Record
-    from paceline.node.rendezvous.messages import Alone, Finish, Halt, Hung, Refuse, Restart, Search, Start
+    from paceline.node.rendezvous.messages import Alone, Finish, Halt, Hung, Refuse, Restart, Search, Start, ToNode
 
     from .decision import View
     from .messages import Action, Event, Granted, Queued, Signal, Stalled, Word
@@ -65,6 +66,7 @@ class _Step(Attempt):
         on = event["on"]
         if event["on"] == "message":
             self.set(inbox=(*self.state.inbox, event["message"]))
+            self.hurry(event["message"])
         elif on == "ranks changed":
             self.set(inbox=(*self.state.inbox, None))
         elif on == "time":
@@ -247,6 +249,14 @@ class _Step(Attempt):
             if not self.state.reported and not self.state.halted:
                 self.reported({"do": "failed"})
 
+    def hurry(self, message: ToNode) -> None:
+        """Give ranks that are being stopped less time: nodes that are out of reach may go on with the job soon."""
+        grace = GONE_GRACE if message["do"] == "search" else message["grace"] if message["do"] == "halt" else None
+        if grace is not None and self.state.phase in STOPPING:
+            self.set(grace=min(self.state.grace, grace))
+            if self.state.phase == "terminate":
+                self.enter("terminate", min(self.state.deadlines["terminate"] - self.now, grace))
+
     def lose_coordinator(self, message: Search | Alone) -> None:
         """Continue with the nodes that are left, whichever of them coordinates, if they may."""
         if self.state.halted:
@@ -265,8 +275,7 @@ class _Step(Attempt):
             self.enter("searching")
             self.wait_for_others(message["why"])
             self.set(start=None, is_newcomer=False)
-            until, last_seen = self.now + self.spec.join_timeout, message.get("last_seen")
-            self.do({"do": "search", "dead": message["dead"], "last_seen": last_seen, "until": until})
+            self.do({"do": "search", "dead": message["dead"], "until": self.now + self.spec.join_timeout})
 
     def after_stop(self) -> None:
         """No rank is left: do what they were stopped for."""

@@ -147,7 +147,6 @@ class SearchOthers(TypedDict):
 
     do: Literal["search"]
     dead: list[str]
-    last_seen: float | None
     until: float
 
 

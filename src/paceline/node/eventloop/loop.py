@@ -21,7 +21,13 @@ _LONGEST = 86400.0  # seconds; the kernel counts milliseconds in 31 bits
 
 
 class Loop:
-    """Calls back when something happens. The agent waits in `run_until` and nowhere else, and has no other clock."""
+    """Calls back when something happens. The agent waits in `run_until` and nowhere else, and has no other clock.
+
+    Attributes:
+        unread_since: what is read now has arrived after this time; long ago, if this process was stopped meanwhile.
+    """
+
+    unread_since = _waits_since = 0.0
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -74,6 +80,7 @@ class Loop:
         if not is_over and self._call_due(now):
             return None
         times = [when for when, *_ in self._timers[:1]] + ([] if deadline is None else [deadline])
+        self.unread_since, self._waits_since = self._waits_since, now
         self._wait(0.0 if is_over else max(0.0, min(times) - now) if times else None)
         return condition() if is_over else None  # also what came while this process was suspended has been read
 

@@ -252,7 +252,7 @@ class Coordinator:
         self._changes.append(why)
         if self.phase != HALTING:
             return self._halt(grace=GONE_GRACE)
-        halt: Halt = {"do": "halt", "signal": 0, "save": False, "grace": GONE_GRACE}
+        halt: Halt = {"do": "halt", "signal": 0, "save": False, "grace": None if is_dead else GONE_GRACE}
         return self._to_participants(halt) + self._decide()
 
     def has_died(self, name: str) -> Outbox:

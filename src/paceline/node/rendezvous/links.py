@@ -35,7 +35,9 @@ class Link:
 
     Attributes:
         channel: the authenticated connection.
-        last_seen: when the other side last sent something; once it is lost, or its kernel.
+        last_seen: when something of the other side was received last; once it is lost, or of its kernel.
+        alive_at: a time at which the other side certainly ran: what is received may have been sent long before, if this
+            process was stopped meanwhile.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Link:
             is_stopping: whether the job is being stopped: then only messages count, not what a kernel answers.
         """
         self.channel = channel
-        self.last_seen = self._beaten = loop.now()
+        self.last_seen = self.alive_at = self._beaten = loop.now()
         self._loop, self._silence = loop, silence
         self._received, self._lost, self._is_stopping = received, lost, is_stopping
         self._is_open = True
@@ -110,6 +112,7 @@ class Link:
                     raise ChannelClosed("the other side ended the connection")
                 if message != BEAT:
                     self._received(message)
+            self.alive_at = max(self.alive_at, self._loop.unread_since)
         except ChannelClosed as error:
             if not self._is_open:
                 return

@@ -172,16 +172,10 @@ class Finish(Outcome):  # noqa: D101
     exit_code: int
 
 
-class _Search(TypedDict):
+class Search(TypedDict):  # noqa: D101
     do: Literal["search"]
     why: str
     dead: list[str]
-
-
-class Search(_Search, total=False):
-    """`last_seen` is not sent: the receiver adds when it last received something from its coordinator."""
-
-    last_seen: float
 
 
 class Alone(TypedDict):

@@ -81,6 +81,7 @@ class Participant:
         self._listener = network.listener(self._status, self._admit)
         self._link: Leader | Link | None = None
         self._parted: list[Leader | Link] = []
+        self._lost: Link | None = None  # the last one to a leader, until another one is searched for
         self._nodes: list[NodeEntry] = []  # of the last attempt
         self._leader: tuple[str, int] | None = None  # address of the coordinator
         self._leader_id = ""
@@ -361,7 +362,8 @@ class Participant:
         why = "the node that coordinated the job is gone" + ("" if is_dead else f": {why}")
         # One that went on with others may have ended well: it did not die in the last attempt of this node.
         dead = [self._leader_id] if is_dead and not self._leads_others else []
-        self._deliver_to_agent({"do": "search", "why": why, "dead": dead, "last_seen": link.last_seen})
+        self._lost = link
+        self._deliver_to_agent({"do": "search", "why": why, "dead": dead})
 
     def _goes_on(self) -> bool:
         """Whether the job goes on without the node that coordinated it, which counts as a failure if it needs all."""
@@ -375,14 +377,13 @@ class Participant:
         self.standing = replace(standing, restarts=standing.restarts + 1)
         return True
 
-    def search(self, dead: Sequence[str], last_seen: float | None, search_by: float) -> None:
+    def search(self, dead: Sequence[str], search_by: float) -> None:
         """Find the agent that coordinates the job now, or coordinate it here; all ranks here have been stopped.
 
         Returns when the job goes on, or has ended here.
 
         Args:
             dead: ids of agents that are known to be dead.
-            last_seen: when the last coordinator sent something last, if it is one of them.
             search_by: when to give up.
         """
         self._dead.update(dead)
@@ -390,10 +391,10 @@ class Participant:
         if self._spec.peers and not self._nodes:  # no attempt has begun here
             self._meet_peers(lambda: search_by, lambda: self._spec.join_timeout)
             return
-        since = self._loop.now() if last_seen is None else last_seen
+        lost, self._lost = self._lost, None
+        since = self._loop.now() if lost is None else lost.last_seen
         self._others_stop_by = since + self._spec.silence + STOP_SECONDS
-        is_recent = dead and last_seen is not None
-        proof_until = since + self._spec.silence - CONNECT_SECONDS if is_recent else 0.0
+        proof_until = lost.alive_at + self._spec.silence - CONNECT_SECONDS if dead and lost is not None else 0.0
         search = Search(self._loop, self, self._nodes, self._network, proof_until)
         if not search.run(search_by, self._is_over):
             why = (

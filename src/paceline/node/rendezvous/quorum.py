@@ -42,9 +42,12 @@ class Membership:
     leader: str
 
     def has_majority(self, present: Collection[str], dead: Collection[str]) -> bool:
-        """Whether the nodes present may go on without the others, of which some are known to be dead."""
+        """Whether the nodes present may go on without the others, of which some are known to be dead.
+
+        If all are dead, nobody else goes on with this membership either.
+        """
         living = [member for member in self.ids if member not in dead]
-        return 2 * self._weight(member for member in living if member in present) > self._weight(living)
+        return not living or 2 * self._weight(member for member in living if member in present) > self._weight(living)
 
     def _weight(self, members: Iterable[str]) -> int:
         return sum(3 if member == self.leader else 2 for member in members)
