@@ -248,7 +248,9 @@ def test_torchrun_reports_the_guilty_rank(paceline: Paceline) -> None:
     assert "Signal 9 (SIGKILL) received by PID" in done.stderr, details(done)
 
 
+# Torch first, so that ranks start from a process that has imported it.
 QUICKLY = """
+    import torch
     from paceline.train.diagnosis import collective_trace, late_ranks
     assert collective_trace.SETTLED + late_ranks.ASK_SECONDS + late_ranks.LATE_SECONDS > 10
     collective_trace.SETTLED, late_ranks.ASK_SECONDS, late_ranks.LATE_SECONDS = 0.5, 0.5, 1.0
