@@ -9,6 +9,7 @@ import contextlib
 import json
 import secrets
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ from paceline.backends.check.hosts import Clock, disk_findings, grouped, line, n
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
+from . import sample
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
 
     from paceline.backends.remote.connection import Answer, Answers, Host, Request
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 _BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago, if the others are all that a job can use
 _CONNECT = 4  # the same for its sshd to answer, if a job can start without it: one that has just come back does
+_FEW = 3  # routes from one host that are broken, of each of which a line tells
 
 
 class Preflight:
@@ -57,6 +61,7 @@ class Preflight:
         self._pool = ThreadPoolExecutor(max_workers=len(self._hosts))
         self._open = {host: contextlib.ExitStack() for host in self._hosts}
         self._conversations: dict[Host, Answers] = {}
+        self._tried: Mapping[Host, Collection[Host]] = {}
         self.peers: dict[Host, dict[str, Any]] = {}
 
     def __enter__(self) -> Preflight:
@@ -144,10 +149,12 @@ class Preflight:
         return self._on_all(orders, lambda host: self._ask(host, orders[host]))
 
     def broken(self, hosts: Iterable[Host]) -> dict[tuple[Host, Host], str]:
-        """The pairs of these hosts that cannot connect, and why; all pairs are tried at once."""
-        among = {host: self.peers[host] for host in hosts if host in self.answers}
-        orders = {host: {"do": "reach", "peers": [p for h, p in among.items() if h != host]} for host in among}
-        by_name = {host.name: host for host in among}
+        """The tried pairs of these hosts that cannot connect, and why; see `sample.py`."""
+        self._tried = sample.peers([host for host in hosts if host in self.answers])
+        orders = {
+            host: {"do": "reach", "peers": [self.peers[peer] for peer in peers]} for host, peers in self._tried.items()
+        }
+        by_name = {host.name: host for host in self._tried}
         found = {}
         for host, answer in self.ask(orders).items():
             for name, why in answer["reached"].items():
@@ -157,19 +164,25 @@ class Preflight:
 
     def routes(self, broken: Mapping[tuple[Host, Host], str]) -> list[Finding]:
         """Findings about pairs of hosts that cannot connect."""
-        found: dict[tuple[Host, str], list[str]] = {}
+        by_target: dict[tuple[Host, str], list[str]] = {}
+        by_source: dict[tuple[Host, str], list[str]] = {}
+        of_source = Counter(source for source, _ in broken)
+        of_target = Counter(target for _, target in broken)
         for (source, target), why in broken.items():
-            found.setdefault((target, why), []).append(source.name)
-        do = "let the hosts connect to each other on every port: see the firewalls and routes between them"
-        return [
-            Finding(
-                "error",
-                target.name,
-                printable(f"{names(sources)} cannot reach {target.name} at {self.peers[target]['address']}: {why}"),
-                do,
-            )
-            for (target, why), sources in found.items()
+            if of_source[source] > max(_FEW, of_target[target]):
+                by_source.setdefault((source, why), []).append(target.name)
+            else:
+                by_target.setdefault((target, why), []).append(source.name)
+        found = [
+            (target, f"{names(sources)} cannot reach {target.name} at {self.peers[target]['address']}: {why}")
+            for (target, why), sources in by_target.items()
         ]
+        found += [
+            (source, f"{source.name} cannot reach {names(targets)}: {why}")
+            for (source, why), targets in by_source.items()
+        ]
+        do = "let the hosts connect to each other on every port: see the firewalls and routes between them"
+        return [Finding("error", host.name, printable(what), do) for host, what in found]
 
     # -- for a job -----------------------------------------------------------------------------------------------------
 
@@ -240,24 +253,18 @@ class Preflight:
             return chosen
         if len(order) > len(chosen):
             broken = self.broken(order)
-        remaining = together([host for host in order if host in self.answers], broken)[:most]
-        lines = [line(finding) for finding in self.routes(broken)]
+        lines: list[str] = []
+        remaining = order
+        while True:
+            remaining = sample.together([host for host in remaining if host in self.answers], self._tried, broken)
+            lines += [line(finding) for finding in self.routes(broken)]
+            if not broken or len(remaining) < least or sample.tries_all(len(self._tried)):
+                break
+            broken = self.broken(remaining)
+        remaining = [host for host in remaining if host in self.answers]
         lines += [str(self.failed[host]) for host in order if host in self.failed]
         if len(remaining) < least:
             raise UserError("\n".join(lines))
         for text in lines:
             say(text)
-        return remaining
-
-
-def together(hosts: Sequence[Host], broken: Mapping[tuple[Host, Host], str]) -> list[Host]:
-    """Hosts that all reach each other: the host with most broken routes is removed until no route is broken."""
-    remaining, bad = list(hosts), set(broken)
-    while bad:
-        worst = max(reversed(remaining), key=lambda host: sum(host in pair for pair in bad))
-        remaining.remove(worst)
-        bad = {pair for pair in bad if worst not in pair}
-    return remaining
-
-
-# -- what is wrong -----------------------------------------------------------------------------------------------------
+        return remaining[:most]

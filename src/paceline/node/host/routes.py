@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 4.0  # a lost packet is sent again after one second, and after three
 ANSWER_SECONDS = 30.0  # the kernel makes a connection alone; the process that answers may wait for a busy processor
-_MOST_PENDING = 512  # unauthenticated connections: more than hosts that connect at the same time
+_MOST_PENDING = 2048  # unauthenticated connections: more than hosts that connect at the same time
 _LONGEST_LINE = 4096
 _ROUNDS = 21
 _SENDING_SECONDS = 0.5

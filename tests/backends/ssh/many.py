@@ -1,0 +1,249 @@
+"""Many hosts for one client: an `ssh` in front of PATH that answers as hosts do, at the cost of one small shell each.
+
+A host is a name. It says that it has started its part of a job, and what it was asked about it; nothing runs anywhere.
+`python -m tests.backends.ssh.many COUNT` prints what verbs cost the client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FACTS = {
+    "address": "@HOST@", "names": [], "free": 1, "machine": "@HOST@", "port": 29500, "has_checkpoint": False,
+    "notes": [], "python": "3.11.7", "framework": None, "version": None, "disks": [], "listens": 40000,
+}  # fmt: skip
+_JOB: dict[str, Any] = {
+    "name": "it", "backend": "local", "framework": None, "nodes": 0, "ranks": 0, "created": 0.0, "max_restarts": 0,
+    "devices_asked": None, "resume_from": None, "priority": 0, "queue": None, "labels": {}, "options": {}, "ttl": None,
+    "grace": 30.0, "command": "/bin/sleep 30", "working_dir": "/", "folder": "/jobs/it", "code": None, "data": [],
+    "tensorboard": None,
+}  # fmt: skip
+_PART: dict[str, Any] = {
+    "state": "@STATE@", "alive": "@ALIVE@", "why": "", "host": "@HOST@", "node_rank": "@RANK@", "has_begun": True,
+    "nodes": 0, "ranks": 0, "job_id": "@ID@", "hosts": [], "is_elastic": False, "attempt": 0, "restarts": 0,
+    "exit_code": None, "started": 0.0, "finished": None, "noticed": None, "instances": [
+        {"name": "it-worker-@RANK@", "node": "@HOST@", "rank": "@RANK@", "state": "@STATE@", "pid": 4711,
+         "exit_code": None},
+    ], "failing_rank": None, "error": None, "cause": None, "advice": None, "traceback": None, "waiting": None,
+    "devices": [], "progress": None, "checkpoint": None, "slow": [],
+}  # fmt: skip
+_NODE: dict[str, Any] = {
+    "name": "@HOST@", "devices": ["slot 0"], "allocated": {}, "cores": 2.0, "load": 0.1, "memory": 8 << 30,
+    "memory_used": 4 << 30, "disk": 0, "disk_used": 0, "gpus": [],
+}  # fmt: skip
+_SSH = """#!/bin/sh
+case " $* " in *" -O "*) exit 0;; esac
+for last; do host=$name; name=$last; done
+rank=$((${{host#h}} - 1)); cd {folder}
+if [ -e silent/$host ]; then exec sleep 600; fi
+read -r program; read -r order; read -r request
+say() {{ printf '%s\\n' "$1"; }}
+now() {{ read -r up rest < /proc/uptime; say "{{\\"now\\": $(({booted} + ${{up%.*}})).${{up#*.}}}}"; }}
+id=none; [ -e id ] && read -r id < id
+case $request in *'"do": "start"'*) id=${{request#*'"job_id": "'}}; id=${{id%%'"'*}}; say "$id" > id;; esac
+facts={facts}
+state=RUNNING; alive=true
+if [ -e stopped/$host ]; then state=STOPPED alive=null; fi
+report={report}
+node={node}
+say '{{"need": false}}'
+case $request in
+*'"do": "preflight"'*)
+    say "$facts"
+    while read -r order; do
+        case $order in
+        *clock*) now;;
+        *) say "$order" > asked/$host; say '{{"reached": {{}}}}';;
+        esac
+    done;;
+*'"do": "start"'*)
+    say "{{\\"started\\": \\"it\\", \\"ranks\\": 1, \\"host\\": \\"$host\\", \\"report\\": $report}}"
+    read -r order
+    case $order in
+    keep) say "{{\\"kept\\": $report}}"; read -r order;;
+    hold)
+        line=0
+        while [ $line -lt {lines} ]; do
+            text="$host $line"
+            say "{{\\"output\\": [0, $rank, 0, \\"out\\"], \\"bytes\\": $((${{#text}} + 1))}}
+$text"
+            line=$((line + 1))
+        done
+        while [ ! -e over ] && [ {lines} = 0 ]; do read -r order || exit; done
+        say '{{"event": "finished", "details": {{"time": 1.0, "state": "SUCCEEDED", "exit_code": 0, "failure": null, "others": [], "took": 0.1}}}}'
+        say '{{"gone": 0, "pid": 4711, "log": "/log"}}';;
+    esac
+    say '{{"end": true}}'; while read -r order; do :; done;;
+*'"do": "describe"'*)
+    if [ $id = none ]; then say '{{"jobs": [], "names": []}}'; else say "{{\\"jobs\\": [$report], \\"names\\": [\\"it\\"]}}"; fi;;
+*'"do": "nodes"'*) say "{{\\"node\\": $node}}";;
+*'"do": "stop"'*) say it > stopped/$host; say '{{"names": ["it"]}}';;
+*'"do": "wait"'*) say '{{"ended": "it"}}'; say '{{"end": true}}';;
+*) say '{{"error": "a stand-in does not know this request"}}';;
+esac
+"""  # noqa: E501
+
+
+def _quoted(value: Any) -> str:
+    """A value as a word of the shell, in which each host puts in what is its own."""
+    text = json.dumps(value).replace("\\", "\\\\").replace('"', '\\"')
+    for name in ("rank", "alive"):  # no strings
+        text = text.replace(f'\\"@{name.upper()}@\\"', f"${name}")
+    for name in ("rank", "host", "id", "state"):
+        text = text.replace(f"@{name.upper()}@", f"${name}")
+    return f'"{text}"'
+
+
+class ManyHosts:
+    """Hosts h1, h2, …, and a home for clients.
+
+    Attributes:
+        names: theirs.
+        env: the environment in which a client has them as its target `many`.
+    """
+
+    def __init__(self, folder: Path, count: int, lines: int = 0) -> None:
+        """Make them.
+
+        Args:
+            lines: how many lines each writes in a job in the foreground; 0: they run until they are told to end.
+        """
+        self._folder = folder
+        self.names = [f"h{number}" for number in range(1, count + 1)]
+        for name in ("silent", "asked", "stopped", "bin", "run"):
+            (folder / name).mkdir(mode=0o700)
+        now = time.time()
+        job = {**_JOB, "nodes": count, "ranks": count, "created": now}
+        part = {**_PART, "nodes": count, "ranks": count, "started": now, "hosts": self.names}
+        program = folder / "bin" / "ssh"
+        program.write_text(
+            _SSH.format(
+                folder=folder, lines=lines, booted=int(now - time.clock_gettime(time.CLOCK_BOOTTIME)),
+                facts=_quoted(_FACTS), report=_quoted({"job": job, "part": part}), node=_quoted(_NODE),
+            )
+        )  # fmt: skip
+        program.chmod(0o755)
+        (folder / "paceline.toml").write_text(f'[targets.many]\nbackend = "ssh"\nhosts = {json.dumps(self.names)}\n')
+        self.env = {
+            **os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "PACELINE_HOME": str(folder / "home"),
+            "XDG_CONFIG_HOME": str(folder / "config"), "XDG_RUNTIME_DIR": "",
+        }  # fmt: skip
+
+    def silence(self, names: Sequence[str]) -> None:
+        """Let these hosts accept a connection, and say nothing."""
+        for name in names:
+            (self._folder / "silent" / name).touch()
+
+    def stopped(self) -> set[str]:
+        """Those that were asked to stop the job."""
+        return {path.name for path in (self._folder / "stopped").iterdir()}
+
+    def asked_routes(self) -> dict[str, list[str]]:
+        """Host → those that it was asked to connect to."""
+        files = (self._folder / "asked").iterdir()
+        return {path.name: [peer["name"] for peer in json.loads(path.read_text())["peers"]] for path in files}
+
+
+class Cost(NamedTuple):
+    """What a command has cost its client at most: its own threads, descriptors, memory (MB), and its processes."""
+
+    verb: str
+    seconds: float
+    cpu: float
+    threads: int
+    processes: int
+    descriptors: int
+    megabytes: float
+    exit_code: int
+    said: str
+
+
+def cost(hosts: ManyHosts, *verb: str, python: str = sys.executable) -> Cost:
+    """Run a command of a client to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [python, "-m", "paceline", *verb], cwd=hosts._folder, env=hosts.env, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    most: dict[str, int] = dict.fromkeys(("threads", "processes", "descriptors", "kilobytes"), 0)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            try:
+                status = dict(
+                    line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                )
+                tasks = os.listdir(f"/proc/{process.pid}/task")
+                children = sum(
+                    len(Path(f"/proc/{process.pid}/task/{task}/children").read_text().split()) for task in tasks
+                )
+                found = {
+                    "threads": len(tasks), "processes": children,
+                    "descriptors": len(os.listdir(f"/proc/{process.pid}/fd")),
+                    "kilobytes": int(status.get("VmHWM", "0 kB").split()[0]),
+                }  # fmt: skip
+            except OSError:
+                continue
+            for key, value in found.items():
+                most[key] = max(most[key], value)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    said, _ = process.communicate()
+    over.set()
+    watching.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds = time.monotonic() - begin
+    return Cost(
+        " ".join(verb), seconds, cpu, most["threads"], most["processes"], most["descriptors"],
+        most["kilobytes"] / 1024, process.returncode, said,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Print the cost of verbs."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("count", type=int, nargs="+")
+    parser.add_argument("--silent", type=int, default=0, help="this many say nothing")
+    parser.add_argument("--lines", type=int, default=100, help="that each host writes")
+    given = parser.parse_args()
+    print(f"{'hosts':>5}  {'verb':<32}{'s':>7}{'CPU s':>7}{'threads':>9}{'processes':>10}{'files':>7}{'MB':>7}  code")
+    for count in given.count:
+        with tempfile.TemporaryDirectory() as folder:
+            hosts = ManyHosts(Path(folder), count, given.lines)
+            run = ("run", "--on", "many", "--nnodes", str(count), "--", "/bin/true")
+            submit = ("submit", "--on", "many", "--nnodes", str(count), "--name", "it", "--", "/bin/true")
+            verbs = (run, submit, ("list",), ("top", "node", "--on", "many"), ("stop", "--on", "many", "it"))
+            for verb in verbs:
+                if verb[0] == "list" and given.silent:
+                    hosts.silence(hosts.names[:: max(1, count // given.silent)][: given.silent])
+                it = cost(hosts, *verb)
+                lines = f", {it.said.count(chr(10))} lines" if verb[0] == "run" else ""
+                print(
+                    f"{count:>5}  {' '.join(verb)[:30]:<32}{it.seconds:>7.2f}{it.cpu:>7.2f}{it.threads:>9}"
+                    f"{it.processes:>10}{it.descriptors:>7}{it.megabytes:>7.0f}  {it.exit_code}{lines}"
+                    + ("" if it.exit_code == 0 else f"\n{it.said[-600:]}"),
+                    flush=True,
+                )
+                for path in Path(folder, "home").glob("**/silent.json"):
+                    path.unlink()
+
+
+if __name__ == "__main__":
+    main()
