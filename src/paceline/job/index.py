@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from paceline.contract.records import JobRecord
 
 _BUSY = 2.0  # seconds to wait for another process that writes
-_VERSION = 2  # of the table, and of keys that have changed while their number has not
+_VERSION = 3  # of the table, and of keys that have changed while their number has not
 _APPLICATION = 0x70636C6E  # what SQLite has in the header of a file to say whose it is: "pcln"
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS jobs (
-        name TEXT PRIMARY KEY, inode INTEGER NOT NULL, finished REAL NOT NULL, expires REAL, record TEXT NOT NULL
+        name TEXT PRIMARY KEY, identity INTEGER NOT NULL, finished REAL NOT NULL, expires REAL, record TEXT NOT NULL
     )
 """
 
 
 class Index:
-    """Records by name and inode of the run directory: another folder of that name is another job.
+    """Records by name and identity of jobs: another job of that name has another.
 
     Args:
         path: the database (SQLite, WAL).
@@ -116,8 +116,8 @@ class Index:
             self._connection = None
 
     def names(self) -> dict[str, int]:
-        """Name → inode of every job that is known to have ended."""
-        return dict(self._execute("SELECT name, inode FROM jobs"))
+        """Name → identity of every job that is known to have ended."""
+        return dict(self._execute("SELECT name, identity FROM jobs"))
 
     def load(self, since: float) -> dict[str, str]:
         """Name → record, as JSON, of the jobs that ended after `since`, in seconds since the epoch."""
@@ -136,12 +136,12 @@ class Index:
         rows = [
             (
                 name,
-                inode,
+                identity,
                 record["finished"],
                 (record["kept_since"] or 0.0) + (record["ttl"] or math.inf),
                 json.dumps(record),
             )
-            for name, (inode, record) in ended.items()
+            for name, (identity, record) in ended.items()
         ]
         missing = [(name,) for name in gone]
         if self._connection is None or not (rows or missing):

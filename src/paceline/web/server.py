@@ -185,6 +185,7 @@ class Page:
             ssl_keyfile=tls.key if tls else None,
         )
         self._server = uvicorn.Server(config)
+        self._watch.begin()  # the browser takes a moment to start, too
 
     def serve(self) -> None:
         """Answer until a signal ends the server, or `end`."""

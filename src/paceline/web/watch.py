@@ -6,6 +6,7 @@ A target that does not answer delays no other: what was known of its jobs stays,
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _PAUSE = 2.0  # seconds between two looks at a target
 _SHARE = 0.008  # of the time that looks may take
 _PLACES = 15.0  # seconds between two looks at which targets there are
-_FIRST = 3.0  # seconds in which the first request waits for the first answer of any target
+_FIRST = 3.0  # seconds in which the first requests wait for the first answer of any target
 _IDLE = 60.0  # seconds after the last request in which targets are still looked at
 
 Key = tuple[str, str]  # the target and the name of a job
@@ -74,7 +75,8 @@ class Watch:
         self.problem: str | None = None  # why the targets are not known
         self._targets: dict[str, _Target] = {}
         self._changed = threading.Condition()
-        self._used = 0.0
+        self._used = -math.inf
+        self._has_waited = False
         self._listeners: list[Callable[[], object]] = []
         self._wake = threading.Event()
         self._is_closed = False
@@ -142,15 +144,20 @@ class Watch:
 
     # -- who watches ---------------------------------------------------------------------------------------------------
 
-    def use(self) -> None:
-        """Somebody looks now; at first it waits a moment for the first target that answers."""
+    def begin(self) -> None:
+        """Somebody will look soon."""
         was_used, self._used = self._used, time.monotonic()
         if self._used - was_used > _IDLE:
             self._wake.set()
             self._wake_all()
-        if was_used == 0.0:
+
+    def use(self) -> None:
+        """Somebody looks now; the first requests wait a moment for the first target that answers."""
+        self.begin()
+        if not self._has_waited:
             with self._changed:
                 self._changed.wait_for(lambda: any(it.answered or it.error for it in self._targets.values()), _FIRST)
+            self._has_waited = True
 
     def look_now(self) -> None:
         """Something was done that changes jobs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -295,6 +296,18 @@ def test_a_damaged_index_is_made_anew(paceline: Paceline) -> None:
         assert (json.loads(done.stdout), done.stderr) == (before, "")
     index.unlink()
     assert paceline.json("list") == before
+
+
+def test_a_job_is_not_taken_for_an_earlier_one_of_its_name(paceline: Paceline) -> None:
+    recorded.ended(paceline, "it")
+    (before,) = paceline.json("list")
+    for path in (paceline.home / "jobs" / "it").iterdir():  # a new folder often has the inode of one that was removed
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    paceline.folder /= "other"
+    paceline.folder.mkdir()
+    recorded.ended(paceline, "it")
+    (after,) = paceline.json("list")
+    assert before["working_dir"] != after["working_dir"] == str(paceline.folder)
 
 
 def test_an_index_of_another_version_is_made_anew_without_a_word(paceline: Paceline) -> None:

@@ -92,5 +92,5 @@ def many_jobs(paceline: Paceline, count: int) -> None:
         record = json.dumps({**seed, "name": folder.name, **times})
         rows.append((folder.name, folder.stat().st_ino, finished - age, record))
     with index:
-        index.executemany("INSERT INTO jobs (name, inode, finished, record) VALUES (?, ?, ?, ?)", rows)
+        index.executemany("INSERT INTO jobs (name, identity, finished, record) VALUES (?, ?, ?, ?)", rows)
     index.close()

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .foreground import LocalRun
 
 _KEYS = len(fields(Job)) - len(ELSEWHERE)  # of a record
+_SAME_TIME = 1.0  # seconds in which two changes of a folder may have the same time
+_REREAD = 30.0  # seconds after which a folder that has not changed is read again
 
 
 class Local(Backend):
@@ -52,7 +54,12 @@ class Local(Backend):
         self._jobs = jobs_folder()
         self._measures: Gauge | None = None
         self._keeps_expired = False
-        self._ended: dict[str, tuple[int, Job]] | None = None  # with the inodes of their folders; None: not remembered
+        self._ended: dict[str, tuple[int, Job]] | None = None  # with their identities; None: not remembered
+        self._read: tuple[dict[str, int], float, float | None] = (
+            {},
+            0.0,
+            None,
+        )  # names, when, and the folder's time then
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -110,11 +117,24 @@ class Local(Backend):
         return Listing(jobs, count - len(jobs), tuple(warnings))
 
     def _names(self) -> dict[str, int]:
-        """The names of all jobs, with the inodes of their folders."""
+        """The names of all jobs, with their identities."""
         try:
             return records.names(self._jobs)
         except OSError as error:
             raise UserError(f"cannot read {self._jobs}: {error.strerror}; is PACELINE_HOME right, and yours?") from None
+
+    def _names_again(self) -> dict[str, int]:
+        """As `_names`, but the folder is read only if it has changed, and now and then for what it links to."""
+        now = time.time()
+        try:
+            changed = self._jobs.stat().st_mtime
+        except OSError:
+            return self._names()
+        names, read, was_changed = self._read
+        if changed != was_changed or not 0 <= now - read < _REREAD:
+            names = self._names()
+            self._read = names, now, changed if now - changed > _SAME_TIME else None
+        return names
 
     def look_repeatedly(self) -> None:
         """See `Backend`: jobs that have ended are remembered, if those whose time to live is over are kept."""
@@ -122,18 +142,18 @@ class Local(Backend):
 
     def _again(self, ended: dict[str, tuple[int, Job]]) -> list[Job]:
         """All jobs, the newest first; those that have not changed since the last look are the same objects."""
-        present = self._names()
+        present = self._names_again()
         queue = records.queue_of(self._jobs.parent)
         for name in ended.keys() - present.keys():
             del ended[name]
         going = []
-        for name, inode in present.items():
-            if name in ended and ended[name][0] == inode:
+        for name, identity in present.items():
+            if name in ended and ended[name][0] == identity:
                 continue
             record = records.record(self._jobs / name, queue)
             job = None if record is None else Job.from_record({**record, "traceback": None})
             if job is not None and job.is_over:
-                ended[name] = inode, job
+                ended[name] = identity, job
             elif job is not None:
                 going.append(job)
         return sorted([*going, *(job for _, job in ended.values())], key=lambda job: job.created, reverse=True)

@@ -140,11 +140,11 @@ def sweep(jobs: Path) -> list[os.DirEntry[str]]:
     except FileNotFoundError:
         return []
     living = []
-    for entry in entries:
+    for entry in entries:  # a link to nothing is a job that is being made, unless it was abandoned
         if entry.name.startswith("."):
             if _HIDDEN.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
                 _remove_leftover(entry)
-        elif os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):  # otherwise a job is being made there
+        elif not entry.is_symlink() or os.path.exists(entry.path) or _is_abandoned(Path(entry.path)):
             living.append(entry)
     return living
 

@@ -37,12 +37,22 @@ _MOST_SECONDS = 2.0**36  # since the epoch; the dates of `datetime` end somewhat
 
 
 def names(jobs: Path) -> dict[str, int]:
-    """The jobs in a folder of run directories, with the inode of each entry. Removes what killed clients have left.
+    """The jobs in a folder of run directories, each with a number that no other job of its name has.
+
+    Removes what killed clients have left.
 
     Raises:
         OSError: the folder cannot be read; a missing folder is empty.
     """
-    return {e.name: 0 if e.is_symlink() and not os.path.exists(e.path) else e.inode() for e in sweep(jobs)}
+    return {entry.name: _identity(entry) for entry in sweep(jobs)}
+
+
+def _identity(entry: os.DirEntry[str]) -> int:
+    """When its lock was made: a new folder often has the inode of one that was removed."""
+    try:
+        return os.stat(f"{entry.path}/lock").st_mtime_ns
+    except OSError:
+        return 0 if entry.is_symlink() and not os.path.exists(entry.path) else entry.inode()
 
 
 def is_job(path: Path) -> bool:
