@@ -51,6 +51,7 @@ class _Target:
         answered: when it answered last.
         error: why it has not answered since; None if it has.
         warnings: what is missing of its answer.
+        listed: its answer, of which `jobs` was made.
     """
 
     place: Place
@@ -59,6 +60,7 @@ class _Target:
     error: str | None = None
     warnings: tuple[str, ...] = ()
     jobs: dict[Key, Found] = field(default_factory=dict)
+    listed: list[Job] | None = None
     wake: threading.Event = field(default_factory=threading.Event)
     is_gone: bool = False
 
@@ -269,6 +271,8 @@ class Watch:
 
     def _take(self, target: _Target, there: Backend, jobs: list[Job]) -> bool:
         """Take over the jobs that a target has now; returns whether any has changed."""
+        if jobs is target.listed:
+            return False
         before, now = target.jobs, dict[Key, Found]()
         is_other = len(before) != len(jobs)
         for job in jobs:
@@ -278,7 +282,7 @@ class Watch:
                 now[key] = old
             else:
                 now[key], is_other = Found(job, there, self.version + 1), True
-        target.jobs = now
+        target.jobs, target.listed = now, jobs
         return is_other
 
     def _tell(self) -> None:

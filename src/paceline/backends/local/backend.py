@@ -55,11 +55,8 @@ class Local(Backend):
         self._measures: Gauge | None = None
         self._keeps_expired = False
         self._ended: dict[str, tuple[int, Job]] | None = None  # with their identities; None: not remembered
-        self._read: tuple[dict[str, int], float, float | None] = (
-            {},
-            0.0,
-            None,
-        )  # names, when, and the folder's time then
+        self._over: tuple[dict[str, int], list[Job]] | None = None  # what there is, as long as all of it has ended
+        self._read: tuple[dict[str, int], float, float | None] = {}, 0.0, None  # the names, when, the folder's time
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -141,8 +138,13 @@ class Local(Backend):
         self._ended = {} if self._ended is None else self._ended
 
     def _again(self, ended: dict[str, tuple[int, Job]]) -> list[Job]:
-        """All jobs, the newest first; those that have not changed since the last look are the same objects."""
+        """All jobs, the newest first; those that have not changed since the last look are the same objects.
+
+        If all have ended, it is the same list.
+        """
         present = self._names_again()
+        if self._over is not None and self._over[0] is present:
+            return self._over[1]
         queue = records.queue_of(self._jobs.parent)
         for name in ended.keys() - present.keys():
             del ended[name]
@@ -156,7 +158,9 @@ class Local(Backend):
                 ended[name] = identity, job
             elif job is not None:
                 going.append(job)
-        return sorted([*going, *(job for _, job in ended.values())], key=lambda job: job.created, reverse=True)
+        found = sorted([*going, *(job for _, job in ended.values())], key=lambda job: job.created, reverse=True)
+        self._over = (present, found) if len(ended) == len(present) else None
+        return found
 
     def _all(self, since: float, warn: Callable[[str], None]) -> tuple[list[JobRecord], int]:
         """The records of all jobs but those that ended before `since`, and how many jobs there are.
