@@ -2,49 +2,29 @@
 
 `CONTRACTS` maps the name that `--framework` takes to the class that knows that framework's variables; `OWN_CONTRACT`
 knows paceline's own variables, which every rank gets too. `recognise` finds out which launcher started the
-calling process.
+calling process. The names are imported when they are used: a node answers most questions without them.
 """
 
 from __future__ import annotations
 
-from .base import Contract, Variables
-from .horovod import HorovodContract
-from .indexed import IndexedContract
-from .jax import JaxContract
-from .mpi import MpiContract
-from .paceline import (
-    ERROR_FILE,
-    GIT_CREDENTIALS,
-    HOROVOD,
-    RANK_KEY,
-    RESUME_CODE,
-    STOP_SIGNALS,
-    TOKEN,
-    WANTS_INTERRUPT,
-    PacelineContract,
-)  # fmt: skip
-from .paddle import PaddleContract
-from .placement import ContractError, Placement
-from .recognise import Recognised, recognise
-from .slurm import SlurmContract
-from .tensorflow import TensorflowContract
-from .threads import thread_count
-from .torch import TorchContract
+from typing import TYPE_CHECKING, Any
 
-CONTRACTS: dict[str, Contract] = {
-    contract.name: contract
-    for contract in (
-        TorchContract(),
-        HorovodContract(),
-        PaddleContract(),
-        TensorflowContract(),
-        JaxContract(),
-        MpiContract(),
-        SlurmContract(),
-        IndexedContract(),
+if TYPE_CHECKING:
+    from .base import Contract, Variables
+    from .frameworks import CONTRACTS, OWN_CONTRACT
+    from .paceline import (
+        ERROR_FILE,
+        GIT_CREDENTIALS,
+        HOROVOD,
+        RANK_KEY,
+        RESUME_CODE,
+        STOP_SIGNALS,
+        TOKEN,
+        WANTS_INTERRUPT,
     )
-}
-OWN_CONTRACT: Contract = PacelineContract()
+    from .placement import ContractError, Placement
+    from .recognition import Recognised, recognise
+    from .threads import thread_count
 
 __all__ = [
     "CONTRACTS",
@@ -65,3 +45,21 @@ __all__ = [
     "recognise",
     "thread_count",
 ]
+
+_HOMES = {
+    "CONTRACTS": "frameworks", "OWN_CONTRACT": "frameworks",
+    "Contract": "base", "Variables": "base",
+    "ContractError": "placement", "Placement": "placement",
+    "Recognised": "recognition", "recognise": "recognition",
+    "thread_count": "threads",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'paceline')}"), name)
+    globals()[name] = found
+    return found

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import read_json, write_json
-from paceline.node.machine.ports import Reservation, is_listening
 
 from .errors import Refused
 from .machine import processes
@@ -67,6 +66,8 @@ class TensorBoard:
             folder: the run directory, for its record and its output.
             detached: whether it outlives this process; otherwise the kernel ends it with this process.
         """
+        from .machine.ports import Reservation  # not needed by those that only read records
+
         self.url: str | None = None
         self.problem = ""
         self._python, self._logdir, self._folder, self._detached = tuple(python), logdir, folder, detached
@@ -82,6 +83,8 @@ class TensorBoard:
         has_ended = self._process.poll() is not None
         output = _tail(log_file(self._folder))
         if has_ended:
+            from .machine.ports import is_listening
+
             self._ports.release()
             if is_listening(self._port) and self._tries < _TRIES:
                 self._start()

@@ -12,107 +12,103 @@ import os
 import select
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from io import BufferedReader
+    from typing import TypedDict
 
     from typing_extensions import NotRequired
 
+    class Part(TypedDict):
+        """What a client asks a machine elsewhere to make: its part of a job. Most keys are those of `plan.Order`.
 
-class Part(TypedDict):
-    """What a client asks a machine elsewhere to make: its part of a job. Most keys are those of `plan.Order`.
+        Keys:
+            job: the requested job, as a `JobSpec` in JSON.
+            data: the job's volumes: volume, path, wanted, variable.
+            job_id: identifier that its nodes share; None makes a new one.
+            hosts: the names of the nodes as the user knows them, by node rank.
+            joins: the job runs elsewhere already.
+            rank_streams: which streams of which ranks the client shows; None if it shows none.
+            terminal: variables of the terminal that shows the ranks.
+            secrets: variables that are never shown.
+            token: secret with which the nodes authenticate each other.
+            slots: number of slots of the machine if it has no accelerators.
+            code: record of the job's code; None if it has no code of its own.
+            brought: what comes from a job elsewhere that it goes on from, see `plan.Brought`, and `bytes`, the size of
+                the checkpoint's archive, 0 if the checkpoint is there already or goes to another node.
+        """
 
-    Keys:
-        job: the requested job, as a `JobSpec` in JSON.
-        data: the job's volumes: volume, path, wanted, variable.
-        job_id: identifier that its nodes share; None makes a new one.
-        hosts: the names of the nodes as the user knows them, by node rank.
-        joins: the job runs elsewhere already.
-        rank_streams: which streams of which ranks the client shows; None if it shows none.
-        terminal: variables of the terminal that shows the ranks.
-        secrets: variables that are never shown.
-        token: secret with which the nodes authenticate each other.
-        slots: number of slots of the machine if it has no accelerators.
-        code: record of the job's code; None if it has no code of its own.
-        brought: what comes from a job elsewhere that it goes on from, see `plan.Brought`, and `bytes`, the size of the
-            checkpoint's archive, 0 if the checkpoint is there already or goes to another node.
-    """
+        job: dict[str, Any]
+        data: Sequence[Mapping[str, Any]]
+        job_id: str | None
+        hosts: Sequence[str]
+        joins: bool
+        rank_streams: Mapping[str, Any] | None
+        terminal: Mapping[str, str]
+        secrets: Mapping[str, str]
+        token: str | None
+        slots: int
+        code: Mapping[str, Any] | None
+        brought: NotRequired[Mapping[str, Any] | None]
 
-    job: dict[str, Any]
-    data: Sequence[Mapping[str, Any]]
-    job_id: str | None
-    hosts: Sequence[str]
-    joins: bool
-    rank_streams: Mapping[str, Any] | None
-    terminal: Mapping[str, str]
-    secrets: Mapping[str, str]
-    token: str | None
-    slots: int
-    code: Mapping[str, Any] | None
-    brought: NotRequired[Mapping[str, Any] | None]
+    class StartRequest(Part):
+        """A part to start now; the code follows on stdin as an archive (tar) of `bytes` bytes.
 
+        Keys:
+            reconnect: seconds for which a client that follows the job tries to connect again when its connection has
+                broken; with 0 it does not.
+        """
 
-class StartRequest(Part):
-    """A part to start now; the code follows on stdin as an archive (tar) of `bytes` bytes.
+        bytes: int
+        reconnect: float
 
-    Keys:
-        reconnect: seconds for which a client that follows the job tries to connect again when its connection has
-            broken; with 0 it does not.
-    """
+    class RejoinRequest(TypedDict):
+        """The client of a held job is back, after its connection broke.
 
-    bytes: int
-    reconnect: float
+        Keys:
+            name, job_id: the job.
+            seen: how many answers it has received since it held the job.
+        """
 
+        name: str
+        job_id: str
+        seen: int
 
-class RejoinRequest(TypedDict):
-    """The client of a held job is back, after its connection broke.
+    class PlanRequest(Part):
+        """A part to plan; `start` is the first attempt, as a coordinator would send it, None if it is unknown."""
 
-    Keys:
-        name, job_id: the job.
-        seen: how many answers it has received since it held the job.
-    """
+        start: Mapping[str, Any] | None
 
-    name: str
-    job_id: str
-    seen: int
+    class BatchRequest(Part):
+        """A part that a scheduler starts, see `batch.py`.
 
+        Keys:
+            root: the folder of this machine's jobs.
+            archive: the file of the code's archive (tar, or tar.gz), beside the request; None if the job has no code of
+                its own.
+            node_rank_variable: the variable in which the scheduler gives the node rank, such as SLURM_NODEID or
+                JOB_COMPLETION_INDEX; None if the job has it, or the nodes agree on it when they connect.
+            address_variable: the variable in which it gives the address at which the others reach this node; None if
+                the agent finds it.
+            peers: where the agents listen, by node rank, if the scheduler starts another node for one that is lost.
+            late_nodes: whether the scheduler starts nodes of an elastic job also when it has ended.
+            cloned: the folder beside the request into which git has fetched the code; its commit is in the file
+                `commit` there.
+            kept_logs: the folder in which its logs are kept too, see `kept_log.py`.
+        """
 
-class PlanRequest(Part):
-    """A part to plan; `start` is the first attempt, as a coordinator would send it, None if it is unknown."""
-
-    start: Mapping[str, Any] | None
-
-
-class BatchRequest(Part):
-    """A part that a scheduler starts, see `batch.py`.
-
-    Keys:
-        root: the folder of this machine's jobs.
-        archive: the file of the code's archive (tar, or tar.gz), beside the request; None if the job has no code of its
-            own.
-        node_rank_variable: the variable in which the scheduler gives the node rank, such as SLURM_NODEID or
-            JOB_COMPLETION_INDEX; None if the job has it, or the nodes agree on it when they connect.
-        address_variable: the variable in which it gives the address at which the others reach this node; None if the
-            agent finds it.
-        peers: where the agents listen, by node rank, if the scheduler starts another node for one that is lost.
-        late_nodes: whether the scheduler starts nodes of an elastic job also when it has ended.
-        cloned: the folder beside the request into which git has fetched the code; its commit is in the file `commit`
-            there.
-        kept_logs: the folder in which its logs are kept too, see `kept_log.py`.
-    """
-
-    root: str
-    archive: str | None
-    node_rank_variable: str | None
-    address_variable: str | None
-    peers: Sequence[str]
-    late_nodes: bool
-    cloned: NotRequired[str | None]
-    kept_logs: NotRequired[str | None]
+        root: str
+        archive: str | None
+        node_rank_variable: str | None
+        address_variable: str | None
+        peers: Sequence[str]
+        late_nodes: bool
+        cloned: NotRequired[str | None]
+        kept_logs: NotRequired[str | None]
 
 
 def encoded(answer: Mapping[str, Any]) -> bytes:

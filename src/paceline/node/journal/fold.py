@@ -7,12 +7,13 @@ without a final state has FAILED, whatever it recorded.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from .state import FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal, TypedDict
 
     from paceline.contract.records import (
         Cause,
@@ -28,6 +29,60 @@ if TYPE_CHECKING:
     )
     from paceline.node.journal.status import Failure, RankRecord, Status
 
+    class Part(TypedDict):
+        """One node's part of a job, as `part_of` makes it. Hosts send it to clients.
+
+        Attributes:
+            state: what its agent recorded last; PENDING before it recorded anything.
+            alive: whether a process works on it; None if that is not known.
+            why: why nothing works on it although no end is recorded, or why it is not known whether something does.
+            has_begun: whether it takes part in an attempt, or did.
+            nodes, ranks: how many the job has, if its agent knows it.
+            job_id: identifies the job on all its machines.
+            hosts: names of the job's nodes as the user gave them; empty if unknown.
+            is_elastic: whether nodes may come and go.
+            failing_rank: the rank that failed first; None if a node failed, or nothing.
+            finished: when it ended; without a recorded end, when it wrote its last file.
+            noticed: when it was seen first that it has ended, if it recorded no end.
+            waiting: what it waits for, in one line.
+            slow: what makes it slow, a line each, the worst first.
+        """
+
+        state: State
+        alive: bool | None
+        why: str
+        host: str
+        node_rank: int
+        has_begun: bool
+        nodes: int | None
+        ranks: int | None
+        job_id: str | None
+        hosts: Sequence[str]
+        is_elastic: bool
+        attempt: int
+        restarts: int
+        exit_code: int | None
+        started: float | None
+        finished: float | None
+        noticed: float | None
+        instances: list[InstanceRecord]
+        failing_rank: int | None
+        error: str | None
+        cause: Cause | None
+        advice: str | None
+        traceback: TracebackRecord | None
+        waiting: str | None
+        devices: list[str]
+        progress: ProgressRecord | None
+        checkpoint: CheckpointRecord | None
+        slow: list[str]
+
+    class Report(TypedDict):
+        """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
+
+        job: JobFacts
+        part: Part
+
 
 ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"
 _UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # a job has that of its slowest node
@@ -38,62 +93,6 @@ _MOST_LINES, _MOST_LETTERS = 8, 4096  # of a traceback in a record; the logs hav
 
 _BY_SIGTERM = 128 + signal.SIGTERM
 _CODES: dict[State, int] = {"SUCCEEDED": 0, "STOPPED": _BY_SIGTERM}  # of ends that no node recorded
-
-
-class Part(TypedDict):
-    """One node's part of a job, as `part_of` makes it. Hosts send it to clients.
-
-    Attributes:
-        state: what its agent recorded last; PENDING before it recorded anything.
-        alive: whether a process works on it; None if that is not known.
-        why: why nothing works on it although no end is recorded, or why it is not known whether something does.
-        has_begun: whether it takes part in an attempt, or did.
-        nodes, ranks: how many the job has, if its agent knows it.
-        job_id: identifies the job on all its machines.
-        hosts: names of the job's nodes as the user gave them; empty if unknown.
-        is_elastic: whether nodes may come and go.
-        failing_rank: the rank that failed first; None if a node failed, or nothing.
-        finished: when it ended; without a recorded end, when it wrote its last file.
-        noticed: when it was seen first that it has ended, if it recorded no end.
-        waiting: what it waits for, in one line.
-        slow: what makes it slow, a line each, the worst first.
-    """
-
-    state: State
-    alive: bool | None
-    why: str
-    host: str
-    node_rank: int
-    has_begun: bool
-    nodes: int | None
-    ranks: int | None
-    job_id: str | None
-    hosts: Sequence[str]
-    is_elastic: bool
-    attempt: int
-    restarts: int
-    exit_code: int | None
-    started: float | None
-    finished: float | None
-    noticed: float | None
-    instances: list[InstanceRecord]
-    failing_rank: int | None
-    error: str | None
-    cause: Cause | None
-    advice: str | None
-    traceback: TracebackRecord | None
-    waiting: str | None
-    devices: list[str]
-    progress: ProgressRecord | None
-    checkpoint: CheckpointRecord | None
-    slow: list[str]
-
-
-class Report(TypedDict):
-    """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
-
-    job: JobFacts
-    part: Part
 
 
 class Scheduler(NamedTuple):

@@ -14,12 +14,12 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, Any, Union, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-    from typing import Literal, TypedDict
+    from typing import Literal, TypedDict, Union
 
     from paceline.contract.records import FinalState
     from paceline.contract.stands import Hang, Place, Spent
@@ -178,13 +178,13 @@ if TYPE_CHECKING:
         url: str | None
         problem: str | None
 
+    Record = Union[
+        StateRecord, RanksRecord, ReopenedRecord, QueuedRecord, GrantedRecord, StartedRecord, HangRecord,
+        SpentRecord, StacksRecord, StoppingRecord, RestartingRecord, FinishedRecord, ReasonRecord,
+        ImportingRecord, ImportedRecord, WarmRecord, ContinuedRecord, SavedRecord, ResumedRecord,
+        TensorBoardRecord,
+    ]  # fmt: skip
 
-Record = Union[
-    "StateRecord", "RanksRecord", "ReopenedRecord", "QueuedRecord", "GrantedRecord", "StartedRecord", "HangRecord",
-    "SpentRecord", "StacksRecord", "StoppingRecord", "RestartingRecord", "FinishedRecord", "ReasonRecord",
-    "ImportingRecord", "ImportedRecord", "WarmRecord", "ContinuedRecord", "SavedRecord", "ResumedRecord",
-    "TensorBoardRecord",
-]  # fmt: skip
 
 VERSION = 1
 NAME, NAME_BEFORE = "journal.jsonl", "events.jsonl"
@@ -192,7 +192,7 @@ _LOG_FILES = {"rank": int, "local_rank": int, "out": str, "err": str, "error": s
 _OF_STATE = frozenset({"state", "ranks", "reopened"})  # events that only change the state: they are not shown
 _MOST_BYTES = 64 * 1024 * 1024  # that one call reads
 # The last version's message for the loss of a node; since then a failure has its cause.
-_LOSS_BEFORE = re.compile(r"node \d+ \([^)]*\)(, which coordinates the job,)? (is gone|did not answer)")
+_LOSS_BEFORE = r"node \d+ \([^)]*\)(, which coordinates the job,)? (is gone|did not answer)"
 
 
 def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Record], int]:
@@ -308,7 +308,7 @@ def with_cause(failure: dict[str, Any]) -> Failure:
     if "cause" in failure:
         return cast("Failure", failure)
     if failure.get("rank") is None:
-        cause = "node lost" if _LOSS_BEFORE.match(str(failure.get("message"))) else "agent"
+        cause = "node lost" if re.match(_LOSS_BEFORE, str(failure.get("message"))) else "agent"
     elif failure.get("oom"):
         cause = "out of memory"
     elif failure.get("signal"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ class Home:
         """
         self.root = root
         self.is_remote = jobs is None if is_remote is None else is_remote
-        self.jobs = jobs or root / "hosts" / socket.gethostname() / "jobs"
+        self.jobs = jobs or root / "hosts" / os.uname().nodename / "jobs"
 
     def folder_of(self, job: Request) -> Path:
         """Where the run directory of a job is, or will be."""

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -141,7 +140,7 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
             _moment(status[key])
     part = part_of(
         status, alive=alive, why=why, written=written, noticed=noticed, job_id=node.get("job_id"),
-        host=agent["host"] if agent else socket.gethostname(), hosts=node.get("hosts", ()),
+        host=agent["host"] if agent else os.uname().nodename, hosts=node.get("hosts", ()),
         is_elastic=node.get("least") != node.get("nodes"),
         waiting=_waiting(path.name, status, queue) if alive else None,
         progress=_progress(path / "progress.json"), checkpoint=checkpoint(run),
@@ -214,7 +213,7 @@ def _damaged(path: Path, why: str) -> Report:
     held = RunDirectory(path).is_held
     node = read_json(RunDirectory(path).spec) or {}
     part = part_of(
-        {"state": "RUNNING"}, alive=held, why=why, written=then, host=socket.gethostname(), job_id=node.get("job_id"),
+        {"state": "RUNNING"}, alive=held, why=why, written=then, host=os.uname().nodename, job_id=node.get("job_id"),
         hosts=node.get("hosts", ()),
     )  # fmt: skip
     part["error"] = why
@@ -256,7 +255,7 @@ def _runs(agent: AgentRecord | None) -> bool:
     return (
         agent is not None
         and agent["boot"] == processes.boot_id()
-        and agent["host"] == socket.gethostname()
+        and agent["host"] == os.uname().nodename
         and processes.start_time(agent["pid"]) == agent["start_time"]
     )
 
@@ -269,7 +268,7 @@ def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: boo
         agent: its agent, by its status.
         alive: False if it is known that no process works on it, on any machine.
     """
-    is_here = agent is None or agent["host"] == socket.gethostname()
+    is_here = agent is None or agent["host"] == os.uname().nodename
     if agent and not is_here and alive is None:
         return None, f"it runs on {agent['host']}; only there its state is known"
     if not agent:
