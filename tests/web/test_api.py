@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,30 @@ def test_a_silent_target_delays_no_other_and_is_named(monkeypatch: pytest.Monkey
     eventually(lambda: page.get("/api/jobs").json()["targets"][0]["error"], "its error is shown")
     assert names(page) == ["it"]  # as it was known last
     answers.set()
+
+
+def test_a_backend_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    both, overlaps = threading.Barrier(2), list[str]()
+
+    class Unsafe(Fake):
+        def __init__(self) -> None:
+            super().__init__("lab", JOB)
+            self.lock = threading.Lock()
+
+        def spec(self, name: str) -> JobSpec:
+            if not self.lock.acquire(blocking=False):
+                overlaps.append(name)
+            both.wait(60)
+            self.lock.release()
+            return super().spec(name)
+
+    kept = Unsafe()
+    monkeypatch.setattr(everywhere, "places", lambda: [everywhere.Place("lab", lambda: kept, None, Unsafe)])
+    assert names(page) == ["it"]
+    with ThreadPoolExecutor(2) as pool:
+        for answer in pool.map(page.get, 2 * ["/api/jobs/lab/it/file"]):
+            assert answer.status_code == 200
+    assert not overlaps
 
 
 def test_what_changes_is_told(lab: Fake, page: Page) -> None:

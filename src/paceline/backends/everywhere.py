@@ -36,11 +36,13 @@ class Place(NamedTuple):
         name: of the target, or its hosts; "" for the one that a command line names.
         load: its backend, always the same one.
         jobs: the names of the jobs there that are asked for; None for all.
+        another: a backend of its own for another thread; None where `load` does.
     """
 
     name: str
     load: Callable[[], Backend]
     jobs: tuple[str, ...] | None = None
+    another: Callable[[], Backend] | None = None
 
 
 def places(since: float | None = None) -> list[Place]:
@@ -58,14 +60,17 @@ def places(since: float | None = None) -> list[Place]:
 
         names += load().targets
     names += [name for name in targets_in_use() if name not in names and registry.needs_no_target(name)]
-    found = [Place(name, functools.partial(_loaded, name)) for name in names]
+    found = [
+        Place(name, functools.partial(_loaded, name), None, functools.partial(registry.load, name)) for name in names
+    ]
     for kind in sorted(registry.kinds_of_hosts()):
         groups: dict[str, list[str]] = {}
         for job, options in jobs_on_named_hosts(kind, since or 0.0):
             groups.setdefault(json.dumps(options, sort_keys=True), []).append(job)
         for text, jobs in groups.items():
             hosts = ",".join(json.loads(text)["hosts"])
-            found.append(Place(hosts, functools.partial(_on_hosts, kind, text), tuple(jobs)))
+            loads = functools.partial(_on_hosts, kind, text), functools.partial(_on_hosts.__wrapped__, kind, text)
+            found.append(Place(hosts, loads[0], tuple(jobs), loads[1]))
     return found
 
 

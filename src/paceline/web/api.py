@@ -30,7 +30,7 @@ from paceline.backends.base import Elastic, Forwards, Metered, Prepared, TensorB
 from paceline.backends.story import story
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
-from paceline.job.job import STATES, Job
+from paceline.job.job import STATES, Job, Node
 from paceline.job.quantities import show_time
 from paceline.job.secret_values import notes_on_secrets
 
@@ -256,6 +256,15 @@ class Api:
         limit = self._limits.setdefault(target, anyio.CapacityLimiter(_AT_ONCE))
         return await anyio.to_thread.run_sync(call, limiter=limit, abandon_on_cancel=True)
 
+    async def _with(self, found: Found, call: Callable[[Backend], Any]) -> Any:
+        """What a call to the backend of a job returns."""
+
+        def called() -> Any:
+            with found.lender.lent() as there:
+                return call(there)
+
+        return await self._on(found.job.backend, called)
+
     async def _find(self, request: Request) -> Found:
         target, name = request.path_params["target"], request.path_params["name"]
         try:
@@ -269,7 +278,7 @@ class Api:
         Raises:
             Refused: it is gone.
         """
-        listing = await self._on(found.job.backend, lambda: found.there.describe([found.job.name]))
+        listing = await self._with(found, lambda there: there.describe([found.job.name]))
         for job in listing.jobs:
             if isinstance(job, Job):
                 return job
@@ -354,7 +363,8 @@ class Api:
         """See `OPERATIONS`."""
         found = await self._find(request)
         job = await self._now(found)
-        return {"job": job.to_dict(), "commands": _commands(job, found.there), "can": self._can(job, found.there)}
+        can = await self._with(found, lambda there: self._can(job, there))
+        return {"job": job.to_dict(), "commands": _commands(job, found.there), "can": can}
 
     def _can(self, job: Job, there: Backend) -> list[str]:
         """The actions that make sense for a job now."""
@@ -373,33 +383,33 @@ class Api:
         """See `OPERATIONS`."""
         found = await self._find(request)
         job = await self._now(found)
-        return await self._on(job.backend, lambda: gathered(job, found.there, 0))
+        return await self._with(found, lambda there: gathered(job, there, 0))
 
     async def report(self, request: Request) -> Response:
         """See `OPERATIONS`."""
         found = await self._find(request)
         job = await self._now(found)
-        text = await self._on(job.backend, lambda: report([gathered(job, found.there, _REPORT_LINES)]))
+        text = await self._with(found, lambda there: report([gathered(job, there, _REPORT_LINES)]))
         kept = {"Content-Disposition": "attachment; filename=report.html"}  # the page names it as the job
         return Response(text, media_type="text/html", headers=kept)
 
     async def events(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
         found = await self._find(request)
-        happened = await self._on(found.job.backend, lambda: story(found.job, found.there.events(found.job.name)))
+        happened = await self._with(found, lambda there: story(found.job, there.events(found.job.name)))
         return {"events": [{**it, "time": show_time(it["time"])} for it in happened]}
 
     async def file(self, request: Request) -> Response:
         """See `OPERATIONS`."""
         found = await self._find(request)
-        spec = await self._on(found.job.backend, lambda: found.there.spec(found.job.name))
+        spec = await self._with(found, lambda there: there.spec(found.job.name))
         return Response(job_file(spec, for_others=False), media_type="text/plain")
 
     async def contents(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
         found = await self._find(request)
         name = found.job.name
-        contents = (await self._on(found.job.backend, lambda: found.there.contents([name]))).get(name)
+        contents = (await self._with(found, lambda there: there.contents([name]))).get(name)
         return {"checkpoints": None, "size": None} if contents is None else asdict(contents)
 
     async def logs(self, request: Request) -> Response:
@@ -454,7 +464,7 @@ class Api:
         """See `OPERATIONS`."""
         found, sent = await self._find(request), await _sent(request)
         name = found.job.name
-        unreached = await self._on(found.job.backend, lambda: found.there.stop([name], sent.get("now") is True))
+        unreached = await self._with(found, lambda there: there.stop([name], sent.get("now") is True))
         self._watch.look_now()
         return {"unreached": unreached.get(name)}
 
@@ -464,7 +474,7 @@ class Api:
         job = await self._now(found)
         if show_time(job.created) != sent.get("created"):
             raise Refused(409, f"job {job.name} has changed since it was looked at, and stays")
-        remainders = await self._on(job.backend, lambda: found.there.delete([job.name]))
+        remainders = await self._with(found, lambda there: there.delete([job.name]))
         self._watch.look_now()
         return {"remainders": remainders}
 
@@ -477,14 +487,15 @@ class Api:
             raise Refused(400, "nodes is a number, and hosts a list of names")
         if bool(nodes) is bool(hosts):
             raise Refused(400, "give either a number of nodes, or hosts")
-        there, name = able(found.there, Elastic), found.job.name
+        name = found.job.name
         fewer = sent.get("remove") is True if hosts else nodes < 0
 
-        def scaled() -> list[str]:
+        def scaled(there: Backend) -> list[str]:
             which: Any = hosts or int.__abs__(nodes)
-            return there.scalein(name, which) if fewer else there.scaleout(name, which)
+            elastic = able(there, Elastic)
+            return elastic.scalein(name, which) if fewer else elastic.scaleout(name, which)
 
-        changed = await self._on(found.job.backend, scaled)
+        changed = await self._with(found, scaled)
         self._watch.look_now()
         return {"removed" if fewer else "added": changed}
 
@@ -500,9 +511,9 @@ class Api:
         words = [*flags, *(["--fresh"] if fresh else []), found.job.name]
         words += ["--", *map(str, changes["args"])] if isinstance(changes.get("args"), list) else []
         command = f"paceline resubmit{where} {shlex.join(words)}"
-        job = jobs.Job._of(found.job, found.there)
 
         def prepared() -> tuple[Backend, Prepared]:
+            job = jobs.Job._of(found.job, found.lender.new())
             return jobs.prepare_again(job, on=on, fresh=fresh, **changes)
 
         there, ready = await self._on(found.job.backend, prepared)
@@ -538,16 +549,19 @@ class Api:
     async def tensorboard(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
         found = await self._find(request)
-        there, key = able(found.there, TensorBoards), (found.job.backend, found.job.name)
+        key = found.job.backend, found.job.name
         notes: list[str] = []
 
         def opened() -> str:
+            there = able(found.lender.new(), TensorBoards)  # a forward may use it until the server ends
             url = there.open_tensorboard(found.job.name, None, notes.append)
-            return self._forwarded(there, key, url, notes) if isinstance(there, Forwards) else url
+            if isinstance(there, Forwards):
+                return self._forwarded(there, key, url, notes)
+            if how := there.reach_tensorboard(found.job.name, url):
+                notes.append(how)
+            return url
 
-        url = await self._on(found.job.backend, opened)
-        how = there.reach_tensorboard(found.job.name, url) if not isinstance(there, Forwards) else None
-        return {"url": url, "notes": [*notes, *([how] if how else [])]}
+        return {"url": await self._on(found.job.backend, opened), "notes": notes}
 
     def _forwarded(self, there: Forwards, key: tuple[str, str], url: str, notes: list[str]) -> str:
         """The address here that leads to a TensorBoard, until the server ends."""
@@ -570,11 +584,16 @@ class Api:
         """See `OPERATIONS`."""
         target = request.query_params.get("target", registry.HERE)
         try:
-            there = self._watch.backend(target)
+            lender = self._watch.lender(target)
         except KeyError:
             raise Refused(404, f"no target {target!r}") from None
         warnings: list[str] = []
-        nodes = await self._on(target, lambda: able(there, Metered).nodes(warnings.append))
+
+        def seen() -> list[Node]:
+            with lender.lent() as there:
+                return able(there, Metered).nodes(warnings.append)
+
+        nodes = await self._on(target, seen)
         return {"nodes": [asdict(node) for node in nodes], "warnings": warnings}
 
 

@@ -33,11 +33,49 @@ _IDLE = 60.0  # seconds after the last request in which targets are still looked
 Key = tuple[str, str]  # the target and the name of a job
 
 
+class Lender:
+    """Backends of a target, each lent to one thread at a time: they need not be made for several."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._free: list[Backend] = []  # the one that was used last is the last
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[Backend]:
+        """A backend that no other thread uses meanwhile.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        try:
+            there = self._free.pop()
+        except IndexError:
+            there = self.new()
+        try:
+            yield there
+        finally:
+            self._free.append(there)
+
+    def new(self) -> Backend:
+        """A backend that is not used again.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        return (self._place.another or self._place.load)()
+
+
 class Found(NamedTuple):
-    """A job, its backend, and the version in which it changed last."""
+    """A job, where it is, and the version in which it changed last.
+
+    Attributes:
+        there: its backend, which the thread uses that looks at it; others read its constants.
+        lender: of its backend.
+    """
 
     job: Job
     there: Backend
+    lender: Lender
     version: int
 
 
@@ -60,9 +98,13 @@ class _Target:
     error: str | None = None
     warnings: tuple[str, ...] = ()
     jobs: dict[Key, Found] = field(default_factory=dict)
+    lender: Lender = field(init=False)
     listed: list[Job] | None = None
     wake: threading.Event = field(default_factory=threading.Event)
     is_gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.lender = Lender(self.place)
 
 
 class Watch:
@@ -121,14 +163,13 @@ class Watch:
                 for name, it in self._targets.items()
             ]
 
-    def backend(self, target: str) -> Backend:
-        """The backend of a target.
+    def lender(self, target: str) -> Lender:
+        """Lends the backend of a target.
 
         Raises:
             KeyError: there is none of this name.
-            UserError: it cannot be loaded.
         """
-        return self._targets[target].place.load()
+        return self._targets[target].lender
 
     def counts(self) -> dict[str, int]:
         """State → how many jobs have it."""
@@ -170,7 +211,10 @@ class Watch:
         with self._changed:
             target = self._targets.get(there.name)
             if target is not None:
-                target.jobs = {**target.jobs, (job.backend, job.name): Found(job, there, self.version + 1)}
+                target.jobs = {
+                    **target.jobs,
+                    (job.backend, job.name): Found(job, there, target.lender, self.version + 1),
+                }
                 self._tell()
         self.look_now()
 
@@ -281,7 +325,7 @@ class Watch:
             if old is not None and (old.job is job or old.job == job):
                 now[key] = old
             else:
-                now[key], is_other = Found(job, there, self.version + 1), True
+                now[key], is_other = Found(job, there, target.lender, self.version + 1), True
         target.jobs, target.listed = now, jobs
         return is_other
 
