@@ -205,6 +205,16 @@ def test_what_differs_starts_cold_and_is_named(warm: Warm) -> None:
     assert not reason("--preload", "statistics")
 
 
+def test_a_progress_bar_is_as_wide_as_the_terminal(warm: Warm) -> None:
+    pytest.importorskip("tqdm")
+    warm.paceline.env["OMP_NUM_THREADS"] = "1"
+    warm.keep("tqdm")
+    warm.paceline.script("import tqdm\nfor _ in tqdm.tqdm(range(2), ascii=True): pass")
+    _, seen = warm.paceline.on_terminal("run", "--preload", "tqdm", "script.py")
+    assert [event["event"] for event in warm.events()] == ["warm"]
+    assert max(len(line) for line in seen.decode().splitlines() if "2/2" in line) == 80, seen
+
+
 @pytest.mark.parametrize("change", ["touched", "replaced"])
 def test_a_changed_file_ends_a_server(warm: Warm, change: str) -> None:
     """An upgraded package is imported anew."""

@@ -134,4 +134,6 @@ def sprout() -> tuple[int, str]:
         modules["tempfile"].tempdir = None  # an import may have asked for this folder, which a variable names
     if "multiprocessing.process" in modules:
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    for name in [it for it in modules if it.partition(".")[0] == "tqdm"]:
+        del modules[name]  # it has read its variables, of which one is the width of the terminal
     return descriptors[1], asked["spec"]

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 # Read by the interpreter and the dynamic loader before a program runs.
 _AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_")
 _NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME"})
-# Read by C libraries of modules, where Python does not see it; TQDM_ is read in a loop over all variables.
+# Read by C libraries of modules, where Python does not see it.
 _BY_LIBRARIES = (
     "OMP_", "GOMP_", "KMP_", "LIBOMP_", "MKL_", "OPENBLAS_", "GOTO_",
     "BLIS_", "VECLIB_", "NUMEXPR_", "NPY_", "TORCH", "PYTORCH_", "ATEN_", "CAFFE2_", "C10_", "GLOO_", "TP_", "UCC_",
-    "ONEDNN_", "DNNL_", "TF_", "XLA_", "JAX_", "FLAGS_", "GLOG_", "TRITON_", "TQDM_",
+    "ONEDNN_", "DNNL_", "TF_", "XLA_", "JAX_", "FLAGS_", "GLOG_", "TRITON_",
 )  # fmt: skip
 # Variables that a launcher sets for its ranks, and those that only a rank's own start reads.
 _NOT = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "TP_SOCKET", "GLOO_SOCKET")
