@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import greenlet
 
-from paceline.node.eventloop.channel import ChannelClosed
+from paceline.node.eventloop.channel import ChannelClosed, encode
 from paceline.node.eventloop.loop import Loop
 from paceline.node.rendezvous.links import BEAT
 
@@ -48,6 +48,8 @@ class Cluster:
         self.connections: list[Connection] = []
         self.blocked: set[tuple[Machine, Machine]] = set()  # from the first nothing comes to the second
         self.messages = self.bytes = 0
+        self._moments: dict[str, list[tuple[int, Callable[[], None]]]] = {}  # what follows the n-th such moment
+        self._seen: dict[str, int] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
@@ -59,6 +61,18 @@ class Cluster:
         while queue and queue[0][0] <= until and not is_over():
             self.now, _, call = heapq.heappop(queue)
             call()
+
+    def at_moment(self, name: str, number: int, call: Callable[[], None]) -> None:
+        """Call at the n-th message, record or action of this name."""
+        self._moments.setdefault(name, []).append((number, call))
+
+    def moment(self, name: str) -> None:
+        """A message is sent, something is recorded or done."""
+        if name in self._moments:
+            self._seen[name] = seen = self._seen.get(name, 0) + 1
+            for number, call in self._moments[name]:
+                if number == seen:
+                    call()
 
     def write(self, line: str) -> None:
         """Into the log, if there is one."""
@@ -341,8 +355,8 @@ class Channel:
         self.process, self.socket = process, Socket(self)
         self.loop: SimulatedLoop | None = None
         self.stalled_since: float | None = None
-        self._held: list[Message | None] = []
-        self._inbox: list[Message] = []
+        self._held: list[bytes | None] = []
+        self._inbox: list[bytes] = []
         self._is_open, self._is_ended = True, False
         self._last = 0.0
         process.channels.append(self)
@@ -354,23 +368,23 @@ class Channel:
     def fileno(self) -> int:
         return 1 if self._is_open else -1
 
-    def send(self, message: Any) -> None:
+    def send_line(self, line: bytes) -> None:
         if not self._is_open or self._is_ended:
             raise ChannelClosed("gone")
-        if message is not BEAT:
-            text = json.dumps(message)
-            message = json.loads(text)
+        if line is not BEAT:
             cluster = self.process.cluster
-            cluster.messages, cluster.bytes = cluster.messages + 1, cluster.bytes + len(text)
-            cluster.write(f"{self.process.machine.name} → {self.other.process.machine.name}  {text[:100]}")
-        self._transmit(message)
+            cluster.messages, cluster.bytes = cluster.messages + 1, cluster.bytes + len(line)
+            text = line[:100].decode()
+            cluster.moment(text.split('"', 4)[3])
+            cluster.write(f"{self.process.machine.name} → {self.other.process.machine.name}  {text}")
+        self._transmit(line)
 
-    def _transmit(self, message: Message | None) -> None:
+    def _transmit(self, message: bytes | None) -> None:
         cluster, other = self.process.cluster, self.other
         self._last = at = max(self._last, cluster.now + cluster.jitter(cluster.latency))
         cluster.after(at - cluster.now, lambda: other._arrive(message))
 
-    def _arrive(self, message: Message | None) -> None:
+    def _arrive(self, message: bytes | None) -> None:
         if self.stalled_since is not None:
             self._held.append(message)
         elif self._is_open:
@@ -399,15 +413,15 @@ class Channel:
 
     def receive(self) -> list[Message]:
         if self._inbox:
-            messages, self._inbox = self._inbox, []
-            return messages
+            lines, self._inbox = self._inbox, []
+            return [json.loads(line) for line in lines]
         if self._is_ended or not self._is_open:
             raise ChannelClosed("the other side closed the connection", is_dead=True)
         return []
 
     def part(self, message: Any) -> None:
         if self._is_open and not self._is_ended:
-            self.send(message)
+            self.send_line(encode(message))
 
     def close(self) -> None:
         if self._is_open:

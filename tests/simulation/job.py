@@ -105,7 +105,8 @@ class Training:
         return (
             len(self.workers) == self.world_size
             and all(
-                worker.is_alive and not worker.failure and not worker.is_suspended for worker in self.workers.values()
+                worker.is_alive and not worker.is_failing and not worker.is_suspended
+                for worker in self.workers.values()
             )
             and all(passes(one, other) for one in machines for other in machines)
         )
@@ -159,7 +160,7 @@ class Training:
 
     def _notice_loss(self) -> None:
         """The collective of ranks fails if another one has ended."""
-        gone = [it for it in self.workers.values() if it.failure is not None or not it.is_alive]
+        gone = [it for it in self.workers.values() if it.is_failing or not it.is_alive]
         for worker in self.workers.values():
             if any(self.job.cluster.passes(other.machine, worker.machine) for other in gone):
                 self.job.cluster.after(self.job.cluster.jitter(_SYMPTOM), worker.lose_peer)
@@ -172,6 +173,7 @@ class Worker:
         self.server, self.rank, self.machine = server, rank, server.process.machine
         self.job = server.job
         self.is_alive, self.is_ending = True, False
+        self.is_cleaning_up = False  # it has left its peers, and will end with an error that is not recorded yet
         self.failure: dict[str, Any] | None = None
         agent = server.agent
         start = agent.status.current["start"]
@@ -216,6 +218,16 @@ class Worker:
             self.is_alive = False
             self.server.ended(self.rank.placement.local_rank, status)
 
+    @property
+    def is_failing(self) -> bool:
+        return self.failure is not None or self.is_cleaning_up
+
+    def exit(self) -> None:
+        """It leaves its peers, cleans up, and ends with an error; only then it is known that it failed first."""
+        if self.is_alive and not self.is_ending:
+            self.is_cleaning_up = True
+            self.job.cluster.after(self.job.cluster.jitter(_LAST_WORDS), lambda: self.fail("it has exited"))
+
     def fail(self, message: str, symptom: bool = False) -> None:
         """An exception ends it; its peers notice that before its process has ended."""
         if self.is_alive and not self.is_ending:
@@ -226,7 +238,7 @@ class Worker:
     def lose_peer(self) -> None:
         if self.is_suspended:
             self.job.cluster.after(1.0, self.lose_peer)
-        else:
+        elif not self.is_cleaning_up:
             self.fail("Connection closed by peer", symptom=True)
 
     def signal(self, number: int) -> None:
@@ -403,6 +415,7 @@ class Directory:
     def append(self, *records: Any) -> tuple[list[Any], int]:
         written = stamped(records)
         for record in records:
+            self._machine.cluster.moment(record["event"])
             if record["event"] != "state" or "state" in record["status"]:
                 text = json.dumps({key: value for key, value in record.items() if key not in ("logs", "others")})
                 self._machine.cluster.write(f"{self._machine.name}  {text[:100]}")
@@ -459,6 +472,7 @@ class SimulatedAgent(Agent):
         if action["do"] == "die":
             self.process.end(-9)
             raise Killed
+        self.process.cluster.moment(action["do"])
         super()._carry_out(action)
 
     def _decide(self, event: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import signal
@@ -28,6 +29,7 @@ _STOPS_WITHIN = 5.0  # seconds, and the grace
 _BEGUN = 9.0  # seconds after which the first agents of a job have started, unless something has happened
 _SLACK = 7.0  # seconds that a fault lasts longer than its cause: beats, the network's and the process's own delays
 _NAME = re.compile(r"\((h\d+)\)")  # of a machine, in a message
+_MOMENT_WITHIN = 200.0  # seconds
 _END = 900.0  # seconds after the last fault, in which every job ends
 
 
@@ -35,15 +37,19 @@ class Fault(NamedTuple):
     """Something that happens.
 
     Attributes:
-        at: seconds after the job was submitted.
+        at: seconds after the job was submitted, or after a moment.
         node: to which node, counted among those that live, or how many.
         seconds: how long it lasts.
+        after: the message, record or action that it follows; "" if none.
+        nth: which one of these.
     """
 
     at: float
     do: str
     node: int = 0
     seconds: float = 0.0
+    after: str = ""
+    nth: int = 1
 
 
 class Schedule(NamedTuple):
@@ -63,10 +69,14 @@ class Schedule(NamedTuple):
     faults: tuple[Fault, ...] = ()
 
 
-_ENDS = ("kill", "reboot", "fork server ends", "rank fails", "disk full")
+_ENDS = ("kill", "reboot", "fork server ends", "rank fails", "rank exits", "disk full")
 _WAITS = ("off", "split", "one way", "suspend", "suspend all", "slow")
-_CLIENTS = ("stop", "preempt", "interrupt")
+_CLIENTS = ("stop", "terminate", "preempt", "interrupt")
 _SCALES = ("scale out", "scale out in vain", "scale in")
+_MOMENTS = (
+    "join", "prepare", "prepared", "start", "ready", "go", "halt", "stopped", "restart", "search", "finish", "part",
+    "launch", "terminate", "save", "sweep", "waiting", "restarting", "started", "stopping", "finished", "meet",
+)  # fmt: skip
 
 
 def schedule(seed: int) -> Schedule:
@@ -81,6 +91,10 @@ def schedule(seed: int) -> Schedule:
         at = rng.uniform(0.0, 40.0) if rng.random() < 0.5 or not at else at + rng.expovariate(0.5)
         seconds = rng.choice((rng.uniform(0.1, 3.0), rng.uniform(3.0, 15.0), rng.uniform(10.0, 100.0)))
         faults.append(Fault(round(at, 2), rng.choice(what), rng.choice((0, 0, 1, 2, 3)), round(seconds, 1)))
+        if rng.random() < 0.4:
+            delay = rng.choice((0.0, rng.uniform(0.0, 0.5), rng.uniform(0.0, 4.0)))
+            moment = {"at": round(delay, 2), "after": rng.choice(_MOMENTS), "nth": rng.choice((1, 1, 2, 3, 4, 6))}
+            faults[-1] = faults[-1]._replace(**moment)
     return Schedule(
         seed, kind, nodes=rng.choice((2, 2, 3, 3, 4)), restarts=rng.choice((0, 0, 1, 2)),
         least=rng.choice((1, 1, 2, 3)), join=40.0 if kind == "replaced" else rng.choice((2.5, 40.0)),
@@ -101,6 +115,7 @@ class Simulation:
         self.machines = [Machine(self.cluster, f"h{number}") for number in range(it.nodes)]
         self.first: tuple[str, str, int | None] | None = None  # what, which machine, and which rank
         self.first_at = 0.0
+        self.second_at = float("inf")
         self.stopped_at: float | None = None
         self.in_vain: list[SimulatedAgent] = []
         self.pending = 0  # agents that are about to start
@@ -108,7 +123,11 @@ class Simulation:
         for rank in range(it.nodes):
             self.start(rank, self.machines[rank], it.spread if rank else 0.5)
         for fault in it.faults:
-            self.cluster.after(fault.at, lambda fault=fault: self.happens(fault))
+            happens = functools.partial(self.cluster.after, fault.at, functools.partial(self.happens, fault))
+            if fault.after:
+                self.cluster.at_moment(fault.after, fault.nth, happens)
+            else:
+                happens()
 
     # -- what starts agents --------------------------------------------------------------------------------------------
 
@@ -197,11 +216,11 @@ class Simulation:
             return
         agent = living[fault.node % len(living)]
         machine, others = agent.process.machine, [it for it in cluster.machines if it is not agent.process.machine]
-        if do == "stop":  # of the client, which tells all nodes
-            self.note(do, machine)
+        if do in ("stop", "terminate"):  # of the client, which tells all nodes; of a scheduler, to all processes
+            self.note("stop", machine)
             self.stopped_at = cluster.now if self.stopped_at is None else self.stopped_at
             for each in living:
-                cluster.after(cluster.jitter(1.0), lambda each=each: each.signal(signal.SIGTERM))
+                cluster.after(cluster.jitter(1.0), functools.partial(self.terminate, each, do == "terminate"))
         elif do == "interrupt" and self.it.kind != "replaced":  # of one node
             self.note(do, machine)
             agent.signal(signal.SIGINT)
@@ -243,6 +262,11 @@ class Simulation:
                 if worker.is_alive and not worker.is_ending:
                     self.note(do, machine, worker.rank.placement.rank)
                     worker.fail("it failed")
+        elif do == "rank exits" and agent.ranks.has_server and agent.ranks._channel.workers.get(0) is not None:
+            worker = agent.ranks._channel.workers[0]
+            if worker.is_alive and not worker.is_ending:
+                self.note("rank fails", machine, worker.rank.placement.rank)
+                worker.exit()
         elif do == "scale in":
             self.note(do, machine)
             agent.signal(LEAVE)
@@ -250,17 +274,25 @@ class Simulation:
             self.note(do, machine)
             self.scale_out(1 + fault.node % 2, do == "scale out")
 
+    def terminate(self, agent: SimulatedAgent, with_ranks: bool) -> None:
+        """SIGTERM to an agent, and perhaps to its ranks as well."""
+        agent.signal(signal.SIGTERM)
+        for worker in agent.ranks._channel.workers.values() if with_ranks and agent.ranks.has_server else ():
+            self.cluster.after(self.cluster.jitter(0.2), functools.partial(worker.signal, signal.SIGTERM))
+
     def note(self, what: str, machine: Machine, rank: int | None = None) -> None:
         """Remember what happened first."""
         self.cluster.write(f"*** {what}: {machine.name}{'' if rank is None else f', rank {rank}'}")
         if self.first is None:
             self.first, self.first_at = (what, machine.name, rank), self.cluster.now
+        else:
+            self.second_at = min(self.second_at, self.cluster.now)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def run(self) -> Simulation:
         """Until the job has ended; raises a Violation if something is not as it must be."""
-        last = max((fault.at + fault.seconds for fault in self.it.faults), default=0.0)
+        last = sum(fault.at + fault.seconds + (_MOMENT_WITHIN if fault.after else 0.0) for fault in self.it.faults)
         self.cluster.run(last + _END, lambda: not self.job.running and not self.pending)
         self.check()
         return self
@@ -304,7 +336,7 @@ class Simulation:
     @property
     def must_succeed(self) -> bool:
         """Whether nothing happened that the job cannot do without, or begin again after."""
-        losses, failures = ("kill",), ("rank fails", "fork server ends")
+        losses, failures = ("kill",), ("rank fails", "rank exits", "fork server ends")
         does = [fault.do for fault in self.it.faults]
         if self.first is None and "disk full" not in does:  # it had ended before the first fault
             return (self.it.kind == "elastic" and self.it.least == 1) or self.it.join > self.it.spread + _KNOWN
@@ -312,6 +344,8 @@ class Simulation:
         if not is_alone and {*does} - {*losses, *failures, "suspend", "slow", *_SCALES}:
             return False
         if self.first_at < _BEGUN or self.starves:
+            return False
+        if self.job.stepped_at < self.first_at and self.it.kind == "replaced":  # the other nodes have ended
             return False
         costly = failures if self.it.kind == "elastic" else losses + failures
         if "kill" in does and self.it.join < SILENCE:  # the search for another coordinator may take longer
@@ -335,7 +369,7 @@ class Simulation:
         states = {state for state, _ in filter(None, ends.values())}
         if what in ("stop", "interrupt") and self.it.kind != "replaced" and states - {"STOPPED", "SUCCEEDED"}:
             raise Violation(f"a job that was stopped first has ended as {states}")
-        is_heard = len(self.it.faults) == 1 or self.it.faults[1].at > self.first_at + self.it.latency + 0.1
+        is_heard = self.second_at > self.first_at + self.it.latency + 0.1
         last = self.job.stepped_at
         if what in ("stop", "interrupt") and is_heard and last > self.first_at + self.it.grace + _STOPS_WITHIN:
             raise Violation(f"a job that was stopped at {self.first_at:.1f} s has trained until {last:.1f} s")

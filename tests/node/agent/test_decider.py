@@ -54,7 +54,7 @@ class World:
         self.stubborn = stubborn
         self.status: dict[str, Any] = {
             "state": "STARTING", "started": None, "start": None, "waiting": None, "node_rank": 0,
-            "agent": {"host": "here"},
+            "agent": {"host": "here"}, "nodes": spec.nodes,
         }  # fmt: skip
         self.running: list[int] = []
         self.ended: list[int] = []
@@ -216,6 +216,20 @@ def test_the_cause_of_symptoms_is_waited_for(one: World, cause_comes: bool) -> N
     assert (one.sent, one.now - before) == ([{"do": "failed"}], 0 if cause_comes else SYMPTOM_WAIT)
     one.happens({"on": "ranks changed"})
     assert one.sent == [{"do": "failed"}], "it is reported once"
+
+
+@pytest.mark.parametrize("halted", [False, True])
+def test_a_node_whose_ranks_have_all_failed_waits_for_the_cause_on_another_node(halted: bool) -> None:
+    one = World(node(nodes=2)).runs()
+    one.ends(0, 1, symptom=True)
+    assert one.sent == [{"do": "symptom"}]
+    if halted:
+        one.hears("halt", signal=0, save=False, grace=None)
+    else:
+        before = one.now
+        one.waits()
+        assert one.now - before == SYMPTOM_WAIT
+    assert one.sent[-1] == {"do": "stopped" if halted else "failed"}
 
 
 def test_ranks_that_save_their_state_are_waited_for(one: World) -> None:

@@ -26,6 +26,11 @@ def join(nodes: int, peer: int = 0, **changes: Any) -> Message:
     }  # fmt: skip
 
 
+def rank_of(peer: int, start: Message) -> int:
+    """The place of a node that has joined as `n{peer}`."""
+    return [node["id"] for node in start["nodes"]].index(f"n{peer}")
+
+
 def failed(rank: int, age: float, symptom: bool = False) -> Failure:
     return Failure(
         rank=rank, node=0, host="h", pid=1, exit_code=rank + 1, signal="", oom=False, message=f"rank {rank}",
@@ -139,9 +144,9 @@ class Job(RuleBasedStateMachine):
 
     @invariant()
     def node_ranks_are_given_once_each(self) -> None:
-        starts = [m for peer in self.joined for m in self.told[peer] if m["do"] == "start"]
-        for attempt in {m["attempt"] for m in starts}:
-            ranks = [m["node_rank"] for m in starts if m["attempt"] == attempt]
+        starts = {peer: [m for m in self.told[peer] if m["do"] == "start"] for peer in self.joined}
+        for attempt in {m["attempt"] for told in starts.values() for m in told}:
+            ranks = [rank_of(peer, m) for peer, told in starts.items() for m in told if m["attempt"] == attempt]
             assert len(ranks) == len(set(ranks))
 
 
@@ -156,7 +161,7 @@ def test_nodes_get_the_ranks_they_ask_for(asked: list[int], silent: set[int]) ->
     for peer in range(4):
         wanted = None if peer in silent else asked[peer]
         outbox = coordinator.receive(peer, join(4, peer, node_rank=wanted))
-    given_ranks = {peer: message["node_rank"] for peer, message in outbox}
+    given_ranks = {peer: rank_of(peer, message) for peer, message in outbox}
     assert sorted(given_ranks.values()) == [0, 1, 2, 3]
     assert all(given_ranks[peer] == asked[peer] for peer in range(4) if peer not in silent)
 
@@ -216,6 +221,16 @@ def test_no_more_nodes_leave_at_once_than_the_job_can_do_without() -> None:
     stopped = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
     told = [(peer, m["do"]) for sender in range(3) for peer, m in coordinator.receive(sender, stopped)]
     assert told == [(2, "finish"), (0, "restart"), (1, "restart"), (0, "start"), (1, "start")]
+
+
+@pytest.mark.parametrize("last", ["done", "symptom", "failed"])
+def test_symptoms_halt_the_others_once_no_other_node_can_report_the_cause(last: str) -> None:
+    coordinator = Coordinator(3, 3, 0)
+    elastic(coordinator, 3)
+    assert coordinator.receive(1, {"do": "symptom"}) == []
+    assert coordinator.receive(2, {"do": "symptom"}) == []
+    told = coordinator.receive(0, {"do": last})
+    assert [(peer, message["do"]) for peer, message in told] == [(0, "halt"), (1, "halt"), (2, "halt")]
 
 
 def test_the_last_lines_of_ranks_that_failed_later_are_told() -> None:
@@ -315,7 +330,8 @@ def test_another_node_takes_the_place_of_one_that_is_lost_within_the_restarts() 
     coordinator.lost(1)
     assert done(coordinator.receive(0, {"do": "stopped", "failures": [], **PORTS}), 0) == ["wait"]
     outbox = coordinator.receive(2, numbered(coordinator, 2, 1, "m-1"))
-    assert [(to, message["do"], message["node_rank"]) for to, message in outbox] == [(0, "start", 0), (2, "start", 1)]
+    assert [(to, message["do"]) for to, message in outbox] == [(0, "start"), (2, "start")]
+    assert [node["id"] for node in outbox[0][1]["nodes"]][1] == "m-1"
     assert coordinator.restarts == 1
     for peer in (0, 2):
         coordinator.receive(peer, {"do": "ready"})

@@ -10,6 +10,7 @@ from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
 from .decision import Step
 
 if TYPE_CHECKING:
+    from paceline.node.journal.status import Failure
     from paceline.node.rendezvous.messages import Alone, Halt, Search, ToCoordinator
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank
@@ -48,6 +49,9 @@ class Attempt(Step):
             self.wait("saved", self.spec.grace)
         elif ranks.resumes and not failures:
             self.reported({"do": "preempted", "final": self.state.preempted})
+        elif not ranks.has_live_ranks and "elsewhere" not in waited and self.may_be_elsewhere(failures):
+            self.send({"do": "symptom"})
+            self.wait("elsewhere", SYMPTOM_WAIT)
         elif not ranks.has_live_ranks:
             self.reported(self.failed() if failures or ranks.server_failure else {"do": "done"})
         elif failures and self.spec.framework != "indexed":
@@ -64,7 +68,12 @@ class Attempt(Step):
             return {"do": "preempted", "final": True}
         return {"do": "failed"}
 
-    def wait(self, phase: Literal["order", "saved", "cause"], seconds: float) -> None:
+    def may_be_elsewhere(self, failures: list[Failure]) -> bool:
+        """Whether another node may know soon why the ranks here have failed."""
+        is_symptom = bool(failures) and all(failure["symptom"] for failure in failures)
+        return is_symptom and self.status["nodes"] > 1 and self.spec.framework != "indexed"
+
+    def wait(self, phase: Literal["order", "saved", "cause", "elsewhere"], seconds: float) -> None:
         """Wait, once, before the report."""
         self.enter(phase, seconds)
         self.set(waited=self.state.waited | {phase})

@@ -5,7 +5,7 @@ is among them. While the agent waits for something else than the next message (i
 and changes of the ranks wait in `inbox`; signals and the like never do. `_PHASES` says what each phase waits for, and
 what follows, also at its deadline; `_REACHED` what happens at the other deadlines. A deadline is reached once.
 
-    claiming → held → meeting → open ⇄ order | saved | cause                             how the attempt has ended here
+    claiming → held → meeting → open ⇄ order | saved | cause | elsewhere                 how the attempt has ended here
                                 open ⇄ save → programs → terminate → kill → sweep → stopped     its ranks are stopped
                                 open ⇄ searching                                         for another coordinator
                                 open → (stop what is left) → closed
@@ -427,6 +427,8 @@ _PHASES = {
     "saved": _Phase(lambda it: _has_no_live_ranks(it) or _is_to_end(it), _Step.end_wait),
     # A failure that does not look like the consequence of another one.
     "cause": _Phase(lambda it: _has_no_live_ranks(it) or _has_cause(it) or _is_to_end(it), _Step.end_wait),
+    # Another node reports such a failure.
+    "elsewhere": _Phase(_is_to_end, _Step.end_wait),
     "save": _Phase(
         lambda it: _has_no_live_ranks(it) or it.state.at_once or it.is_to_halt or not it.ranks.is_ready,
         _Step.await_programs,

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from paceline.node.spec import NodeSpec
 
     Phase = Literal[
-        "claiming", "held", "meeting", "searching", "open", "order", "saved", "cause", "save", "programs", "terminate",
-        "kill", "sweep", "stopped", "closed",
+        "claiming", "held", "meeting", "searching", "open", "order", "saved", "cause", "elsewhere", "save", "programs",
+        "terminate", "kill", "sweep", "stopped", "closed",
     ]  # fmt: skip
 
 STOPPING = ("save", "programs", "terminate", "kill", "sweep", "stopped")

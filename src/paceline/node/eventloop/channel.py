@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import itertools
 import json
 import socket
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.handshake import CHECKSUM_SIZE, checksums
@@ -20,6 +22,7 @@ Message = dict[str, Any]
 
 MAX_LINE = 16 * 1024 * 1024
 _MARK = 2 * CHECKSUM_SIZE  # characters of a checksum, before its message
+_PIECES = 64  # that are given to the kernel at once
 
 
 class ChannelClosed(ConnectionError):
@@ -53,7 +56,7 @@ class Channel:
         self.socket = sock
         self.limit = limit
         self._incoming = bytearray()
-        self._outgoing = bytearray()
+        self._outgoing: deque[bytes | memoryview] = deque()
         self._ours: Checksums | None = None
         self._theirs: Checksums | None = None
 
@@ -81,11 +84,18 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone.
         """
-        line = json.dumps(message).encode()
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """`send` a message that `encode` has made a line of, perhaps for several receivers.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
         if self._ours is not None:
-            self._outgoing += self._ours.of(line).hex().encode()
+            self._outgoing.append(self._ours.of(line).hex().encode())
             self._ours.next()
-        self._outgoing += line + b"\n"
+        self._outgoing += (line, b"\n")
         self.flush()
 
     def flush(self) -> None:
@@ -96,12 +106,16 @@ class Channel:
         """
         while self._outgoing:
             try:
-                sent = self.socket.send(self._outgoing)
+                sent = self.socket.sendmsg(itertools.islice(self._outgoing, _PIECES))
             except BlockingIOError:
                 return
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
-            del self._outgoing[:sent]
+            while sent:
+                piece = self._outgoing.popleft()
+                if sent < len(piece):
+                    self._outgoing.appendleft(memoryview(piece)[sent:])
+                sent -= min(sent, len(piece))
 
     def receive(self) -> list[Message]:
         """The messages that have arrived completely.
@@ -156,6 +170,11 @@ class Channel:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+
+
+def encode(message: Mapping[str, object]) -> bytes:
+    """The line of a message, without its end."""
+    return json.dumps(message).encode()
 
 
 def _parse(line: bytes) -> Message:

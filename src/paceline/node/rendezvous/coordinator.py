@@ -7,6 +7,8 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "prepared"}                          this newcomer could start its ranks at once
                          {"do": "ready"}                             agrees to the attempt, and waits for "go"
                          {"do": "failed"}                            a rank has failed here
+                         {"do": "symptom"}                           all have, as it seems because of a failure on
+                                                                     another node, which will report it
                          {"do": "done"}                              all ranks here have succeeded
                          {"do": "over"}                              the job has succeeded, whatever still runs
                          {"do": "preempted", "final"}                the ranks here have saved their state and ended, to
@@ -86,9 +88,7 @@ class _Member:
     node_rank: int = -1
     prepared: bool = True
     takes_part: bool = False  # in the current attempt
-    ready: bool = False
     done: bool = False
-    stopped: bool = False
     wants_to_leave: bool = False
     leaves: bool = False
     or_stop: int = 0  # the signal that stops the job if this node has to leave and cannot
@@ -135,6 +135,9 @@ class Coordinator:
         self.preempted = False
         self.final = False
         self.members: dict[int, _Member] = {}
+        self._peer_of: dict[str | int | None, int] = {}  # by its id, and by the node rank that it asked for
+        self._awaited: set[int] = set()  # peers that take part and have not answered the last order, or how it went
+        self._has_symptom = False
         self._hung: object = None  # the hang of this attempt that was said last
         self.standing: Standing | None = None
         self.dead: set[str] = set()
@@ -169,19 +172,19 @@ class Coordinator:
         member = self.members.get(peer)
         if member is None or self.phase == FINISHED:
             return []
-        return self._handle(member, message)
+        return self._handle(peer, member, message)
 
-    def _handle(self, member: _Member, message: ToCoordinator) -> Outbox:
+    def _handle(self, peer: int, member: _Member, message: ToCoordinator) -> Outbox:
         """Handle a message of a member of a job that has not ended."""
         if message["do"] == "prepared":
             member.prepared = True
             return self._last_call()
         if message["do"] == "ready":
-            member.ready = True
-            return self._agreed()
-        if message["do"] == "done":
-            member.done = True
-            return self._check_done()
+            return self._agreed() if self.phase == AGREEING and self._is_last(peer) else []
+        if message["do"] == "done" or message["do"] == "symptom":
+            member.done = message["do"] == "done"
+            self._has_symptom = self._has_symptom or not member.done
+            return self._end_attempt() if self.phase == RUNNING and self._is_last(peer) else []
         if message["do"] == "over":
             return self._finish("SUCCEEDED", 0, []) if self.phase == RUNNING else []
         if message["do"] == "failed":
@@ -198,11 +201,18 @@ class Coordinator:
             member.or_stop = message["signal"] if message["do"] == "leave or stop" else member.or_stop
             return self._leave(member)
         if message["do"] == "stopped" and self.phase == HALTING:
-            member.stopped = True
             member.failures = message["failures"]
             member.joined.update({"main_port": message["main_port"], "ports": message["ports"]})
-            return self._decide()
+            return self._decide() if self._is_last(peer) else []
         return self._forward(message) if message["do"] == "daemon" else []
+
+    def _await_all(self) -> None:
+        self._awaited = {peer for peer, member in self.members.items() if member.takes_part}
+
+    def _is_last(self, peer: int) -> bool:
+        """Whether all that take part have answered now."""
+        self._awaited.discard(peer)
+        return not self._awaited
 
     def _look_for_hang(self, after: float) -> Outbox:
         """Say, once, that ranks hang, when no rank of any node goes on."""
@@ -245,15 +255,16 @@ class Coordinator:
             return self._disband("") if self.has_started and not self._may_go_on() else self._gathered()
         if not member.takes_part:
             return []
+        is_last = self._is_last(peer)
         if self.phase == RUNNING and member.done:
-            return self._check_done()
+            return self._end_attempt() if is_last else []
         why = f"node {member.node_rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
         self._gone.append(node_failure(member.node_rank, member.name, "node lost", why))
         self._changes.append(why)
         if self.phase != HALTING:
             return self._halt(grace=GONE_GRACE)
         halt: Halt = {"do": "halt", "signal": 0, "save": False, "grace": None if is_dead else GONE_GRACE}
-        return self._to_participants(halt) + self._decide()
+        return self._to_participants(halt) + (self._decide() if is_last else [])
 
     def has_died(self, name: str) -> Outbox:
         """Handle the death of an agent that is not connected."""
@@ -264,12 +275,12 @@ class Coordinator:
 
     def _join(self, peer: int, message: Join) -> Outbox:
         outbox: Outbox = []
-        for other, member in list(self.members.items()):
-            if member.id == message["id"]:  # it reconnects before its loss was noticed
-                if self.phase == GATHERING:
-                    del self.members[other]
-                else:
-                    outbox += self.lost(other, is_dead=False)
+        other = self._peer_of.get(message["id"])
+        if other in self.members:  # it reconnects before its loss was noticed
+            if self.phase == GATHERING:
+                del self.members[other]
+            else:
+                outbox += self.lost(other, is_dead=False)
         if self.replaces and message["id"] not in self.dead:
             outbox += self._make_room(message)
         why = self._refusal(message)
@@ -278,6 +289,7 @@ class Coordinator:
         self._adopt(message["standing"])
         gathering = self.phase == GATHERING
         self.members[peer] = _Member(message, prepared=gathering)
+        self._peer_of.update(dict.fromkeys((message["id"], message["node_rank"]), peer))
         if gathering:
             return outbox + self._gathered()
         return [*outbox, (peer, {"do": "prepare", "nodes": self._nodes()})]
@@ -302,20 +314,21 @@ class Coordinator:
             return "the job has ended"
         if self.replaces and message["id"] in self.dead:
             return "another node has taken its place"
-        staying = sum(not member.is_leaving for member in self.members.values())
-        if staying >= self.most or (self.phase != GATHERING and not self.changes):
+        is_full = len(self.members) >= self.most and sum(not it.is_leaving for it in self.members.values()) >= self.most
+        if is_full or (self.phase != GATHERING and not self.changes):
             return "the job has all its nodes already"
         if message["nodes"] != [self.least, self.most]:
             theirs, ours = (_range(*pair) for pair in (message["nodes"], (self.least, self.most)))
             return f"this node was started with --nnodes {theirs}, node 0 with --nnodes {ours}"
         for member in self.members.values():
-            other = member.joined
-            if message["version"] != other["version"]:
-                return f"this node has paceline {message['version']}, {other['host']} has {other['version']}"
-            asked = message["node_rank"]
-            is_taken = asked is not None and asked == other["node_rank"] and not member.is_leaving
-            if self.standing is None and is_taken:
-                return f"node rank {asked} is taken by {other['host']}; give each node its own --node-rank"
+            if message["version"] != member.joined["version"]:
+                name, version = member.name, member.joined["version"]
+                return f"this node has paceline {message['version']}, {name} has {version}"
+            break  # all members have the same
+        asked = message["node_rank"]
+        other = self.members.get(self._peer_of[asked]) if asked is not None and asked in self._peer_of else None
+        if self.standing is None and other is not None and not other.is_leaving:
+            return f"node rank {asked} is taken by {other.name}; give each node its own --node-rank"
         return ""
 
     def _adopt(self, stored: StandingRecord | None) -> None:
@@ -451,9 +464,10 @@ class Coordinator:
         self._changes.clear()
         order = sorted(self._participants(), key=lambda m: m.node_rank)
         for member in order:
-            member.ready = member.done = member.stopped = False
+            member.done = False
             member.failures, member.stands = [], []
-        self._hung = None
+        self._await_all()
+        self._hung, self._has_symptom = None, False
         proposed = Membership(tuple(m.id for m in order), self.members[0].id)
         before = self.standing.asked if self.standing is not None else ()
         standing = Standing(self.attempt, self.restarts, False, (*before, proposed))
@@ -461,24 +475,19 @@ class Coordinator:
         start: Start = {
             "do": "start",
             "attempt": self.attempt,
-            "node_rank": -1,  # each node gets its own
+            "node_rank": -1,  # each node finds itself among the nodes: the message is the same for all
             "nodes": self._nodes(),
             "main_address": order[0].joined["address"],
             "main_port": order[0].joined["main_port"],
             "job": order[0].joined["job"],
             "standing": standing.to_dict(),
         }
-        return [
-            (peer, {**start, "node_rank": member.node_rank})
-            for peer, member in self.members.items()
-            if member.takes_part
-        ]
+        return self._to_participants(start)
 
     def _agreed(self) -> Outbox:
-        """Start the ranks once all have agreed: from now on the former members do not count."""
-        if self.phase != AGREEING or not all(member.ready for member in self._participants()):
-            return []
+        """Start the ranks, as all have agreed: from now on the former members do not count."""
         self.phase = RUNNING
+        self._await_all()
         ids = tuple(member.id for member in sorted(self._participants(), key=lambda m: m.node_rank))
         self.standing = Standing(self.attempt, self.restarts, True, (Membership(ids, self.members[0].id),))
         outbox = self._to_participants({"do": "go"}) + (self._last_call() if self._newcomers() else [])
@@ -487,10 +496,9 @@ class Coordinator:
             outbox += self._leave(member)
         return outbox
 
-    def _check_done(self) -> Outbox:
-        if self.phase == RUNNING and all(member.done for member in self._participants()):
-            return self._finish("SUCCEEDED", 0, [])
-        return []
+    def _end_attempt(self) -> Outbox:
+        """No rank is left anywhere."""
+        return self._halt() if self._has_symptom else self._finish("SUCCEEDED", 0, [])
 
     def _halt(self, number: int = 0, save: bool = False, grace: float | None = None) -> Outbox:
         if self.phase == GATHERING:
@@ -498,13 +506,12 @@ class Coordinator:
         if self.phase not in (AGREEING, RUNNING):
             return []
         self.phase = HALTING
+        self._await_all()
         return self._to_participants({"do": "halt", "signal": number, "save": save, "grace": grace})
 
     def _decide(self) -> Outbox:
-        """Once no rank is left on any node: start another attempt, or end the job."""
+        """No rank is left on any node: start another attempt, or end the job."""
         participants = self._participants()
-        if not all(member.stopped for member in participants):
-            return []
         failures = [failure for member in participants for failure in member.failures]
         if self.changes and self._gone:  # failures that the loss of a node has caused do not count
             failures = [failure for failure in failures if not failure["symptom"]]

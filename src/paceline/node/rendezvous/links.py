@@ -13,7 +13,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, cast
 
-from paceline.node.eventloop.channel import Channel, ChannelClosed, Message, MessageAltered
+from paceline.node.eventloop.channel import Channel, ChannelClosed, Message, MessageAltered, encode
 
 from .silence import exceeded, since_packet
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .messages import ToCoordinator, ToNode
 
 BEAT_SECONDS = 1.0
-BEAT: Message = {"do": "beat"}
+BEAT = encode({"do": "beat"})
 PART: Message = {"do": "part"}  # the sender is alive, and ends this connection
 
 
@@ -69,9 +69,13 @@ class Link:
 
     def send(self, message: Mapping[str, object]) -> None:
         """Send a message; if the other side is gone, the loop calls `lost`."""
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """`send` a message that is encoded."""
         if self._is_open:
             with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
-                self.channel.send(message)
+                self.channel.send_line(line)
 
     def part(self) -> None:
         """Disconnect; the other side learns that this agent is alive."""
@@ -100,7 +104,7 @@ class Link:
             self._lost(False, f"it did not answer for {limit:g} s")
             return
         if not self.channel.wants_write:
-            self.send(BEAT)
+            self.send_line(BEAT)
         self._beaten = now
         self._loop.after(BEAT_SECONDS, self._beat)
 
@@ -110,7 +114,7 @@ class Link:
             for message in self.channel.receive():
                 if message == PART:
                     raise ChannelClosed("the other side ended the connection")
-                if message != BEAT:
+                if message["do"] != "beat":
                     self._received(message)
             self.alive_at = max(self.alive_at, self._loop.unread_since)
         except ChannelClosed as error:
@@ -185,11 +189,14 @@ class Leader:
         self._post(self.coordinator.lost(peer, is_dead, why or "it does not answer"))
 
     def _post(self, outbox: Outbox) -> None:
+        encoded: tuple[ToNode | None, bytes] = None, b""  # the last one: many are for all nodes
         for peer, message in outbox:
             if peer == 0:
                 self._deliver(message)
             elif peer in self._peers:
-                self._peers[peer].send(message)
+                if encoded[0] is not message:
+                    encoded = message, encode(message)
+                self._peers[peer].send_line(encoded[1])
 
 
 def _report(channel: Channel, error: MessageAltered) -> None:

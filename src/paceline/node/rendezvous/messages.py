@@ -75,7 +75,7 @@ class Join(Offer):  # noqa: D101
 
 
 class Report(TypedDict):  # noqa: D101
-    do: Literal["prepared", "ready", "failed", "done", "over", "leave", "called"]
+    do: Literal["prepared", "ready", "failed", "symptom", "done", "over", "leave", "called"]
 
 
 class LeaveOrStop(TypedDict):  # noqa: D101

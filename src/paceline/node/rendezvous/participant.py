@@ -315,6 +315,8 @@ class Participant:
         if message["do"] == "start" or message["do"] == "prepare":
             self._nodes = message["nodes"]
         if message["do"] == "start":
+            own = next(number for number, node in enumerate(message["nodes"]) if node["id"] == self.id)
+            message = {**message, "node_rank": own}
             self._leads_others = False
             self.standing = Standing.from_dict(message["standing"])
         elif message["do"] == "go":
