@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from fake_kubernetes.fixtures import cluster, make_cluster, new_cluster, possible  # noqa: F401
 from tests.lab.web.browser import Browser, browser
 
 if TYPE_CHECKING:

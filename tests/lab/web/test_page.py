@@ -12,6 +12,7 @@ from tests.conftest import Paceline, eventually
 from tests.lab.web.conftest import Server, many_jobs
 
 if TYPE_CHECKING:
+    from fake_kubernetes.cluster import Cluster
     from tests.lab.web.browser import Browser
 
 pytestmark = pytest.mark.needs("chromium")
@@ -294,3 +295,36 @@ def test_a_server_that_ends_leaves_no_reader_of_logs(chromium: Browser, server: 
     server._process.send_signal(signal.SIGKILL)
     server._process.wait()
     paceline.succeeds("stop", "--now", "it")
+
+
+def test_a_job_on_a_cluster(chromium: Browser, paceline: Paceline, cluster: Cluster) -> None:
+    paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
+    submit(paceline, "--on", "kubernetes", "--image", "usual", "--name", "it", "-n", "2", paceline.script(FOREVER))
+    server = Server(paceline)
+    try:
+        chromium.open(server.url)
+        state(chromium, "it", "RUNNING")
+        chromium.click("tr.job a", "it")
+        chromium.click("a", "Logs")
+        chromium.fill("input[list]", "all", "change")
+        chromium.until(
+            "[...document.querySelectorAll('.line')].filter(e => e.textContent.includes('it runs')).length === 2"
+        )
+        chromium.click("button", "Stop")
+        chromium.shows("paceline stop --on kubernetes it")
+        chromium.click("dialog button", "Stop")
+        chromium.until("document.querySelector('.state').textContent === 'STOPPED'")
+    finally:
+        server.end()
+
+
+def test_the_tensorboard_of_a_job(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    submit(paceline, "--name", "it", "-n", "1", paceline.script(FOREVER))
+    chromium.open(server.url)
+    chromium.click("tr.job a", "it")
+    chromium.click("button", "TensorBoard")
+    chromium.open(chromium.until("document.querySelector('p[role=status] a')?.href"))
+    chromium.until("document.title === 'TensorBoard' && !!document.querySelector('tb-webapp')")
+    chromium.console.clear()  # what it writes there is its own
+    paceline.succeeds("stop", "--now", "it")
+    paceline.succeeds("tensorboard", "--stop", "it")
