@@ -58,7 +58,7 @@ def load_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path) -> bytes:
     """The bytes of a regular file. A run directory may contain other things, such as a FIFO, which would never end.
 
     Raises:
@@ -70,9 +70,9 @@ def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path.name} is no regular file")
-        data = file.read(most + 1) if status.st_size <= most else b""
-        if status.st_size > most or len(data) > most:
-            raise ValueError(f"{path.name} is larger than {most >> 20} MiB")
+        data = file.read(MOST_BYTES + 1) if status.st_size <= MOST_BYTES else b""
+        if status.st_size > MOST_BYTES or len(data) > MOST_BYTES:
+            raise ValueError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB")
         return data
 
 

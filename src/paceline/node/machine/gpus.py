@@ -129,12 +129,10 @@ def installed(
     )
 
 
-def in_use(
-    gpus: tuple[str, ...] = NVIDIA_SMI_USE, processes: tuple[str, ...] = NVIDIA_SMI_PROCESSES
-) -> tuple[Gpu, ...]:
+def in_use(gpus: tuple[str, ...] = NVIDIA_SMI_USE) -> tuple[Gpu, ...]:
     """The GPUs with their use and their processes, from nvidia-smi; none if there is no nvidia-smi."""
     found, _ = parse_nvidia_smi(ask(gpus)[0], USE_FIELDS)
-    return with_processes(found, ask(processes)[0]) if found else ()
+    return with_processes(found, ask(NVIDIA_SMI_PROCESSES)[0]) if found else ()
 
 
 def ask(command: tuple[str, ...], seconds: float = 1.5) -> tuple[str, str | None]:

@@ -72,12 +72,12 @@ class PortRange:
     last: int
 
 
-def port_range(path: Path = PORT_RANGE) -> PortRange | None:
+def port_range() -> PortRange | None:
     """The range in this network namespace; None if it is not known.
 
     Source: https://docs.kernel.org/networking/ip-sysctl.html (ip_local_port_range)
     """
-    found = re.fullmatch(r"(\d{1,5})\s+(\d{1,5})", read(path))
+    found = re.fullmatch(r"(\d{1,5})\s+(\d{1,5})", read(PORT_RANGE))
     return None if found is None else PortRange(int(found[1]), int(found[2]))
 
 
@@ -131,7 +131,6 @@ def parse_if_inet6(text: str) -> dict[str, list[str]]:
 def host_name(
     name: str | None = None,
     lookup: Callable[..., list[Any]] = socket.getaddrinfo,
-    binds: Callable[[Any], bool] | None = None,
     seconds: float = 1.0,
 ) -> HostName:
     """This machine's name and what it resolves to; a resolver that does not answer in time counts as a failure."""
@@ -152,7 +151,7 @@ def host_name(
     answer = answers[0]
     if not isinstance(answer, list):
         return HostName(name, problem=getattr(answer, "strerror", None) or str(answer))
-    usable = next((entry[4][0] for entry in answer if (binds or _binds)(entry)), None)
+    usable = next((entry[4][0] for entry in answer if _binds(entry)), None)
     return HostName(name, tuple(dict.fromkeys(entry[4][0] for entry in answer)), usable)
 
 

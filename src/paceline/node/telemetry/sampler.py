@@ -76,16 +76,7 @@ class _Moment(NamedTuple):
 class Sampler:
     """Measures a job on this node."""
 
-    def __init__(
-        self,
-        folder: Path,
-        gpus: Callable[[], tuple[Gpu, ...]],
-        *,
-        proc: Path = hardware.PROC,
-        cgroup: Path = hardware.CGROUP,
-        net: Path = NET,
-        infiniband: Path = INFINIBAND,
-    ) -> None:
+    def __init__(self, folder: Path, gpus: Callable[[], tuple[Gpu, ...]]) -> None:
         """Measure nothing yet.
 
         Args:
@@ -93,7 +84,6 @@ class Sampler:
             gpus: returns the GPUs of the machine.
         """
         self._folder, self._gpus = folder, gpus
-        self._proc, self._cgroup, self._net, self._infiniband = proc, cgroup, net, infiniband
         self._before: _Moment | None = None
 
     def take(self, agent: int, ranks: Iterable[RankNow]) -> tuple[Telemetry | None, tuple[Gpu, ...]]:
@@ -121,7 +111,7 @@ class Sampler:
         return line, mine
 
     def _look(self, agent: int, ranks: Iterable[RankNow]) -> _Moment:
-        seen = snapshot(self._proc, self._cgroup)
+        seen = snapshot()
         root = seen.processes.get(agent)
         tree = seen.tree(agent, root.start_time) if root is not None else {}
         used = {pid: self._used(process) for pid, process in tree.items()}
@@ -130,11 +120,11 @@ class Sampler:
             first = tree.get(rank.pid)
             own = seen.tree(rank.pid, first.start_time) if first is not None else {}
             found[rank.rank] = rank, _sum(used[pid] for pid in own)
-        return _Moment(seen, _sum(used.values()), found, traffic(self._proc, self._net, self._infiniband))
+        return _Moment(seen, _sum(used.values()), found, traffic())
 
     def _used(self, process: Process) -> _Used:
         """What one process has used, and the children that it has reaped."""
-        folder, read, written, shared = f"{self._proc}/{process.pid}", 0, 0, 0
+        folder, read, written, shared = f"{hardware.PROC}/{process.pid}", 0, 0, 0
         try:
             with open(f"{folder}/statm", "rb") as file:
                 shared = int(file.read().split()[2]) * _PAGE
@@ -146,8 +136,8 @@ class Sampler:
         return _Used((process.own + process.reaped) / _TICKS, read, written, max(0, process.resident - shared))
 
     def _machine(self, before: _Moment, now: _Moment, seconds: float) -> MachineUse:
-        cores = hardware.cores(self._proc, self._cgroup)
-        memory, space = hardware.memory(self._proc, self._cgroup), hardware.space(self._folder)
+        cores = hardware.cores()
+        memory, space = hardware.memory(), hardware.space(self._folder)
         total = memory.total if memory.limit is None else memory.limit
         received, sent = (
             round(max(0, after - earlier) / seconds) for earlier, after in zip(before.network, now.network)
