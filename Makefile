@@ -57,7 +57,7 @@ quick: $(VENV)/.dev ## Those of them that start no process
 	$(PYTEST) $(FOUR) --quick $(HERE)
 
 test-lab: $(VENV)/.dev ## The tests with hosts over ssh, Slurm and Kubernetes, which need root, and those in a browser; each file in one process, six at a time: they wait most of the time
-	$(PYTEST) -n 6 --dist loadfile $(LAB)
+	$(PYTEST) -n 6 --dist loadfile --no-loadscope-reorder $(LAB)
 
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Scripts of torch, paddle, tensorflow and jax, and the examples
 	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(PYTEST) -m frameworks tests/frameworks
