@@ -204,7 +204,7 @@ class Hang(TypedDict):
         seconds: for how long nothing has moved.
         collective: that they wait in; None if there is none.
         line: all that in one line.
-        places: of all ranks, those of `ranks` first.
+        places: of all ranks, those of `ranks` first; if no rank works, those that are elsewhere than most.
     """
 
     kind: Kind

@@ -119,6 +119,13 @@ HANGS: dict[str, tuple[int, str, list[int], str]] = {
                 "hvd.allreduce(t, name='loss')\n", [1], r"allreduce\.y 6 .*it sleeps"),
     "horovod, another name": (2, f"{_HOROVOD}hvd.broadcast(t, 0, name='ab'[rank])\n", [1],
                               r"broadcast\.b 4.*rank 0 in broadcast\.a"),
+    "no collective has a number": (4, "f = open('lock', 'w')\n"
+                                   "if os.environ['RANK'] == '1':\n"
+                                   "    fcntl.flock(f, fcntl.LOCK_EX)\n"
+                                   "    open('taken', 'w'); threading.Event().wait()\n"
+                                   "while not os.path.exists('taken'): time.sleep(0.1)\n"
+                                   "fcntl.flock(f, fcntl.LOCK_EX)\n", [],
+                                   "no rank works; rank 1 on .*a lock, while ranks 0, 2, 3 on .*the lock of a file"),
     "one waits for the other": (2, "rank = join()\ndist.recv(t, 1 - rank)\n", [], "no rank works"),
 }  # fmt: skip
 

@@ -120,6 +120,27 @@ def test_a_process_without_a_framework_may_wait() -> None:
     assert find([one], 60.0) is None
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([5, 9, 5, 5], "no rank works; rank 1 on a (pid 101) is at train.py:9 in main, "
+                       "while ranks 0, 2, 3 on a are at train.py:5 in main"),
+        ([9, 5, 5, 8, 5], "no rank works; rank 0 on a (pid 100) is at train.py:9 in main, "
+                          "while ranks 1, 2, 4 on a are at train.py:5 in main"),
+        ([5, 9], "no rank works; rank 0 on a (pid 100) is at train.py:5 in main, "
+                 "and rank 1 on a (pid 101) is at train.py:9 in main"),
+        ([5, 6, 7], "no rank works; rank 0 on a (pid 100) is at train.py:5 in main"),
+        ([5, 5, 5], "no rank works; ranks 0 to 2 on a are at train.py:5 in main"),
+    ],
+)  # fmt: skip
+def test_of_ranks_whose_collectives_nobody_numbers_those_elsewhere_than_most_come_first(
+    lines: list[int], said: str
+) -> None:
+    found = find([stand(rank, {}, line=line) for rank, line in enumerate(lines)], 60.0)
+    assert found is not None
+    assert (found["kind"], found["ranks"], found["line"]) == ("idle", [], said), "it is known of none that others wait"
+
+
 @given(
     numbers=st.lists(st.integers(0, 3), min_size=1, max_size=6),
     still=st.floats(0, 200),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.stands import Answer, Collective, Thread
 
-_FRAMEWORKS = ("torch", "tensorflow", "jax", "paddle")
+_FRAMEWORKS = ("torch", "tensorflow", "jax", "paddle", "mpi4py")
 _PROGRAM = os.path.join(os.path.dirname(__file__), "program.py")
 _MOST_FRAMES, _MOST_COLLECTIVES = 60, 5
 _HOROVOD = "paceline.horovod.common.process"

@@ -107,13 +107,21 @@ def _mismatch(stands: Mapping[int, Stand]) -> list[int]:
     return []
 
 
+def _apart(places: Sequence[Place]) -> list[int]:
+    """The ranks that are elsewhere than more than half of all; none if no place has more than half."""
+    most = max(places, key=lambda it: len(it["ranks"]))
+    others = sorted(rank for it in places if it is not most for rank in it["ranks"])
+    return others if len(others) < len(most["ranks"]) else []
+
+
 def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: float) -> Hang:
     """A hang with its words."""
     waiting = [rank for rank in stands if rank not in ranks]
     opened = [it for rank in waiting if (it := entered(stands[rank])) is not None]
     collective = opened[0] if opened else None
-    places = grouped(list(stands.values()), ranks)
-    first = places[0]
+    apart = _apart(grouped(list(stands.values()))) if kind == "idle" else []
+    places = grouped(list(stands.values()), ranks or apart)
+    first, last = places[0], places[-1]
     joins = any(why(stands[rank]) == JOINS for rank in waiting)
     what = described(collective) if collective else "a process group" if joins else "a collective"
     if kind == "late":
@@ -129,7 +137,10 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
     elif kind == "together":
         line = f"all ranks are in {what}, and none goes on; {_at(first)}{_of_machines(stands.values())}"
     else:
-        line = f"no rank works; {_at(first, who(first))}{_of_machines(stands.values())}"
+        line = f"no rank works; {_at(first, who(first))}"
+        if apart or len(places) == 2:
+            line += f", {'while' if apart else 'and'} {_at(last, who(last))}"
+        line += _of_machines(stands.values())
     return {
         "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
         "line": line, "places": places,
