@@ -72,7 +72,8 @@ WORKERS = """
             loader = torch.utils.data.DataLoader(
                 Squares(), num_workers=1, multiprocessing_context=os.environ["METHOD"]
             )
-            print("squares", [int(batch) for batch in loader], "of", total(2.0), flush=True)
+            squares = [int(batch) for batch in loader] if os.environ["HOROVOD_RANK"] == "0" else None
+            print("squares", squares, "of", total(2.0), flush=True)
 """
 
 

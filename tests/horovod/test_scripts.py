@@ -100,6 +100,7 @@ def test_a_killed_rank_costs_what_was_done_since_the_last_commit(paceline: Pacel
 
 UNEVEN = """
     import os
+    import torch
     import horovod.torch as hvd
 
     hvd.init()

@@ -42,7 +42,7 @@ TRAIN = """
         open(f"began-{os.environ.get('PACELINE_JOB')}-{run.attempt}", "w").close()
         while not (os.path.exists("end") if run.world_size == 1 else run.attempt):
             run.save(block=True)
-            time.sleep(0.01)
+            time.sleep(0.1)
         run.save(block=True)
     print("done")
 """

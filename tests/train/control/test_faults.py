@@ -373,7 +373,7 @@ def test_batches_of_another_loader_may_not_be_uneven_in_training_mode(paceline: 
 
 def test_a_collective_that_a_rank_never_comes_to_because_it_has_ended(paceline: Paceline) -> None:
     paceline.script("""
-        import paceline
+        import torch, paceline
         run = paceline.init()
         if run.is_main:
             run.barrier()

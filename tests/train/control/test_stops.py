@@ -205,7 +205,7 @@ def test_gradients_that_are_being_accumulated_are_used_first(paceline: Paceline,
 
 def test_before_the_first_step_there_is_nothing_to_save(paceline: Paceline) -> None:
     paceline.script("""
-        import paceline, threading
+        import threading, torch, paceline
         run = paceline.init(checkpoint_dir="checkpoints")
         print("ready", flush=True)
         threading.Event().wait()

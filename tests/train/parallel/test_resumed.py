@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
-IN_EVERY_STEP: list[tuple[Any, int]] = [  # the method, and the step in which the run is stopped
-    (AllReduce(), 7),
+PAIRS: list[tuple[Any, int]] = [  # the method, and the step in which the run is stopped
     (AllReduce(wire="int8", hierarchical=((0, 1), (2, 3))), 7),
+]
+TOGETHER: list[tuple[Any, int]] = [  # on one machine
+    (AllReduce(), 7),
     (PowerSGD(rank=2, warmup=3, hierarchical=False), 7),
     (TopK(fraction=0.2, hierarchical=False), 7),
     (DGC(fraction=0.01, warmup=2, rampup=8, clip=0.5, hierarchical=False), 8),
-]
-APART: list[tuple[Any, int]] = [
     (LocalSGD(every=4, warmup=2), 4),
     (LocalSGD(every="auto", warmup=2, initial=4), 6),
     (LocalSGD(every=4, warmup=2, hierarchical=True), 10),
@@ -74,7 +74,7 @@ def _trained(folder: str, sync: Any, stop_at: int | None) -> tuple[list[float], 
 
 
 @pytest.mark.parametrize(
-    ("cases", "ranks", "as_machines"), [(IN_EVERY_STEP, 4, False), (APART, 2, False), (MACHINES, 2, True)]
+    ("cases", "ranks", "as_machines"), [(PAIRS, 4, False), (TOGETHER, 2, False), (MACHINES, 2, True)]
 )
 def test_it_has_the_bits_of_an_undisturbed_one(cases: Any, ranks: int, as_machines: bool, tmp_path: Path) -> None:
     whole = [(sync, None) for sync, _ in cases]
