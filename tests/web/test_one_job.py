@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.conftest import eventually
 
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.telemetry.history import history
@@ -31,9 +32,9 @@ def test_a_job_and_its_report(paceline: Paceline, tmp_path: Path) -> None:
         subprocess.run([*git, *command], check=True)
     (tmp_path / "train.py").write_text(SCRIPT + "# changed\n")
     paceline.succeeds("submit", "-n", "2", "--name", "it", "--env", "API_TOKEN=hush", "train.py", "done")
-    run, end = RunDirectory(paceline.home / "jobs" / "it"), time.monotonic() + 60
-    while not run.origin.exists() and time.monotonic() < end:
-        time.sleep(0.1)
+    paceline.succeeds("submit", "--name", "copy", "--sync-mode", "snapshot", "train.py", str(tmp_path / "done"))
+    run, copied = (RunDirectory(paceline.home / "jobs" / name) for name in ("it", "copy"))
+    eventually(lambda: run.origin.exists() and copied.origin.exists(), "they say what they run with")
     (tmp_path / "done").touch()
     assert paceline("wait", "it").returncode == 3
     found = history(run)
@@ -41,6 +42,7 @@ def test_a_job_and_its_report(paceline: Paceline, tmp_path: Path) -> None:
     assert "Python" in found["software"]
     assert found["origin"]["branch"] == "topic"
     assert "+# changed" in found["origin"]["diff"]
+    assert history(copied)["origin"] == found["origin"], "a copy is of the same commit"
 
     out = paceline.succeeds("report", "it", "-t", "5")
     assert out.stdout.strip() == "it.html"

@@ -149,10 +149,14 @@ def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dic
     """
     assert spec.code is not None
     from paceline.job.code import bring
+    from paceline.node.telemetry import origin
 
-    return bring.fetch(
-        spec.code, _current_folder(), destination, progress, progress.say, credentials=spec.git_credentials
-    )
+    here = _current_folder()
+    record = bring.fetch(spec.code, here, destination, progress, progress.say, credentials=spec.git_credentials)
+    if spec.code.mode != "git":
+        with contextlib.suppress(OSError):
+            origin.note(destination, bring.find(spec.code, here))
+    return record
 
 
 def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressReporter) -> dict[str, Any]:

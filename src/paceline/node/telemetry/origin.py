@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.files import read_json, write_json
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
 
+_NOTE = ".origin.paceline"  # in a copy of the code, which has no history of its own
 _SECONDS = 20.0  # for a command
 _MOST = 64 << 10  # bytes of the changes
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
@@ -50,11 +52,25 @@ def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
     found: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
         found["software"] = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
-    code = (read_json(run.job) or {}).get("code")
-    if is_first and (code is None or code.get("mode") == "git"):  # else the copy has no history of its own
-        found.update(_code(spec.working_dir, env))
+    if is_first:
+        folder = Path(spec.working_dir)
+        notes = filter(lambda it: it is not None, (read_json(it / _NOTE) for it in (folder, *folder.parents)))
+        noted = next(notes, None)
+        found.update(_code(spec.working_dir, env) if noted is None else noted)
     with contextlib.suppress(OSError):
         write_json(run.origin, found)
+
+
+def note(copy: Path, folder: Path | None) -> None:
+    """Note in a copy of a folder which commit that has, and the changes since.
+
+    Args:
+        folder: None for one of which nothing is known.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_json(copy / _NOTE, {} if folder is None else _code(str(folder), os.environ))
 
 
 def _code(folder: str, env: Mapping[str, str]) -> dict[str, str]:
