@@ -240,6 +240,9 @@ class Contract:
             told = place.works("why", "long", "--live")
             assert "in 2 s: 0 of 1 ranks busy, 0 entered a collective" in told
             assert "threading.py" in told
+            eventually(lambda: _reported(place.works("report", "long", "-o", "-"))["use"], "its use is known", 0.5)
+            assert _reported(place.works("report", "long", "-o", "-"))["use"]["ranks"]["rank"] == [0]
+            assert "use in the last" in place.works("why", "long")
         else:
             assert "its ranks cannot be asked" in place.refuses("why", "long", "--live")
         if "profiled" in place.can:
