@@ -68,15 +68,20 @@ class Port(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --nproc_per_node, as for torchrun
+
+
 class SectionedCommand(click.Command):
     """Prints its options heading by heading, in the order in which they are defined: the usual ones, then all.
+
+    Its help is the docstring of its callback.
 
     Args:
         usual: names of the options that `--help` has, in this order; without any, it has those that are not rare.
     """
 
     def __init__(self, *args: Any, usual: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"help": kwargs["callback"].__doc__, **kwargs})
         self.usual = usual
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -187,7 +187,6 @@ def _found(found: list[Finding]) -> list[str]:
 check = SectionedCommand(
     "check",
     callback=_check,
-    help=_check.__doc__,
     params=[
         *where_options(),
         Option(

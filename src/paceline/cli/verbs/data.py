@@ -74,6 +74,4 @@ def _list(output: str) -> None:
         click.echo(f"paceline: no volumes; define them under [volumes] in {where}", err=True)
 
 
-data.add_command(
-    SectionedCommand("list", callback=_list, help=_list.__doc__, params=[*where_options(), output_option()])
-)
+data.add_command(SectionedCommand("list", callback=_list, params=[*where_options(), output_option()]))

@@ -308,7 +308,6 @@ def _add_table(file: Path, lines: list[str]) -> None:
 init = SectionedCommand(
     "init",
     callback=_init,
-    help=_init.__doc__,
     params=[
         *in_section(
             "Answers",

@@ -179,7 +179,6 @@ def _show(lines: Iterable[LogLines], edits: list[Edit], raw: bool, colours: Colo
 logs = SectionedCommand(
     "logs",
     callback=_logs,
-    help=_logs.__doc__,
     params=[
         click.Argument(["job"], **OF_JOBS),
         *where_options(),

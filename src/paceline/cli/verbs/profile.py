@@ -214,7 +214,6 @@ def _columns(total: Sum) -> list[Column[tuple[str, Operator]]]:
 profile = SectionedCommand(
     "profile",
     callback=_profile,
-    help=_profile.__doc__,
     params=[
         click.Argument(["name"], metavar="JOB", **OF_JOBS),
         *where_options(),

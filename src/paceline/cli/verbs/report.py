@@ -58,7 +58,6 @@ def _report(names: tuple[str, ...], *, file: str | None, lines: int) -> None:
 report = SectionedCommand(
     "report",
     callback=_report,
-    help=_report.__doc__,
     params=[
         click.Argument(["names"], metavar="JOB…", nargs=-1, required=True, **OF_JOBS),
         *where_options(),

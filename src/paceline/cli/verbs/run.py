@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import registry
 from paceline.cli.flags.allocation import in_allocation
 from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.options import UNDERSCORES, SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import say
@@ -100,11 +100,7 @@ def _follow(job: Foreground, streams: RankStreams, *, verbose: bool) -> int:
 run = SectionedCommand(
     "run",
     callback=_run,
-    help=_run.__doc__,
     usual=USUAL,
-    context_settings={
-        "allow_interspersed_args": False,
-        "token_normalize_func": lambda name: name.replace("_", "-"),
-    },
+    context_settings={"allow_interspersed_args": False, **UNDERSCORES},
     params=[*job_options(), *SPEC, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.options import UNDERSCORES, SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
 from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -81,12 +81,8 @@ def started(prepared: Prepared, there: Backend, *, verbose: bool = False) -> int
 submit = SectionedCommand(
     "submit",
     callback=_submit,
-    help=_submit.__doc__,
     usual=USUAL,
-    context_settings={
-        "allow_interspersed_args": False,
-        "token_normalize_func": lambda name: name.replace("_", "-"),
-    },
+    context_settings={"allow_interspersed_args": False, **UNDERSCORES},
     params=[
         *job_options(),
         *SPEC,

@@ -51,7 +51,6 @@ def _forward(here: Forwards, job: str, url: str) -> None:
 tensorboard = SectionedCommand(
     "tensorboard",
     callback=_tensorboard,
-    help=_tensorboard.__doc__,
     params=[
         click.Argument(["job"], **OF_JOBS),
         *where_options(),

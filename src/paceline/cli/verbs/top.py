@@ -260,7 +260,6 @@ top.add_command(
     SectionedCommand(
         "job",
         callback=_job,
-        help=_job.__doc__,
         short_help="Show what jobs use now, and have requested.",
         params=[
             click.Argument(["jobs"], nargs=-1, metavar="[JOB]…", **OF_JOBS),
@@ -275,7 +274,6 @@ top.add_command(
     SectionedCommand(
         "node",
         callback=_node,
-        help=_node.__doc__,
         short_help="Show what machines have, and what is in use.",
         params=[*where_options(), watch_option(), output_option()],
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.options import Option, SectionedCommand, in_section
+from paceline.cli.flags.options import UNDERSCORES, Option, SectionedCommand, in_section
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, output_option, show
@@ -446,11 +446,7 @@ def _output() -> Option:
 tune = SectionedCommand(
     "tune",
     callback=_tune,
-    help=_tune.__doc__,
     usual=(*(option.opts[0] for option in _TUNE), "--output", *USUAL[:7]),
-    context_settings={
-        "allow_interspersed_args": False,
-        "token_normalize_func": lambda name: name.replace("_", "-"),
-    },
+    context_settings={"allow_interspersed_args": False, **UNDERSCORES},
     params=[*job_options(), *_TUNE, _output(), *SPEC, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
 )

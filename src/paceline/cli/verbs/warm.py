@@ -81,7 +81,6 @@ def _show(servers: list[WarmServer], output: str) -> None:
 warm = SectionedCommand(
     "warm",
     callback=_warm,
-    help=_warm.__doc__,
     params=[
         *where_options(),
         *in_section(

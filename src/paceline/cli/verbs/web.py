@@ -82,7 +82,6 @@ def _opened(url: str) -> Iterator[None]:
 web = SectionedCommand(
     "web",
     callback=_web,
-    help=_web.__doc__,
     params=[
         Option(
             ["--port"],

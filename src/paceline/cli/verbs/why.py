@@ -65,7 +65,6 @@ def _ask(job: Job) -> list[Stand]:
 why = SectionedCommand(
     "why",
     callback=_why,
-    help=_why.__doc__,
     params=[
         click.Argument(["name"], metavar="JOB", **OF_JOBS),
         *where_options(),
