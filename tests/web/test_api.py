@@ -17,6 +17,7 @@ from paceline.job.errors import UserError
 from paceline.job.job import Contents, Job, Node
 from paceline.job.spec import JobSpec
 from paceline.web.api import OPERATIONS
+from paceline.web.recent import POINTS, of_histories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -285,6 +286,24 @@ def test_machines(lab: Fake, page: Page) -> None:
     (node,) = page.get("/api/machines?target=lab").json()["nodes"]
     assert (node["name"], node["device_count"], node["jobs"]) == ("node1", 8, {"it": 2})
     assert page.get("/api/machines?target=../etc").status_code == 404
+
+
+def test_machines_have_curves_of_what_jobs_have_recorded() -> None:
+    def line(end: float, load: float, cores: float = 8.0) -> Any:
+        use = {"cores": cores, "load": load, "memory": 100, "memory_used": 50}
+        return {"time": 1000.0 + end, "seconds": 10.0, "machine": use}
+
+    nodes = [Node("node1", (), {}, 8.0, 1.0, 100, 50, 0, 0), Node("node2", (), {}, 8.0, 1.0, 100, 50, 0, 0)]
+    recorded: list[Any] = [
+        {"host": "node1", "telemetry": [line(-590.0, 2.0), line(-20.0, 4.0), line(0.0, 8.0)]},
+        {"host": "node2", "telemetry": [line(0.0, 2.0, cores=2.0)]},  # it saw a part of the machine
+        {"host": "other", "telemetry": [line(0.0, 2.0)]},
+    ]
+    shown = of_histories(recorded, nodes, 1000.0)
+    assert [*shown] == ["node1"]
+    assert (len(shown["node1"]["cpu"]), shown["node1"]["cpu"][:3]) == (POINTS, [0.25, 0.25, None])
+    assert shown["node1"]["cpu"][-7:] == [0.5, 0.5, 0.5, None, 1.0, 1.0, 1.0]
+    assert shown["node1"]["memory"][-1] == 0.5
 
 
 def test_the_description_is_of_all_operations(lab: Fake, page: Page, new_page: Callable[..., Page]) -> None:

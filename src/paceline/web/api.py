@@ -30,12 +30,13 @@ from paceline.backends.base import Elastic, Forwards, Metered, Prepared, TensorB
 from paceline.backends.story import story
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
-from paceline.job.job import STATES, Job, Node
+from paceline.job.job import STATES, Job
 from paceline.job.quantities import show_time
 from paceline.job.secret_values import notes_on_secrets
 
 from .gather import gathered, job_file
 from .lines import COMMAND
+from .recent import curves
 from .report import report
 from .safety import SESSION
 
@@ -123,7 +124,8 @@ OPERATIONS = (
                body={"file": "a job file (YAML)", "on": "the target, if the file names none",
                      "dry_run": "true: only say what would be started"}),
     _Operation("GET", "/api/machines", "machines", "The machines of a target, and what is in use.",
-               {"target": "its name; this machine by default"}),
+               {"target": "its name; this machine by default", "curves": "1: also how much CPU and memory was used in "
+                "the last ten minutes, every 5 s, as far as jobs have recorded it"}),
     _Operation("GET", "/api/openapi.json", "openapi", "This description."),
 )  # fmt: skip
 
@@ -589,12 +591,16 @@ class Api:
             raise Refused(404, f"no target {target!r}") from None
         warnings: list[str] = []
 
-        def seen() -> list[Node]:
+        def seen() -> dict[str, Any]:
             with lender.lent() as there:
-                return able(there, Metered).nodes(warnings.append)
+                nodes = able(there, Metered).nodes(warnings.append)
+                found = {"nodes": [asdict(node) for node in nodes], "warnings": warnings}
+                if request.query_params.get("curves") == "1":
+                    jobs = (it.job for it in self._watch.jobs() if it.lender is lender)
+                    found["curves"] = curves(there, jobs, nodes)
+                return found
 
-        nodes = await self._on(target, seen)
-        return {"nodes": [asdict(node) for node in nodes], "warnings": warnings}
+        return await self._on(target, seen)  # type: ignore[no-any-return]
 
 
 class _Silence:

@@ -7,8 +7,8 @@ const EVERY = 5000; // milliseconds
 const KEPT = 120; // points of a curve
 
 function Curve({ values, label }) {
-  const points = values.map((value, index) => `${index},${(20 - 19 * Math.min(1, value)).toFixed(1)}`).join(" ");
-  return html`<svg class="curve" viewBox="0 0 ${KEPT} 20" preserveAspectRatio="none" role="img" aria-label=${label}><polyline points=${points} /></svg>`;
+  const points = values.map((value, index) => (value == null ? "" : `${values[index - 1] == null ? "M" : "L"}${index},${(20 - 19 * Math.min(1, value)).toFixed(1)}`)).join("");
+  return html`<svg class="curve" viewBox="0 0 ${KEPT} 20" preserveAspectRatio="none" role="img" aria-label=${label}><path d=${points} /></svg>`;
 }
 
 function Part({ used, all, show, curve, label }) {
@@ -32,16 +32,17 @@ function Target({ name }) {
   const [error, setError] = useState(null);
   const [curves, setCurves] = useState({});
   useEffect(() => {
-    let timer, isGone = false;
+    let timer, isGone = false, isFirst = true;
     const look = async () => {
       try {
-        const answer = await get(`/api/machines?${query({ target: name })}`);
+        const answer = await get(`/api/machines?${query({ target: name, curves: isFirst ? 1 : "" })}`);
         if (isGone) return;
+        isFirst = false;
         setFound(answer);
         setError(null);
         setCurves((before) => Object.fromEntries(answer.nodes.map((node) => [node.name, {
-          cpu: [...(before[node.name]?.cpu ?? []), node.cores ? node.load / node.cores : 0].slice(-KEPT),
-          memory: [...(before[node.name]?.memory ?? []), node.memory ? node.memory_used / node.memory : 0].slice(-KEPT),
+          cpu: [...(before[node.name]?.cpu ?? answer.curves?.[node.name]?.cpu ?? []), node.cores ? node.load / node.cores : 0].slice(-KEPT),
+          memory: [...(before[node.name]?.memory ?? answer.curves?.[node.name]?.memory ?? []), node.memory ? node.memory_used / node.memory : 0].slice(-KEPT),
         }])));
       } catch (failure) { setError(failure.message); }
       if (!isGone) timer = setTimeout(look, EVERY);
