@@ -193,6 +193,11 @@ class Job:
         self._err = err
         self._exit = os.pidfd_open(process.pid)  # readable once the process has ended
 
+    @property
+    def pid(self) -> int:
+        """Of the command."""
+        return self._process.pid
+
     def close(self) -> None:
         """Release the descriptor of the process."""
         os.close(self._exit)

@@ -11,6 +11,7 @@ GROUPS = (
     "restart",
     "cli",
     "jobs",
+    "web",
     "ddp",
     "sync",
     "horovod",
