@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from paceline.node.watching.hang import find, grouped, stood
 from paceline.node.watching.live import SECONDS
-from paceline.node.watching.slowness import across, in_words
+from paceline.node.watching.slowness import compared, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.contract.stands import Hang, Stand
 
-__all__ = ["SECONDS", "across", "grouped", "hang_of", "in_words", "stood"]
+__all__ = ["SECONDS", "compared", "grouped", "hang_of", "in_words", "stood"]
 
 
 def hang_of(stands: Sequence[Stand]) -> Hang | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.quantities import show_duration, show_time
 from paceline.job.text import printable
 
-from .stands import SECONDS, across, grouped, hang_of, in_words, stood
+from .stands import SECONDS, compared, grouped, hang_of, in_words, stood
 from .story import failed
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield ""
         yield f"time{host}: {in_words(event['spent'])}"
         yield from event.get("causes", ())  # jobs of older versions have none
-    if over := across([event["spent"] for event in found]):
+    if over := compared([event["spent"] for event in found]):
         yield ""
         yield from over
 

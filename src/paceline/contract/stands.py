@@ -234,6 +234,21 @@ class Busiest(TypedDict):
     line: str
 
 
+class Pace(Busiest):
+    """How much the ranks of a node wait for others, to be compared with other nodes; `others` are all ranks there.
+
+    Attributes:
+        host: of the node; ranks: how many are there.
+        is_named: whether what makes the node slow names the rank already.
+        seen: on the machine, what may slow a rank down; else where to look.
+    """
+
+    host: str
+    ranks: int
+    is_named: bool
+    seen: str
+
+
 class Spent(TypedDict, total=False):
     """What the ranks of a node have spent their time on. What is not known is missing, but for the first four.
 

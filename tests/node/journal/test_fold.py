@@ -55,6 +55,25 @@ def part(node: int = 0, alive: bool | None = True, *, is_elastic: bool = False, 
     )  # fmt: skip
 
 
+def test_the_node_that_the_others_wait_for_is_named_first() -> None:
+    def waits(share: float, host: str) -> dict[str, Any]:
+        return {"rank": 0, "exchange": share, "others": share, "part": "backward", "line": "train.py:5", "host": host,
+                "ranks": 1, "is_named": False, "seen": "it swaps 5 MB/s"}  # fmt: skip
+
+    parts = [
+        part(0, state="RUNNING", pace=waits(0.6, "a"), slow=["logs"]),
+        part(1, state="RUNNING", pace=waits(0.1, "b")),
+    ]
+    line, other = fold(JOB, parts)["slow"]
+    assert line.startswith(
+        "60 % of the time ranks on other nodes wait for those on b, of which rank 0 is at train.py:5"
+    )
+    assert line.endswith("look at this host: it swaps 5 MB/s")
+    assert other == "logs"
+    del cast("dict[str, Any]", parts[1])["pace"]
+    assert fold(JOB, parts)["slow"] == ["logs"], "a host with an older version"
+
+
 def failed(message: str, number: int | None = None, cause: str | None = None, code: int = 1) -> dict[str, Any]:
     """The status of a part of a failed job."""
     failure = {"rank": number, "node": 0, "message": message, "cause": cause}

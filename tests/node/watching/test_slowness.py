@@ -9,7 +9,7 @@ import pytest
 from paceline.node.machine.probe import read_rate
 from paceline.node.watching.asking import Asked
 from paceline.node.watching.outside import Process
-from paceline.node.watching.slowness import across, causes, in_words
+from paceline.node.watching.slowness import causes, compared, in_words
 from paceline.node.watching.spent import Samples
 
 if TYPE_CHECKING:
@@ -125,16 +125,16 @@ def test_nodes_are_compared() -> None:
         add(samples, counts, rank=2 * len(spents))
         add(samples, counts, rank=2 * len(spents) + 1)
         spents.append({"host": host, **samples.spent()})
-    (line,) = across(spents)
+    (line,) = compared(spents)
     assert line.startswith(
         "50 % of the time ranks on other nodes wait for those on gpu-2, of which rank 2 is at train.py:34 (backward) "
         "when it does not wait; as fast as the others they would save about 45 % of the time; look at this host: "
     )
-    assert across(spents[:1]) == across([spents[0], dict(spents[0])]) == []
+    assert compared(spents[:1]) == compared([spents[0], dict(spents[0])]) == []
     samples = Samples()
     add(samples, {"exchange": 80, "backward": 20})
     add(samples, {"backward": 100}, rank=1)
-    assert across([spents[0], {"host": "gpu-2", **samples.spent()}]) == []  # the line of its node names rank 1
+    assert compared([spents[0], {"host": "gpu-2", **samples.spent()}]) == []  # the line of its node names rank 1
 
 
 def test_what_happens_once_is_no_part_of_a_step() -> None:

@@ -182,9 +182,9 @@ class Screen:
 
     def _compared(self) -> list[str]:
         """What nodes have said in comparison."""
-        from paceline.backends.stands import across  # few jobs have several nodes
+        from paceline.backends.stands import compared  # few jobs have several nodes
 
-        return across(self._spent) if len(self._spent) > 1 else []
+        return compared(self._spent) if len(self._spent) > 1 else []
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 

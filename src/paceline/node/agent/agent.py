@@ -30,7 +30,7 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED
 from paceline.node.spec import CURRENT_SECONDS, NodeSpec
 from paceline.node.telemetry.recorder import Recorder
-from paceline.node.watching.slowness import causes
+from paceline.node.watching.slowness import causes, pace_of
 
 from .decider import decide
 from .decision import ANSWER_SECONDS, View
@@ -250,12 +250,12 @@ class Agent:
         """Record what the ranks spent their time on, if that is known."""
         if self.watch is not None and (spent := self.watch.spent()) is not None:
             slow = causes(spent)
-            self.status.record((), {"event": "spent", "spent": spent, "causes": slow}, slow=slow)
+            self.status.record((), {"event": "spent", "spent": spent, "causes": slow}, slow=slow, pace=pace_of(spent))
 
     def _record_slow(self) -> None:
         """Record what makes the job slow, as far as that is known now."""
         if self.watch is not None and (spent := self.watch.spent()) is not None:
-            self.status.record((), slow=causes(spent))
+            self.status.record((), slow=causes(spent), pace=pace_of(spent))
             self.status.save()
 
     def _claim_devices(self) -> None:

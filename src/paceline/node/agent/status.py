@@ -47,7 +47,7 @@ class JobStatus:
             "attempt": spec.first_attempt, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
             "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
             "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None, "address": None,
-            "slow": [],
+            "slow": [], "pace": None,
         }  # fmt: skip
 
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.node.watching.pace import across
+
 from .state import FINAL
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         State,
         TracebackRecord,
     )
+    from paceline.contract.stands import Pace
     from paceline.node.journal.status import Failure, RankRecord, Status
 
     class Part(TypedDict):
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
             noticed: when it was seen first that it has ended, if it recorded no end.
             waiting: what it waits for, in one line.
             slow: what makes it slow, a line each, the worst first.
+            pace: how much its ranks wait for others; None if that is not known.
         """
 
         state: State
@@ -76,6 +80,7 @@ if TYPE_CHECKING:
         progress: ProgressRecord | None
         checkpoint: CheckpointRecord | None
         slow: list[str]
+        pace: Pace | None
 
     class Report(TypedDict):
         """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
@@ -155,6 +160,7 @@ def part_of(
         "traceback": None if failure is None else _traceback(failure),
         "waiting": waiting, "devices": list(map(str, status.get("devices") or ())), "progress": progress,
         "checkpoint": checkpoint, "slow": status.get("slow") or [],
+        "pace": status.get("pace"),
     }  # fmt: skip
 
 
@@ -262,7 +268,10 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "kept_since": max(_kept_since(part) for part in deciding) or None if over else None,
         "progress": next((part["progress"] for part in parts if part["progress"]), None),
         "checkpoint": next((part["checkpoint"] for part in parts if part["checkpoint"]), None),
-        "slow": next((part["slow"] for part in parts if part.get("slow")), []),  # older hosts report none
+        "slow": [  # older hosts report none
+            *across([pace for part in there if (pace := part.get("pace")) is not None]),
+            *next((part["slow"] for part in parts if part.get("slow")), []),
+        ],
     }, first["nodes"], first["ranks"]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause, State
+    from paceline.contract.stands import Pace
 
 
 class Failure(TypedDict):
@@ -136,6 +137,7 @@ class Status(TypedDict, total=False):
         coordinator: address and port of the coordinator.
         address: address and port at which this agent listens for the other agents.
         slow: what makes it slow here, a line each, the worst first.
+        pace: how much the ranks here wait for others; None if that is not known.
     """
 
     job: str
@@ -162,3 +164,4 @@ class Status(TypedDict, total=False):
     coordinator: list[str | int] | None
     address: list[str | int] | None
     slow: list[str]
+    pace: Pace | None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from .spent import LEAST_DIFFERENCE
+from .pace import across
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.contract.stands import Spent
+    from paceline.contract.stands import Pace, Spent
 
 _MOST = 3  # causes that are named
 _MANY = 50  # collectives per second
@@ -448,26 +448,17 @@ def _words(it: _Seen, cause: _Cause, share: float, saved: float) -> dict[str, ob
     }  # fmt: skip
 
 
-def across(nodes: Sequence[Spent]) -> list[str]:
-    """What makes the ranks of one node slower than those of the others, in a line; nothing if nothing does.
+def pace_of(spent: Spent) -> Pace | None:
+    """What other nodes are compared with; None if that is not known."""
+    if "pace" not in spent:
+        return None
+    seen, is_named = _of_host(_Seen(spent)), "busiest" in spent
+    return {**spent["pace"], "host": spent["host"], "ranks": spent["ranks"], "is_named": is_named, "seen": seen}
 
-    Args:
-        nodes: of each what its ranks have spent their time on.
-    """
-    known = [spent for spent in nodes if "pace" in spent]
-    if len(known) < 2:
-        return []
-    mine = min(known, key=lambda it: it["pace"]["exchange"])
-    others = [spent for spent in known if spent is not mine]
-    pace, ranks = mine["pace"], sum(spent["ranks"] for spent in others)
-    waits = sum(spent["pace"]["others"] * spent["ranks"] for spent in others) / ranks
-    if waits - pace["exchange"] < LEAST_DIFFERENCE or "busiest" in mine:  # then that line names the rank
-        return []
-    return [
-        f"{waits * 100:.0f} % of the time ranks on other nodes wait for those on {mine['host']}, of which rank "
-        f"{pace['rank']} is at {pace['line']} ({pace['part']}) when it does not wait; as fast as the others they would "
-        f"save about {(waits - pace['exchange']) * 100:.0f} % of the time; look at this host: {_of_host(_Seen(mine))}"
-    ]
+
+def compared(nodes: Sequence[Spent]) -> list[str]:
+    """What makes the ranks of one node slower than those of the others, from what the ranks of each have spent."""
+    return across([pace for spent in nodes if (pace := pace_of(spent)) is not None])
 
 
 def _of_host(it: _Seen) -> str:

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from .outside import Process
+from .pace import LEAST_DIFFERENCE
 from .typical import is_of_user
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .asking import Asked
 
 _LEAST_SAMPLES = 10  # of a rank that is compared with the others
-LEAST_DIFFERENCE = 0.2  # of the shares of the time in which ranks wait for each other
 
 # The part of a step, from the file and the function of a frame, the innermost first. The first that fits counts.
 _OF_FRAMES = tuple(
