@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import events, podstatus, resources
 from .access import Denial
-from .network import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,17 +148,13 @@ class Faults:
 
         self.do(preempt)
 
-    def rotate_log(self, name: str, container: str = "", namespace: str = "default") -> None:
+    def rotate_log(self, name: str) -> None:
         def rotate() -> None:
-            for key, logs in self.runner(name, namespace).logs.items():
-                if container in ("", key) and not logs[-1].ended:
+            for logs in self.runner(name).logs.values():
+                if not logs[-1].ended:
                     logs[-1].rotate()
 
         self.do(rotate)
-
-    def network_of(self, name: str, namespace: str = "default") -> Any:
-        """A context in which this thread's sockets are made in a pod's network."""
-        return inside(self.do(lambda: self.runner(name, namespace).namespace))
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -195,9 +190,9 @@ class Faults:
         self.network.heal(self.nodes[node].number)
         self.do(self.nodes[node].back)
 
-    def cordon(self, node: str, is_cordoned: bool = True) -> None:
+    def cordon(self, node: str) -> None:
         """Let no new pods onto a node."""
-        change = {"spec": {"unschedulable": is_cordoned or None}}
+        change = {"spec": {"unschedulable": True}}
         self.do(lambda: self.api.patch(resources.NODES, "", node, "merge-patch+json", change))
 
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoSchedule") -> None:

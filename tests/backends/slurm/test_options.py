@@ -11,7 +11,6 @@ from .fake import Login
 if TYPE_CHECKING:
     from pathlib import Path
 
-NO_ARRAY = "names no array of up to 1000 jobs; write for example 0-3 or 1,5,7%2"
 NODES = "{name:64}{partition:64}{state:24}{cpus:32}{0:16}{memory:20}{0:20}{0:20}{gres:256}{none:256}{none:128}"
 
 

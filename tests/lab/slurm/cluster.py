@@ -20,7 +20,6 @@ import contextlib
 import itertools
 import os
 import shlex
-import signal
 import stat
 import subprocess
 import tempfile
@@ -232,9 +231,9 @@ class Cluster:
         answers = lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0  # noqa: E731
         eventually(answers, "munged answers", _PAUSE)
 
-    def kill_munged(self, socket: bool = False) -> None:
-        """End it: nobody can prove who he is, neither users nor daemons. `socket`: leave it, as if it was killed."""
-        self._daemons["munged"].send_signal(signal.SIGKILL if socket else signal.SIGTERM)
+    def kill_munged(self) -> None:
+        """End it: nobody can prove who he is, neither users nor daemons."""
+        self._daemons["munged"].terminate()
         self._daemons["munged"].wait()
 
     def start_slurmctld(self) -> None:
@@ -248,27 +247,14 @@ class Cluster:
             return "is UP" in self.slurm("scontrol", "ping")
         return False
 
-    def kill_slurmctld(self, saved: bool = True) -> None:
-        """End it. Unless `saved` it knows later what it knew some seconds ago, and not a job that came after that.
-
-        Users' commands then try for 2 s.
-        """
+    def kill_slurmctld(self) -> None:
+        """End it. Users' commands then try for 2 s."""
         self._let_users_be("impatient")
-        self._daemons["slurmctld"].send_signal(signal.SIGTERM if saved else signal.SIGKILL)
+        self._daemons["slurmctld"].terminate()
         self._daemons["slurmctld"].wait()
 
     def _start_slurmd(self, node: str) -> None:
         self._launch(node, self._node[node].command([*programs.slurmd(), "-D", "-N", node]))
-
-    def start_slurmd(self, node: str) -> None:
-        """Start it, and connect its node; comes back when slurmctld has its answer."""
-        self._node[node].heal()
-        self._start_slurmd(node)
-        eventually(lambda: self._answers(node), f"{node} answers", _PAUSE)
-
-    def _answers(self, node: str) -> bool:
-        state = self.states()[node]
-        return "*" not in state and not state.startswith(("down", "unknown"))
 
     def kill_slurmd(self, node: str, with_job: bool) -> None:
         """Kill it; with its job the machine is lost: off the network first, so that no peer detects the end."""
