@@ -138,7 +138,7 @@ export function Jobs() {
           state: filter.state.includes(state) ? filter.state.filter((it) => it !== state) : [...filter.state, state],
         })}><span class="state state-${state}">${state}</span> ${whole(found.counts[state] ?? 0)}</button>`)}</span>
       <${Columns} chosen=${columns} set=${setColumns} />
-      <span class="weak" role="status" id="total">${found.total == null ? t("Loading…") : t("{n} jobs", { n: whole(found.total) })}</span>
+      <span class="weak" role="status" id="total">${found.total == null ? t("Loading…") : t(found.total === 1 ? "1 job" : "{n} jobs", { n: whole(found.total) })}</span>
     </form>
     <${Problems} found=${found} />
     <div class="scroll" ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} tabindex="-1">

@@ -130,7 +130,7 @@ export function Logs({ job }) {
         ? html`<button type="button" disabled=${it.count < STEP} onClick=${() => change({ from: "start", skip: asked.skip + STEP })}>${t("More")}</button>`
         : html`<button type="button" disabled=${!!asked.grep || it.count < STEP} onClick=${() => change({ tail: (follows ? it.count : asked.tail) + STEP })}>${t("Earlier")}</button>`}
       <button type="button" onClick=${() => change({})}>${t("To the end")}</button>
-      <span class="weak" id="log-count" data-count=${it.count}>${t("{n} lines", { n: whole(it.count) })} ${state}</span>
+      <span class="weak" id="log-count" data-count=${it.count}>${t(it.count === 1 ? "1 line" : "{n} lines", { n: whole(it.count) })} ${state}</span>
     </form>
     ${(error || it.end) && html`<p class="error" role="alert">${error || it.end}</p>`}
     ${it.dropped > 0 && html`<p class="weak">${t("The page keeps the last {n} lines; see others with Earlier.", { n: whole(KEPT) })}</p>`}

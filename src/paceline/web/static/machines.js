@@ -27,6 +27,17 @@ function gpu(it) {
   return `${it.index}: ${parts.filter(Boolean).join(" ")}`;
 }
 
+// title → what is shown of a machine; a column that is empty for all of them is left out
+const COLUMNS = {
+  state: (node) => node.state,
+  devices: (node) => (node.device_count ? `${whole(node.allocated_count)} ${t("of")} ${whole(node.device_count)}` : ""),
+  jobs: jobsOf,
+  CPU: (node, curves) => html`<${Part} used=${node.load} all=${node.cores} show=${(it) => number(it, 3)} curve=${curves?.cpu} label="CPU" />`,
+  memory: (node, curves) => html`<${Part} used=${node.memory_used} all=${node.memory} show=${size} curve=${curves?.memory} label=${t("memory")} />`,
+  disk: (node) => (node.disk ? html`<${Part} used=${node.disk_used} all=${node.disk} show=${size} label=${t("disk")} />` : ""),
+  GPUs: (node) => (node.gpus.length ? node.gpus.map((it) => html`<div>${gpu(it)}</div>`) : ""),
+};
+
 function Target({ name }) {
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
@@ -52,17 +63,14 @@ function Target({ name }) {
   }, [name]);
   const nodes = found?.nodes ?? [];
   const all = nodes.reduce((sum, node) => sum + node.device_count, 0), used = nodes.reduce((sum, node) => sum + node.allocated_count, 0);
+  const columns = Object.keys(COLUMNS).filter((title) => nodes.some((node) => COLUMNS[title](node) !== ""));
   return html`<section><h2>${name}</h2>
     ${error && html`<p class="warning">${error}</p>`}${found?.warnings.map((line) => html`<p class="warning">${line}</p>`)}
     ${!found && !error && html`<p class="weak">${t("Loading…")}</p>`}
     ${all > 0 && html`<p>${t("{used} of {all} devices in use", { used: whole(used), all: whole(all) })}</p>`}
-    ${nodes.length > 0 && html`<div class="scroll-x"><table><thead><tr>${["node", "state", "devices", "jobs", "CPU", "memory", "disk", "GPUs"].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
-      <tbody>${nodes.map((node) => html`<tr key=${node.name}><th scope="row">${node.name}</th><td>${node.state}</td>
-        <td>${node.device_count ? `${whole(node.allocated_count)} ${t("of")} ${whole(node.device_count)}` : ""}</td><td>${jobsOf(node)}</td>
-        <td><${Part} used=${node.load} all=${node.cores} show=${(it) => number(it, 3)} curve=${curves[node.name]?.cpu} label="CPU" /></td>
-        <td><${Part} used=${node.memory_used} all=${node.memory} show=${size} curve=${curves[node.name]?.memory} label=${t("memory")} /></td>
-        <td><${Part} used=${node.disk_used} all=${node.disk} show=${size} label=${t("disk")} /></td>
-        <td>${node.gpus.map((it) => html`<div>${gpu(it)}</div>`)}</td></tr>`)}</tbody></table></div>`}
+    ${nodes.length > 0 && html`<div class="scroll-x"><table><thead><tr>${["node", ...columns].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
+      <tbody>${nodes.map((node) => html`<tr key=${node.name}><th scope="row">${node.name}</th>
+        ${columns.map((title) => html`<td>${COLUMNS[title](node, curves[node.name])}</td>`)}</tr>`)}</tbody></table></div>`}
   </section>`;
 }
 
