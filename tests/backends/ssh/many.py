@@ -90,6 +90,7 @@ $text"
 *'"do": "describe"'*)
     if [ $id = none ]; then say '{{"jobs": [], "names": []}}'; else say "{{\\"jobs\\": [$report], \\"names\\": [\\"it\\"]}}"; fi;;
 *'"do": "nodes"'*) say "{{\\"node\\": $node}}";;
+*'"do": "events"'*) say '{{"events": []}}';;
 *'"do": "stop"'*) say it > stopped/$host; say '{{"names": ["it"]}}';;
 *'"do": "wait"'*) say '{{"ended": "it"}}'; say '{{"end": true}}';;
 *) say '{{"error": "a stand-in does not know this request"}}';;
@@ -111,6 +112,7 @@ class ManyHosts:
     """Hosts h1, h2, …, and a home for clients.
 
     Attributes:
+        folder: of all that they are made of.
         names: theirs.
         env: the environment in which a client has them as its target `many`.
     """
@@ -121,7 +123,7 @@ class ManyHosts:
         Args:
             lines: how many lines each writes in a job in the foreground; 0: they run until they are told to end.
         """
-        self._folder = folder
+        self.folder = folder
         self.names = [f"h{number}" for number in range(1, count + 1)]
         for name in ("silent", "asked", "stopped", "bin", "run"):
             (folder / name).mkdir(mode=0o700)
@@ -145,24 +147,25 @@ class ManyHosts:
     def silence(self, names: Sequence[str]) -> None:
         """Let these hosts accept a connection, and say nothing."""
         for name in names:
-            (self._folder / "silent" / name).touch()
+            (self.folder / "silent" / name).touch()
 
     def stopped(self) -> set[str]:
         """Those that were asked to stop the job."""
-        return {path.name for path in (self._folder / "stopped").iterdir()}
+        return {path.name for path in (self.folder / "stopped").iterdir()}
 
     def asked_routes(self) -> dict[str, list[str]]:
         """Host → those that it was asked to connect to."""
-        files = (self._folder / "asked").iterdir()
+        files = (self.folder / "asked").iterdir()
         return {path.name: [peer["name"] for peer in json.loads(path.read_text())["peers"]] for path in files}
 
 
 class Cost(NamedTuple):
-    """What a command has cost its client at most: its own threads, descriptors, memory (MB), and its processes."""
+    """What a command has cost its client, at most: `own` is its part of the CPU seconds, without its processes."""
 
     verb: str
     seconds: float
     cpu: float
+    own: float
     threads: int
     processes: int
     descriptors: int
@@ -176,10 +179,10 @@ def cost(hosts: ManyHosts, *verb: str, python: str = sys.executable) -> Cost:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.monotonic()
     process = subprocess.Popen(
-        [python, "-m", "paceline", *verb], cwd=hosts._folder, env=hosts.env, text=True,
+        [python, "-m", "paceline", *verb], cwd=hosts.folder, env=hosts.env, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    most: dict[str, int] = dict.fromkeys(("threads", "processes", "descriptors", "kilobytes"), 0)
+    most = dict.fromkeys(("threads", "processes", "descriptors", "kilobytes", "ticks"), 0)
     over = threading.Event()
 
     def watch() -> None:
@@ -188,6 +191,7 @@ def cost(hosts: ManyHosts, *verb: str, python: str = sys.executable) -> Cost:
                 status = dict(
                     line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
                 )
+                stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
                 tasks = os.listdir(f"/proc/{process.pid}/task")
                 children = sum(
                     len(Path(f"/proc/{process.pid}/task/{task}/children").read_text().split()) for task in tasks
@@ -195,6 +199,7 @@ def cost(hosts: ManyHosts, *verb: str, python: str = sys.executable) -> Cost:
                 found = {
                     "threads": len(tasks), "processes": children,
                     "descriptors": len(os.listdir(f"/proc/{process.pid}/fd")),
+                    "ticks": int(stat[11]) + int(stat[12]),
                     "kilobytes": int(status.get("VmHWM", "0 kB").split()[0]),
                 }  # fmt: skip
             except OSError:
@@ -210,10 +215,9 @@ def cost(hosts: ManyHosts, *verb: str, python: str = sys.executable) -> Cost:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     seconds = time.monotonic() - begin
-    return Cost(
-        " ".join(verb), seconds, cpu, most["threads"], most["processes"], most["descriptors"],
-        most["kilobytes"] / 1024, process.returncode, said,
-    )  # fmt: skip
+    own = most["ticks"] / os.sysconf("SC_CLK_TCK")
+    counted = most["threads"], most["processes"], most["descriptors"], most["kilobytes"] / 1024
+    return Cost(" ".join(verb), seconds, cpu, own, *counted, process.returncode, said)
 
 
 def main() -> None:
@@ -223,24 +227,27 @@ def main() -> None:
     parser.add_argument("--silent", type=int, default=0, help="this many say nothing")
     parser.add_argument("--lines", type=int, default=100, help="that each host writes")
     given = parser.parse_args()
-    print(f"{'hosts':>5}  {'verb':<32}{'s':>7}{'CPU s':>7}{'threads':>9}{'processes':>10}{'files':>7}{'MB':>7}  code")
+    head = ("s", 7), ("CPU s", 7), ("own", 7), ("threads", 9), ("processes", 11), ("files", 8), ("MB", 6)
+    print("hosts  " + "verb".ljust(20) + "".join(name.rjust(width) for name, width in head))
     for count in given.count:
         with tempfile.TemporaryDirectory() as folder:
             hosts = ManyHosts(Path(folder), count, given.lines)
-            run = ("run", "--on", "many", "--nnodes", str(count), "--", "/bin/true")
+            run = ("run", "--tee", "all", "--on", "many", "--nnodes", str(count), "--", "/bin/true")
             submit = ("submit", "--on", "many", "--nnodes", str(count), "--name", "it", "--", "/bin/true")
             verbs = (run, submit, ("list",), ("top", "node", "--on", "many"), ("stop", "--on", "many", "it"))
             for verb in verbs:
                 if verb[0] == "list" and given.silent:
                     hosts.silence(hosts.names[:: max(1, count // given.silent)][: given.silent])
                 it = cost(hosts, *verb)
-                lines = f", {it.said.count(chr(10))} lines" if verb[0] == "run" else ""
-                print(
-                    f"{count:>5}  {' '.join(verb)[:30]:<32}{it.seconds:>7.2f}{it.cpu:>7.2f}{it.threads:>9}"
-                    f"{it.processes:>10}{it.descriptors:>7}{it.megabytes:>7.0f}  {it.exit_code}{lines}"
-                    + ("" if it.exit_code == 0 else f"\n{it.said[-600:]}"),
-                    flush=True,
+                values = it.seconds, it.cpu, it.own, it.threads, it.processes, it.descriptors, it.megabytes
+                cells = (
+                    f"{value:>{width}.{1 if width == 7 else 0}f}"
+                    for (_, width), value in zip(head, values, strict=True)
                 )
+                row = f"{count:>5}  {' '.join(verb)[:18]:<20}{''.join(cells)}"
+                print(row, f" {it.said.count(chr(10))} lines" if verb[0] == "run" else "", flush=True)
+                if it.exit_code:
+                    print(it.said[-600:])
                 for path in Path(folder, "home").glob("**/silent.json"):
                     path.unlink()
 

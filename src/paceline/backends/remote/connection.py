@@ -10,6 +10,7 @@ import base64
 import contextlib
 import json
 import os
+import select
 import shlex
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from paceline.job.text import printable
 
 from . import here
 from .bootstrap import BEGIN, READ
+from .crowd import not_started
 from .patience import Limit, Patience
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     Body = Callable[["Input"], None]  # writes what follows a request
 
 CONNECT_SECONDS = 10
-_PIECE = 1 << 16  # bytes that are written at once
+_PIECE = _READ = 1 << 16  # bytes that are written, or read, at once
+_MOST_LISTS = 256  # of hosts of jobs
 _ENDING = 5.0  # seconds in which ssh ends when it is told to
 PERSIST_SECONDS = 60  # a connection that nobody uses is kept so long for the next command
 _OPTIONS = {
@@ -61,6 +64,7 @@ class Host:
         python: the interpreter there.
         root: the folder there with the jobs, and with paceline's archive.
         limits: how long it is waited for.
+        is_kept: whether its connection is kept for the next command, in a process of its own.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Host:
     python: str
     root: str
     limits: Limits = DEFAULT
+    is_kept: bool = True
 
     @property
     def is_here(self) -> bool:
@@ -86,7 +91,7 @@ class Host:
         if self.is_here:
             return here.command(remote, has_terminal="-t" in options)
         command = ["ssh", *options, "-o", f"ControlPath={_control_folder()}/%C"]
-        for name, value in _OPTIONS.items():
+        for name, value in (_OPTIONS if self.is_kept else {**_OPTIONS, "ControlMaster": "no"}).items():
             command += ["-o", f"{name}={value}"]
         if self.port is not None:
             command += ["-p", str(self.port)]
@@ -176,7 +181,7 @@ class Host:
             UserError: see `ask`.
         """
         patience = patience or self.patience(request)
-        with tempfile.TemporaryFile() as errors:  # ssh keeps it open as long as it keeps the connection
+        with _errors() as errors:
             process = self._start(errors, apart, patience.connect)
             assert process.stdin is not None
             limit = Limit(process)
@@ -200,6 +205,8 @@ class Host:
                 yield answers
             finally:
                 answers.stop()
+                assert process.stdout is not None
+                process.stdout.close()
 
     def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes]:
         within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
@@ -210,6 +217,8 @@ class Host:
             )  # fmt: skip
         except FileNotFoundError:
             raise UserError("no ssh on PATH; install the OpenSSH client") from None
+        except OSError as error:
+            raise not_started(error) from None
 
 
 class Unreachable(UserError):
@@ -231,6 +240,9 @@ class Answers:
         self._errors = errors
         self._limit = limit
         self._patience = patience
+        self._buffer = bytearray()
+        self._looked = 0  # bytes of it that have no end of a line
+        self._head: Answer | None = None  # an answer whose bytes have not all come
         self._is_first = self._is_fresh = True
         self._do_when_silent: Callable[[Silent], None] = lambda _: None
         self._is_left = threading.Event()  # when it was silent: no other command uses the connection
@@ -255,13 +267,76 @@ class Answers:
 
     def take(self) -> Answer:
         """See `__next__`; within the limit that runs."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        line = stdout.readline()
-        if not line and self._limit.is_over:
-            raise Silent(self._silence())
         try:
-            answer: Answer = json.loads(line) if line.endswith(b"\n") else {}
+            while (answer := self._whole()) is None:
+                self._read()
+        except EOFError:
+            raise self.why_over() from None
+        return answer
+
+    def fileno(self) -> int:
+        """What can be read when `arrived` has something new."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def arrived(self) -> Iterator[Answer]:
+        """Answers that are there, as `__next__`, not always all of them; waits for no other one.
+
+        Raises:
+            EOFError: no more come; see `why_over`.
+            UserError: one is an error.
+        """
+        yield from self._all_whole()
+        ready = select.poll()
+        ready.register(self, select.POLLIN)
+        if ready.poll(0):
+            self._read()
+            yield from self._all_whole()
+
+    def _all_whole(self) -> Iterator[Answer]:
+        while (answer := self._whole()) is not None:
+            self._limit.begin(self._patience.later)
+            yield answer
+
+    def _read(self) -> None:
+        """Wait for more.
+
+        Raises:
+            EOFError: nothing more comes.
+        """
+        data = os.read(self.fileno(), _READ)
+        if not data:
+            raise EOFError
+        self._buffer += data
+
+    def why_over(self) -> Unreachable:
+        """Why no more answers come; waits until its process has ended."""
+        if not self._buffer and self._head is None and self._limit.is_over:
+            return Silent(self._silence())
+        return Unreachable(self._failure())
+
+    def _whole(self) -> Answer | None:
+        """The next answer; None if not all of it has come."""
+        if self._head is None:
+            end = self._buffer.find(b"\n", self._looked) + 1
+            if not end:
+                self._looked = len(self._buffer)
+                return None
+            line, self._looked = bytes(self._buffer[:end]), 0
+            del self._buffer[:end]
+            self._head = self._parsed(line)
+        answer, size = self._head, self._head.get("bytes", 0)
+        if len(self._buffer) < size:
+            return None
+        if answer.pop("bytes", None) is not None:
+            answer["data"] = bytes(self._buffer[:size])
+            del self._buffer[:size]
+        self._head = None
+        return answer
+
+    def _parsed(self, line: bytes) -> Answer:
+        try:
+            answer: Answer = json.loads(line, object_hook=_sharing)
         except ValueError:
             first = printable(line.decode(errors="replace").strip())
             raise UserError(
@@ -277,11 +352,6 @@ class Answers:
             )
         if "error" in answer:
             raise UserError(printable(f"{self._host.says}{answer['error']}"))
-        if "bytes" in answer:
-            size = answer.pop("bytes")
-            answer["data"] = stdout.read(size)
-            if len(answer["data"]) < size:
-                raise Unreachable(self._failure())
         return answer
 
     def _silence(self) -> str:
@@ -366,6 +436,26 @@ class Answers:
             other = "name Python 3.9 or newer with --ssh-python, or python = in the target's settings"
             return f"{name}: {python} there does not behave like Python ({last}); {other}"
         return f"{name} did not answer: {last}"
+
+
+_lists_of_hosts: dict[tuple[str, ...], list[str]] = {}
+
+
+def _sharing(found: Answer) -> Answer:
+    """Each of N hosts names all N hosts of a job: these names are kept once."""
+    if isinstance(hosts := found.get("hosts"), list):
+        if len(_lists_of_hosts) > _MOST_LISTS:
+            _lists_of_hosts.clear()
+        found["hosts"] = _lists_of_hosts.setdefault(tuple(hosts), hosts)
+    return found
+
+
+def _errors() -> IO[bytes]:
+    """A file for what ssh says, which keeps it open as long as it keeps the connection."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise not_started(error) from None
 
 
 def _write(stdin: IO[bytes], *lines: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +34,7 @@ class Patience(NamedTuple):
         work: from there until the first answer; None for no limit.
         later: for each further answer; None for no limit.
         connect: until its sshd has answered, in whole seconds; None: as for all hosts.
+        prompt: whether hosts take about the same time for it, so that one that takes much longer is as good as silent.
     """
 
     login: float
@@ -39,18 +42,19 @@ class Patience(NamedTuple):
     work: float | None
     later: float | None = None
     connect: int | None = None
+    prompt: bool = False
 
     @classmethod
     def of(cls, verb: str, limits: Limits) -> Patience:
         """For a request of this name."""
         if verb in _LOOKS:
-            return cls(limits.look, _COPY * limits.look, limits.look)
+            return cls(limits.look, _COPY * limits.look, limits.look, prompt=True)
         if verb in _ENDLESS:
             return cls(limits.look, _COPY * limits.look, None)
         work = max(_LARGE * limits.act, _LEAST_DELETION) if verb in _MANY_FILES else _WORK * limits.act
         if verb.startswith("slurm_"):
             return cls(limits.act, work, max(work, _COMMANDS))
-        return cls(limits.act, work, work)
+        return cls(limits.act, work, work, prompt=verb == "stop")
 
     def for_many(self, hosts: int) -> Patience:
         """The same for so many hosts at once: this machine needs time for all of these connections."""
@@ -59,6 +63,56 @@ class Patience(NamedTuple):
     def shortened(self, seconds: float) -> Patience:
         """The same with so many seconds for the login."""
         return self._replace(login=seconds)
+
+
+class _Alarms:
+    """Calls functions later: one thread waits for all of them."""
+
+    def __init__(self) -> None:
+        self._alarms: list[tuple[float, int, _Alarm]] = []
+        self._numbers = itertools.count()
+        self._earlier = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, seconds: float, do: Callable[[], None]) -> _Alarm:
+        """Call `do` in a thread of its own after so many seconds, unless it is cancelled."""
+        alarm = _Alarm(do)
+        entry = time.monotonic() + seconds, next(self._numbers), alarm
+        with self._earlier:
+            heapq.heappush(self._alarms, entry)
+            if self._thread is None or not self._thread.is_alive():  # it is in no child of a fork
+                self._thread = threading.Thread(target=self._wait, daemon=True)
+                self._thread.start()
+            elif self._alarms[0] is entry:
+                self._earlier.notify()
+        return alarm
+
+    def _wait(self) -> None:
+        while True:
+            with self._earlier:
+                while self._alarms and self._alarms[0][2].do is None:
+                    heapq.heappop(self._alarms)
+                seconds = self._alarms[0][0] - time.monotonic() if self._alarms else None
+                if seconds is None or seconds > 0:
+                    self._earlier.wait(seconds)
+                    continue
+                do = heapq.heappop(self._alarms)[2].do
+            if do is not None:
+                threading.Thread(target=do, daemon=True).start()
+
+
+class _Alarm:
+    """A function that is called later; None when it is not needed any more."""
+
+    def __init__(self, do: Callable[[], None] | None) -> None:
+        self.do = do
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        self.do = None
+
+
+_alarms = _Alarms()
 
 
 class Limit:
@@ -72,7 +126,7 @@ class Limit:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.on_expiry: Callable[[], None] = lambda: None
-        self._timer: threading.Timer | None = None
+        self._alarm: _Alarm | None = None
         self._begun = 0.0
         self.seconds = 0.0
         self.is_over = False
@@ -83,20 +137,18 @@ class Limit:
         if seconds is None:
             return
         self.seconds, self._begun = seconds, time.monotonic()
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        self._alarm = _alarms.add(seconds, self._expire)
 
     def again(self) -> None:
         """The same limit from now on; a wait that has just begun goes on."""
-        if self._timer is not None and time.monotonic() - self._begun > self.seconds / 10:
+        if self._alarm is not None and time.monotonic() - self._begun > self.seconds / 10:
             self.begin(self.seconds)
 
     def end(self) -> None:
         """It is not waited for any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def _expire(self) -> None:
         self.is_over = True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import queue
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.backends.packing import archive
 from paceline.backends.remote.connection import Silent
+from paceline.backends.remote.crowd import AT_ONCE, Crowd, need_files
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,17 +19,28 @@ if TYPE_CHECKING:
     from paceline.backends.remote.patience import Patience
 
 _BRIEFLY = 0.5  # seconds that a host that was silent a moment ago is waited for longer than the others
+_MANY = 32  # hosts of which a few do not hold up the others
+_LATE = 0.05  # share of them that are few
+_LEAST_LATE = 1.0  # seconds
 
 
 class Outcome(NamedTuple):
-    """What a host has answered or why it has not, after so many seconds."""
+    """What a host has answered or why it has not, after so many seconds.
+
+    Attributes:
+        is_late: whether it was waited for no longer because nearly all others had answered.
+    """
 
     answer: Answer | UserError
     seconds: float
+    is_late: bool = False
 
 
 def ask_all(requests: Mapping[Host, tuple[Request, Patience]], brief: Set[Host]) -> dict[Host, Outcome]:
     """The answers or errors of hosts.
+
+    When nearly all of many hosts have answered, the others get half as much time again, if the request is one that
+    hosts answer at once.
 
     Args:
         requests: what is asked of each host, and how long it is waited for.
@@ -36,35 +48,45 @@ def ask_all(requests: Mapping[Host, tuple[Request, Patience]], brief: Set[Host])
     """
     if not requests:
         return {}
+    need_files(min(len(requests), AT_ONCE))
     archive()  # once, not in each thread
     begin = time.monotonic()
-    news: queue.SimpleQueue[tuple[Host, Answer | UserError | BaseException]] = queue.SimpleQueue()
     open_: dict[Host, Answers] = {}
 
-    def ask(host: Host, request: Request, patience: Patience) -> None:
+    def ask(host: Host) -> Answer:
         def opened(answers: Answers) -> None:
             open_[host] = answers
-            answers.when_silent(lambda error: news.put((host, error)))
+            answers.when_silent(lambda error: crowd.put(host, error))
 
-        try:
-            news.put((host, host.ask(request, opened=opened, patience=patience)))
-        except BaseException as error:  # raised below, in the thread that asks
-            news.put((host, error))
+        request, patience = requests[host]
+        return host.ask(request, opened=opened, patience=patience)
 
-    for host, (request, patience) in requests.items():  # not joined: a wrapper of ssh may not end with it
-        threading.Thread(target=ask, args=(host, request, patience), daemon=True).start()
+    crowd: Crowd[Host, Answer] = Crowd(requests, ask)
     found: dict[Host, Outcome] = {}
-    while missing := [host for host in requests if host not in found]:
+    missing = dict.fromkeys(requests)
+    few = _LATE * len(requests) if len(requests) >= _MANY and all(it.prompt for _, it in requests.values()) else 0.0
+    until = math.inf
+    while missing:
+        now = time.monotonic()
+        if until == math.inf and len(missing) <= few:
+            until = now + max(_LEAST_LATE, (now - begin) / 2)
+        left = min(until - now, _BRIEFLY if brief >= missing.keys() else math.inf)
         try:
-            host, answer = news.get(timeout=_BRIEFLY if brief >= set(missing) else None)
+            host, answer = crowd.take(None if left == math.inf else max(0.0, left))
         except queue.Empty:
             break
         if isinstance(answer, BaseException) and not isinstance(answer, UserError):
             raise answer
-        found.setdefault(host, Outcome(answer, time.monotonic() - begin))
-    for host in requests:
-        if host not in found:
-            if host in open_:
-                open_[host].abandon()
-            found[host] = Outcome(Silent(f"cannot reach {host.name}: it is silent; see {host.by_hand}"), 0.0)
+        if missing.pop(host, 0) is None:
+            found[host] = Outcome(answer, time.monotonic() - begin)
+    seconds, others = time.monotonic() - begin, len(found)
+    for host in missing:
+        if host in open_:
+            open_[host].abandon()
+        late = f"no answer within {seconds:.1f} s, in which {others} others have answered"
+        why = "it is silent" if host in brief else late
+        found[host] = Outcome(
+            Silent(f"cannot reach {host.name}: {why}; see {host.by_hand}"), seconds if host not in brief else 0.0,
+            is_late=host not in brief,
+        )  # fmt: skip
     return {host: found[host] for host in requests}

@@ -10,11 +10,11 @@ import json
 import secrets
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.check.finding import Finding
 from paceline.backends.check.hosts import Clock, disk_findings, grouped, line, names, warnings
+from paceline.backends.remote.crowd import at_once, need_files
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
@@ -58,13 +58,14 @@ class Preflight:
         self._target, self._hosts, self._request = hosts, list(hosts.all), request
         self._least, self._most = least, most
         self._token = secrets.token_hex(16)
-        self._pool = ThreadPoolExecutor(max_workers=len(self._hosts))
         self._open = {host: contextlib.ExitStack() for host in self._hosts}
         self._conversations: dict[Host, Answers] = {}
+        self._is_closed = False
         self._tried: Mapping[Host, Collection[Host]] = {}
         self.peers: dict[Host, dict[str, Any]] = {}
 
     def __enter__(self) -> Preflight:
+        need_files(len(self._hosts))
         try:
             silent = {host for host in self._hosts if self._target.was_silent(host, self._patience(host).login)}
             self._on_all(self._hosts, lambda host: self._begin(host, len(silent) if host in silent else None))
@@ -81,9 +82,8 @@ class Preflight:
         self._close()
 
     def _close(self) -> None:
-        with self._pool:
-            for _ in self._pool.map(contextlib.ExitStack.close, self._open.values()):
-                pass
+        self._is_closed = True
+        at_once(self._open, lambda host: self._open[host].close())
 
     def _order(self, host: Host) -> Request:
         return {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
@@ -106,6 +106,8 @@ class Preflight:
             patience = patience._replace(connect=_CONNECT)
         patience = patience._replace(later=patience.work)  # it may have a stuck disk
         answers = self._open[host].enter_context(host.listen(order, patience=patience))
+        if self._is_closed:  # Ctrl-C came meanwhile
+            self._open[host].close()
         answer = next(answers)
         self.peers[host] = {"name": host.name, "address": answer["address"], "port": answer["listens"]}
         self.answers[host], self._conversations[host] = answer, answers
@@ -130,14 +132,7 @@ class Preflight:
     def _on_all(self, hosts: Iterable[Host], do: Callable[[Host], Any]) -> dict[Host, Any]:
         """The results of `do` for the hosts, all at once; a host that fails is moved to `failed`."""
 
-        def attempt(host: Host) -> Any:
-            try:
-                return do(host)
-            except UserError as error:
-                return error
-
-        hosts = list(hosts)
-        results = dict(zip(hosts, self._pool.map(attempt, hosts), strict=True))
+        results = at_once(hosts, do)
         for host, answer in results.items():
             if isinstance(answer, UserError):
                 self.failed[host] = answer

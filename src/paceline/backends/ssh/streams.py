@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from paceline.backends.remote.connection import Unreachable
+from paceline.backends.remote.crowd import Workers, need_files
+from paceline.backends.remote.pump import Pump
 from paceline.job.errors import UserError
 from paceline.node.logs.readers import Ended, Readers
 
 from .held import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from paceline.backends.remote.connection import Answer, Answers, Body, Host, Request
     from paceline.backends.remote.patience import Patience
 
 
 class Streams:
-    """Connections to hosts, each read by its own thread. A stream of answers finishes with `end`."""
+    """Connections to hosts. A stream of answers finishes with `end`.
+
+    Some threads make and end connections, a bounded number of them at a time, and one reads all answers. While a host
+    whose part of a job is held has no connection, a thread of its own tries to make another one.
+    """
 
     def __init__(
         self,
@@ -38,10 +45,13 @@ class Streams:
             apart: Ctrl-C does not end the connections.
         """
         self._readers: Readers[Host, Answer] = Readers()
+        self._pump, self._workers = Pump(), Workers()
         self._open: dict[Host, Answers] = {}
         self._held: dict[Host, Held] = {}
         self._lock = threading.Lock()
         self._apart = apart
+        hosts = list(hosts)
+        need_files(len(hosts))
         for host in hosts:
             self.add(host, request(host), body(host))
 
@@ -49,7 +59,8 @@ class Streams:
         """Send a request to another host, or to the same one again."""
         with self._lock:
             self._held.pop(host, None)
-        self._readers.add(host, self._follow(host, request, body))
+        self._readers.enter()
+        self._workers.do(lambda: self._connect(host, request, body))
 
     def hold(self, host: Host, name: str, job_id: str) -> None:
         """Follow a part of a job that a host has started; if the connection breaks, another one goes on with it."""
@@ -74,42 +85,76 @@ class Streams:
             if self._readers.is_closed or (host in self._held and self._held[host].is_given_up):
                 answers.stop()
 
-    def _follow(self, host: Host, request: Request, body: Body | None) -> Iterator[Answer]:
-        """All answers of a host, over several connections if one of a held part breaks.
-
-        Raises:
-            UserError: it does not answer, or not any more.
-        """
-        patience: Patience | None = None
-        while True:
+    def _connect(self, host: Host, request: Request, body: Body | None, patience: Patience | None = None) -> None:
+        """Make a connection, and have its answers read."""
+        with contextlib.ExitStack() as stack:
             try:
-                yield from self._read(host, request, body, patience)
+                listen = host.listen(request, body, lambda it: self._opened(host, it), self._apart, patience)
+                answers = stack.enter_context(listen)
+            except Exception as error:
+                self._break(host, error)
                 return
-            except Unreachable as error:
-                held = self._held.get(host)
-                if held is None or not host.reconnect or self._readers.is_closed:
-                    raise
-                if held.lose(error) and not held.is_given_up:
-                    yield _note(f"the connection to {host.name} broke; trying again for {host.reconnect:g} s")
-                (request, patience), body = held.wait(), None
+            connection = stack.pop_all()
+        self._pump.add(answers, lambda it: self._take(host, it, connection))
 
-    def _read(self, host: Host, request: Request, body: Body | None, patience: Patience | None) -> Iterator[Answer]:
-        with host.listen(request, body, lambda it: self._opened(host, it), self._apart, patience) as answers:
-            for answer in answers:
+    def _take(self, host: Host, answers: Answers, connection: contextlib.ExitStack) -> bool:
+        """Pass on what a connection has brought; returns whether it goes on."""
+        error: Exception | None = None
+        try:
+            for answer in answers.arrived():
                 held = self._held.get(host)
                 if "rejoined" in answer:
                     assert held is not None
-                    yield _note(f"{host.name} is connected again")
+                    self._readers.put(host, _note(f"{host.name} is connected again"))
                     held.is_back(answers, answer["rejoined"])
                     continue
                 if "end" in answer:
                     if held is not None:
                         held.takes(answer)
-                        answers.finish()
-                    return
-                yield answer
+                    self._workers.do(functools.partial(self._end, host, answers, connection, held is not None))
+                    return False
+                self._readers.put(host, answer)
                 if held is not None:
                     held.takes(answer)
+        except EOFError:
+            pass
+        except Exception as caught:
+            error = caught
+        else:
+            return not self._readers.is_closed
+        self._workers.do(lambda: self._close(host, answers, connection, error))
+        return False
+
+    def _end(self, host: Host, answers: Answers, connection: contextlib.ExitStack, is_held: bool) -> None:
+        if is_held:
+            answers.finish()
+        connection.close()
+        self._readers.put(host, Ended(None))
+
+    def _close(self, host: Host, answers: Answers, connection: contextlib.ExitStack, error: Exception | None) -> None:
+        why = error or answers.why_over()
+        connection.close()
+        self._break(host, why)
+
+    def _break(self, host: Host, why: Exception) -> None:
+        """There is no connection, or no longer: if it is one of a held part, make another one."""
+        held = self._held.get(host)
+        if not isinstance(why, Unreachable) or held is None or not host.reconnect or self._readers.is_closed:
+            self._readers.put(host, Ended(why))
+            return
+        if held.lose(why) and not held.is_given_up:
+            self._readers.put(
+                host, _note(f"the connection to {host.name} broke; trying again for {host.reconnect:g} s")
+            )
+        threading.Thread(target=self._connect_again, args=(host, held), daemon=True).start()
+
+    def _connect_again(self, host: Host, held: Held) -> None:
+        try:
+            request, patience = held.wait()
+        except Unreachable as error:
+            self._readers.put(host, Ended(error))
+            return
+        self._connect(host, request, None, patience)
 
     def take(self, seconds: float | None = None) -> tuple[Host, Answer | UserError] | None:
         """The next answer and its host, or the error of that host; None when all streams have ended.
@@ -149,6 +194,7 @@ class Streams:
         """Close all connections."""
         with self._lock:
             self._readers.is_closed = True
+            self._pump.close()
             for answers in self._open.values():
                 answers.stop()
         self._readers.close()

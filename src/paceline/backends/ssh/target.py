@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOST = re.compile(NAME + r"(:(?P<slots>[0-9]{1,4}))?")
 _LEAST = 0.1  # seconds that a host is waited for
+_MOST_KEPT = 64  # hosts to which connections are kept: each is a process of some megabytes, for a minute
 
 
 def _valid_hosts(hosts: Any) -> Any:
@@ -100,6 +101,8 @@ def _hosts(options: Options, hosts: Sequence[str], within: Limits) -> list[Host]
         Host(name, slots, options.port, options.identity_file, options.python, options.root, within)
         for name, slots in _parsed(hosts).items()
     ]
+    if len(found) > _MOST_KEPT:
+        found = [replace(host, is_kept=False) for host in found]
     if "python" in options.given:
         return found
     return [replace(host, python=sys.executable) if host.is_here else host for host in found]
@@ -162,11 +165,13 @@ class Hosts:
     ) -> tuple[dict[Host, Answer], dict[Host, UserError]]:
         """The answers of these hosts, and the errors of the others.
 
-        A host that was silent a short while ago is not asked again by this process, and delays a new one only briefly.
+        A host that was silent a short while ago is not asked again by this process, and delays a new one only briefly;
+        nor does one for which this process did not wait, since nearly all others had answered.
         """
         found: dict[Host, Answer | UserError] = {}
         asked: dict[Host, tuple[Request, Patience]] = {}
         waited: dict[Host, float] = {}
+        late: dict[Host, UserError | None] = {}
         for host in hosts:
             asks = request(host)
             patience = host.patience(asks).for_many(len(hosts))
@@ -174,13 +179,16 @@ class Hosts:
             if error is not None and already >= patience.login:
                 found[host] = error
                 continue
-            if error is not None or self._silences.before(host) < patience.login:
+            if self._silences.is_late(host):
+                late[host] = error
+            elif error is not None or self._silences.before(host) < patience.login:
                 waited[host] = already + self._at_most(patience.login - already)
             asked[host] = asks, patience.shortened(self._at_most(patience.login - already))
         outcomes = asking.ask_all(asked, asked.keys() - waited.keys())
         for host, outcome in outcomes.items():
             if isinstance(outcome.answer, Silent) and host not in waited:
-                outcomes[host] = outcome._replace(answer=self._silences.explained(host))
+                why = late.get(host) or self._silences.explained(host)
+                outcomes[host] = outcome._replace(answer=why, is_late=host in late)
             found[host] = outcomes[host].answer
         self._silences.note(outcomes, waited)
         answers = {host: found[host] for host in hosts if not isinstance(found[host], UserError)}

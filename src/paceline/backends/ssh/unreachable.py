@@ -24,11 +24,12 @@ _COSTLY = 1.0  # seconds; what fails sooner delays nobody
 
 
 class _Here(NamedTuple):
-    """A silence in this process: what to say of it, how long the host was waited for, and until when."""
+    """A silence in this process: what to say of it, how long the host was waited for, when, and see `Outcome`."""
 
     error: UserError
     waited: float
     when: float
+    is_late: bool
 
 
 class Silences:
@@ -56,6 +57,10 @@ class Silences:
             return None
         return found.error, found.waited
 
+    def is_late(self, host: Host) -> bool:
+        """Whether this process did not wait for a host because nearly all others had answered."""
+        return self.in_this_process(host) is not None and self._here[host].is_late
+
     def before(self, host: Host) -> float:
         """How long another process waited for a host in vain; 0 if none did a short while ago."""
         when, waited = self._before.get(_key(host), (0.0, 0.0))
@@ -76,14 +81,15 @@ class Silences:
             waited: for how long each host was waited for; those that were waited for only briefly are left out.
         """
         file = dict(self._before)
-        for host, (answer, seconds) in outcomes.items():
+        for host, (answer, seconds, is_late) in outcomes.items():
             if not isinstance(answer, Unreachable):
                 self._here.pop(host, None)
                 file.pop(_key(host), None)
                 continue
             # ssh itself has given up: waiting longer changes nothing
             limit = waited.get(host, self.before(host)) if isinstance(answer, Silent) else math.inf
-            self._here[host] = _Here(answer, limit, time.monotonic())
+            limit = seconds if is_late else limit
+            self._here[host] = _Here(answer, limit, time.monotonic(), is_late)
             if host in waited and seconds >= _COSTLY:
                 file[_key(host)] = [time.time(), limit]
         if file != self._before:

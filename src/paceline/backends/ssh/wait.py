@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Part = tuple[Host, str]  # of the job of this name
 
 _CLOSING = 5.0  # seconds from the end of a job on one host to its end on the others, at most, unless one hangs
+_WATCHED = 32  # hosts of a job that say when it ends there; the others are asked then
 _SOON = 10.0  # seconds; a host that is lost again within them is not connected to again
 
 
@@ -51,7 +52,7 @@ class Waiting:
         while parts:
             began = time.monotonic()
             before = dict(self._lost)
-            if not self._wait_for(parts):
+            if not self._wait_for(self._some(parts)):
                 return False
             going = [name for name in self._names if name not in self._over()]
             if not going:
@@ -64,6 +65,14 @@ class Waiting:
             if self._lost and {name for _, name in parts} != set(going):
                 raise next(iter(self._lost.values()))
         return True
+
+    def _some(self, parts: set[Part]) -> set[Part]:
+        """Some of these parts of each job, node 0 first if it is there: they all end at about the same time."""
+        found: set[Part] = set()
+        for name in self._names:
+            hosts = [host for host in self._jobs.hosts_of(name) if (host, name) in parts]
+            found |= {(host, name) for host in hosts[:_WATCHED]}
+        return found
 
     def _over(self) -> set[str]:
         """The jobs that are known to have ended."""
