@@ -141,7 +141,7 @@ export function RankMap({ ranks }) {
       ${names.map((name) => html`<button type="button" aria-pressed=${share === name} onClick=${() => setShare(name)}><${Patch} colour=${SHARES[name]} /> ${t(name)}</button>`)}</span></figcaption>
     <canvas ref=${canvas} class="map" width=${columns} height=${rows} style=${{ height: `${rows * height}px` }} role="img" aria-label=${t("What the ranks spend their time on")} onPointerMove=${onMove}></canvas>
     <p class="weak" role="status">${told || `${t("ranks")} ${ranks.rank[0]}–${ranks.rank[rows - 1]}`}</p>
-    <details><summary>${t("As a table")}</summary><div class="scroll-x"><table><thead><tr><th>${t("rank")}</th>${names.map((name) => html`<th>${t(name)}</th>`)}<th>${t("CPU")}</th><th>${t("memory")}</th><th>${t("steps/s")}</th></tr></thead>
+    <details><summary>${t("As a table")}</summary><div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th>${names.map((name) => html`<th>${t(name)}</th>`)}<th>${t("CPU")}</th><th>${t("memory")}</th><th>${t("steps/s")}</th></tr></thead>
       <tbody>${ranks.rank.map((rank, row) => html`<tr><td>${rank}</td>${names.map((name) => html`<td>${mean(name, row)}</td>`)}<td>${number(ranks.cpu[row])}</td><td>${size(ranks.memory[row])}</td><td>${number(ranks.steps[row])}</td></tr>`)}</tbody></table></div></details></figure>`;
 }
 

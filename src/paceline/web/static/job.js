@@ -40,7 +40,7 @@ export function Facts({ job }) {
 }
 
 function Story({ events }) {
-  return html`<div class="scroll-x"><table><thead><tr><th>${t("time")}</th><th>${t("event")}</th><th>${t("node")}</th><th>${t("details")}</th></tr></thead><tbody>
+  return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("time")}</th><th>${t("event")}</th><th>${t("node")}</th><th>${t("details")}</th></tr></thead><tbody>
     ${events.map((event) => html`<tr><td class="nowrap">${moment(event.time)}</td><td>${event.event}</td><td>${event.host}</td><td class="wrap">${event.details}</td></tr>`)}</tbody></table></div>`;
 }
 
@@ -97,7 +97,7 @@ export function Use({ use, name }) {
 }
 
 function Ranks({ job }) {
-  return html`<div class="scroll-x"><table><thead><tr><th>${t("rank")}</th><th>${t("name")}</th><th>${t("node")}</th><th>${t("state")}</th><th>${t("exit code")}</th></tr></thead><tbody>
+  return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th><th>${t("name")}</th><th>${t("node")}</th><th>${t("state")}</th><th>${t("exit code")}</th></tr></thead><tbody>
     ${job.instances.map((it) => html`<tr><td>${it.rank}</td><td>${it.name}</td><td>${it.node}</td><td><span class="state state-${it.state}">${it.state}</span></td><td>${it.exit_code ?? ""}</td></tr>`)}</tbody></table></div>`;
 }
 

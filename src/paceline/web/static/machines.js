@@ -68,7 +68,7 @@ function Target({ name }) {
     ${error && html`<p class="warning">${error}</p>`}${found?.warnings.map((line) => html`<p class="warning">${line}</p>`)}
     ${!found && !error && html`<p class="weak">${t("Loading…")}</p>`}
     ${all > 0 && html`<p>${t("{used} of {all} devices in use", { used: whole(used), all: whole(all) })}</p>`}
-    ${nodes.length > 0 && html`<div class="scroll-x"><table><thead><tr>${["node", ...columns].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
+    ${nodes.length > 0 && html`<div class="scroll-x" tabindex="0"><table><thead><tr>${["node", ...columns].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
       <tbody>${nodes.map((node) => html`<tr key=${node.name}><th scope="row">${node.name}</th>
         ${columns.map((title) => html`<td>${COLUMNS[title](node, curves[node.name])}</td>`)}</tr>`)}</tbody></table></div>`}
   </section>`;

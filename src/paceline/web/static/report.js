@@ -27,7 +27,7 @@ function compared() {
 
 function Comparison() {
   const logged = jobs.filter((view) => view.metrics?.step.length).map((view) => ({ name: view.job.name, metrics: view.metrics }));
-  return html`<div class="scroll-x"><table><thead><tr><th></th>${jobs.map((view) => html`<th scope="col">${view.job.name}</th>`)}</tr></thead>
+  return html`<div class="scroll-x" tabindex="0"><table><thead><tr><td></td>${jobs.map((view) => html`<th scope="col">${view.job.name}</th>`)}</tr></thead>
       <tbody>${compared().map(([title, of]) => [title, jobs.map(of)]).filter(([, values]) => values.some((value) => value !== "")).map(([title, values]) => html`
         <tr><th scope="row">${t(title)}</th>${values.map((value) => html`<td>${value}</td>`)}</tr>`)}</tbody></table></div>
     ${logged.length > 0 && html`<h2>${t("Metrics")}</h2><${Metrics} jobs=${logged} />`}`;
