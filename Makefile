@@ -65,10 +65,10 @@ test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Scripts of torch, paddle, 
 test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu
 
-nightly: $(VENV)/.dev ## A thousand faults, many kills, whole matrices, convergence; SEED=NUMBER repeats the faults
+nightly: $(VENV)/.dev ## A thousand faults, many kills, a million simulated jobs, whole matrices, convergence; SEED=NUMBER repeats the faults
 	@echo "the seed is $(SEED)"
 	PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
-		PACELINE_CHECKPOINT_KILLS=200 $(PYTEST) $(FOUR) -m 'nightly or soak' -rA $(ALL)
+		PACELINE_CHECKPOINT_KILLS=200 PACELINE_SIMULATED=1000000 $(PYTEST) $(FOUR) -m 'nightly or soak' -rA $(ALL)
 
 test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder; TESTS=FOLDER for less
 	$(PYTEST) $(FOUR) --costs costs.jsonl $(or $(TESTS),$(ALL))

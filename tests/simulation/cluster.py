@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PORT = 29500
 _BACKOFF = 4.0  # seconds after which a kernel sends again what a network that is well again has not delivered
+_LONG = 4096  # bytes
 _INFO = struct.Struct("=16xI32x2I")  # of Linux' tcp_info, as `rendezvous.silence` reads it
 
 
@@ -50,6 +51,7 @@ class Cluster:
         self.messages = self.bytes = 0
         self._moments: dict[str, list[tuple[int, Callable[[], None]]]] = {}  # what follows the n-th such moment
         self._seen: dict[str, int] = {}
+        self._parsed: tuple[bytes, dict[str, Any]] = b"", {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
@@ -62,6 +64,14 @@ class Cluster:
             self.now, _, call = heapq.heappop(queue)
             call()
 
+    def parsed(self, line: bytes) -> dict[str, Any]:
+        """A message; of the last long line, which many receive, a copy that shares its values."""
+        if len(line) < _LONG:
+            return json.loads(line)  # type: ignore[no-any-return]
+        if line is not self._parsed[0]:
+            self._parsed = line, json.loads(line)
+        return dict(self._parsed[1])
+
     def at_moment(self, name: str, number: int, call: Callable[[], None]) -> None:
         """Call at the n-th message, record or action of this name."""
         self._moments.setdefault(name, []).append((number, call))
@@ -73,6 +83,10 @@ class Cluster:
             for number, call in self._moments[name]:
                 if number == seen:
                     call()
+
+    @property
+    def has_log(self) -> bool:
+        return self._log is not None
 
     def write(self, line: str) -> None:
         """Into the log, if there is one."""
@@ -414,7 +428,7 @@ class Channel:
     def receive(self) -> list[Message]:
         if self._inbox:
             lines, self._inbox = self._inbox, []
-            return [json.loads(line) for line in lines]
+            return [self.process.cluster.parsed(line) for line in lines]
         if self._is_ended or not self._is_open:
             raise ChannelClosed("the other side closed the connection", is_dead=True)
         return []

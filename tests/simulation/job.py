@@ -46,12 +46,15 @@ class Job:
         samples: how many an epoch has.
         obeys: whether ranks save their state and end at SIGTERM; else it just kills them.
         stubborn: whether SIGTERM does nothing.
+        steps: whether ranks train; else they wait.
         trained: how often each sample was trained on, in what checkpoints have.
         failed: the failures of ranks that were no consequence of another, in the order in which they happened.
     """
 
-    def __init__(self, cluster: Cluster, samples: int, *, obeys: bool = True, stubborn: bool = False) -> None:
-        self.cluster, self.samples, self.obeys, self.stubborn = cluster, samples, obeys, stubborn
+    def __init__(
+        self, cluster: Cluster, samples: int, *, obeys: bool = True, stubborn: bool = False, steps: bool = True
+    ) -> None:
+        self.cluster, self.samples, self.obeys, self.stubborn, self.steps = cluster, samples, obeys, stubborn, steps
         self.agents: list[SimulatedAgent] = []
         self.trainings: dict[tuple[int, tuple[str, ...]], Training] = {}
         self.steps_last: Training | None = None
@@ -91,7 +94,8 @@ class Training:
         self.workers: dict[int, Worker] = {}
         self.position = self.saved = -1
         self.is_over = self.is_to_save = False
-        job.cluster.after(1.0, self.step)
+        if job.steps:
+            job.cluster.after(1.0, self.step)
 
     def join(self, worker: Worker) -> None:
         if self.workers.get(worker.rank.placement.rank) is not None:
@@ -416,7 +420,7 @@ class Directory:
         written = stamped(records)
         for record in records:
             self._machine.cluster.moment(record["event"])
-            if record["event"] != "state" or "state" in record["status"]:
+            if self._machine.cluster.has_log and (record["event"] != "state" or "state" in record["status"]):
                 text = json.dumps({key: value for key, value in record.items() if key not in ("logs", "others")})
                 self._machine.cluster.write(f"{self._machine.name}  {text[:100]}")
         self.records += [(self._machine.cluster.now, record) for record in written]

@@ -75,7 +75,8 @@ _CLIENTS = ("stop", "terminate", "preempt", "interrupt")
 _SCALES = ("scale out", "scale out in vain", "scale in")
 _MOMENTS = (
     "join", "prepare", "prepared", "start", "ready", "go", "halt", "stopped", "restart", "search", "finish", "part",
-    "launch", "terminate", "save", "sweep", "waiting", "restarting", "started", "stopping", "finished", "meet",
+    "leave", "done", "failed", "symptom", "preempted", "launch", "terminate", "save", "sweep", "waiting", "restarting",
+    "started", "stopping", "finished", "meet",
 )  # fmt: skip
 
 
@@ -84,7 +85,9 @@ def schedule(seed: int) -> Schedule:
     rng = random.Random(seed)
     kind = rng.choice(("fixed", "elastic", "elastic", "replaced"))
     ends = [*_ENDS, *_CLIENTS, *(_SCALES if kind == "elastic" else ())]
-    what = rng.choice((ends, [*_WAITS, *ends], [*_WAITS, *_WAITS, *ends]))  # without waits, more is known of the end
+    scales = [*_SCALES, "kill"] if kind == "elastic" else ends
+    # Without waits, more is known of the end.
+    what = rng.choice((ends, ends, [*_WAITS, *ends], [*_WAITS, *ends], [*_WAITS, *_WAITS, *ends], scales))
     at, faults = 0.0, []
     for _ in range(rng.choice((1, 1, 2, 2, 3, 3, 4, 5))):
         # Most races are between things that happen shortly after each other.
@@ -173,7 +176,8 @@ class Simulation:
         """A node may leave a job only if enough stay."""
         if agent.end != ("STOPPED", 0) or {fault.do for fault in self.it.faults} & {*_WAITS, "reboot"}:
             return
-        ends = [other.process.ended_at for other in self.job.agents if other is not agent and not other.spec.joins]
+        others = [it for it in self.job.agents if it is not agent and it.status.current["start"] is not None]
+        ends = [other.process.ended_at for other in others]
         if sum(at > self.cluster.now - _KNOWN for at in ends) < agent.spec.least:
             raise Violation(f"{agent.participant.id} left a job that needs it")
 
@@ -348,7 +352,9 @@ class Simulation:
         if self.job.stepped_at < self.first_at and self.it.kind == "replaced":  # the other nodes have ended
             return False
         costly = failures if self.it.kind == "elastic" else losses + failures
-        if "kill" in does and self.it.join < SILENCE:  # the search for another coordinator may take longer
+        if {"kill", "scale in"} & {
+            *does
+        } and self.it.join < SILENCE:  # the search for another coordinator may take longer
             return False
         if "kill" in does and (self.it.kind == "fixed" or (self.it.kind == "elastic" and self.it.least > 1)):
             return False

@@ -13,9 +13,10 @@ import pytest
 from paceline.node.rendezvous import silence
 from paceline.node.rendezvous.quorum import Membership
 
+from .scale import costs
 from .schedules import Fault, Schedule, Simulation, schedule, shrink, violation
 
-COUNT = int(os.environ.get("PACELINE_SIMULATED", "4000"))  # schedules
+COUNT = int(os.environ.get("PACELINE_SIMULATED", "10000"))  # schedules
 FIRST = int(os.environ.get("PACELINE_SIMULATED_FROM", "0"))
 EACH = 500
 
@@ -40,6 +41,11 @@ FOUND = {
     "a node that was suspended until the others had finished took them for dead": Schedule(
         20651, "elastic", nodes=4, restarts=2, join=40.0, grace=8.0, latency=0.1, spread=6.0,
         faults=(Fault(13.77, "suspend", 1, 78.5), Fault(14.75, "kill", 0)),
+    ),
+    "a node did not know that another one was dead when its coordinator died too": Schedule(
+        2700, "elastic", nodes=4, grace=25.0, latency=0.1, spread=6.0, obeys=False,
+        faults=(Fault(0.0, "scale out in vain", 2, 5.4, "stopped", 4), Fault(14.16, "kill", 1), Fault(18.77, "kill", 2),
+                Fault(19.06, "kill", 0)),
     ),
     "newcomers gave up when the only node of the attempt before was dead": Schedule(
         24142, "elastic", nodes=3, join=40.0, grace=2.0, latency=0.4, spread=6.0, faults=(Fault(9.62, "kill", 3),),
@@ -67,6 +73,12 @@ def test_what_was_found_once() -> None:
     for name, it in FOUND.items():
         why = violation(it)
         assert not why, f"{name}: {explain(it, why)}"
+
+
+def test_messages_are_linear_in_the_nodes() -> None:
+    for few, many in zip(costs(20), costs(200), strict=True):
+        assert few.messages <= 6 * 20
+        assert many.messages <= 6 * 200
 
 
 def test_a_seed_decides_everything() -> None:

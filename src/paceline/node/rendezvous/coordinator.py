@@ -343,10 +343,9 @@ class Coordinator:
 
     def _may_go_on(self) -> bool:
         """Whether the members are a quorum: no other nodes can go on without them."""
-        if self.replaces and not self.is_elastic:  # no other nodes can: an attempt needs one of every rank
+        if self.standing is None or (self.replaces and not self.is_elastic):  # an attempt needs one of every rank
             return True
-        present = {member.id for member in self.members.values()}
-        return self.standing is None or self.standing.may_go_on(present, self.dead)
+        return self.standing.may_go_on({member.id for member in self.members.values()}, self.dead)
 
     def _gathered(self) -> Outbox:
         """Start if no other nodes can come; begin a last call if there are enough."""
@@ -439,9 +438,9 @@ class Coordinator:
     def _number(self) -> None:
         """Number the nodes that take part: at first as they asked, later with the former participants first."""
         free = iter(sorted(set(range(self.most)) - {m.joined["node_rank"] for m in self.members.values()}))
-        prepared = [member for member in self.members.values() if member.prepared or member.takes_part]
+        too_few = sum(member.prepared or member.takes_part for member in self.members.values()) < self.least
         for _, member in sorted(self.members.items()):
-            if member in prepared or len(prepared) < self.least:
+            if member.prepared or member.takes_part or too_few:
                 member.takes_part = True
                 if not self.has_started and self.standing is None:
                     wanted = member.joined["node_rank"]
@@ -469,8 +468,9 @@ class Coordinator:
         self._await_all()
         self._hung, self._has_symptom = None, False
         proposed = Membership(tuple(m.id for m in order), self.members[0].id)
-        before = self.standing.asked if self.standing is not None else ()
-        standing = Standing(self.attempt, self.restarts, False, (*before, proposed))
+        before = self.standing.asked if self.standing is not None else ()  # other nodes do not know all that are dead
+        asked = (*(membership.without(self.dead) for membership in before), proposed)
+        standing = Standing(self.attempt, self.restarts, False, asked)
         self.standing = self.standing or standing
         start: Start = {
             "do": "start",

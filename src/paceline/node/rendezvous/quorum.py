@@ -49,6 +49,10 @@ class Membership:
         living = [member for member in self.ids if member not in dead]
         return not living or 2 * self._weight(member for member in living if member in present) > self._weight(living)
 
+    def without(self, dead: Collection[str]) -> Membership:
+        """The nodes that are not known to be dead, who decide."""
+        return Membership(tuple(member for member in self.ids if member not in dead), self.leader)
+
     def _weight(self, members: Iterable[str]) -> int:
         return sum(3 if member == self.leader else 2 for member in members)
 

@@ -1,0 +1,97 @@
+"""What it costs to coordinate many nodes: `python -m tests.simulation.scale 10 100 1000` prints a table.
+
+The agents are real; their network is simulated, so that ten thousand fit into one process. CPU seconds are those of the
+agent that coordinates.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from typing import NamedTuple
+
+from paceline.node.spec import NodeSpec, Program
+
+from .cluster import PORT, Cluster, Machine, Process
+from .job import Job
+
+
+class Cost(NamedTuple):
+    """What a phase costs: messages and bytes of all, CPU seconds of the coordinator."""
+
+    messages: int
+    bytes: int
+    seconds: float
+
+
+class Scale:
+    """An elastic job on so many nodes, whose ranks wait."""
+
+    def __init__(self, nodes: int) -> None:
+        """No agent has started."""
+        self.cluster = Cluster(random.Random(1), 0.002)
+        self.job = Job(self.cluster, samples=1, steps=False)
+        self.nodes = nodes
+        self.names = tuple(f"h{number}" for number in range(nodes))
+        self._seconds = 0.0
+        machines = [Machine(self.cluster, name) for name in self.names]
+        for rank, machine in enumerate(machines):
+            self.cluster.after(self.cluster.jitter(2.0), lambda rank=rank, machine=machine: self._start(rank, machine))
+
+    def _start(self, rank: int, machine: Machine) -> None:
+        spec = NodeSpec(
+            job="it", job_id="id", program=Program("script", "train.py"), framework="torch", nproc=1,
+            python=("python",), working_dir="/", node_rank=rank, nodes=self.nodes + 2, least=1, expected=self.nodes,
+            hosts=self.names, main_address=self.cluster.machines[0].address,
+            main_port=PORT, detached=True, join_timeout=600.0,
+        )  # fmt: skip
+        agent = self.job.add(machine, spec)
+        if rank == 0:
+            agent.process.go_on = lambda: self._timed(agent.process)  # type: ignore[method-assign]
+
+    def _timed(self, process: Process) -> None:
+        before = time.process_time()
+        Process.go_on(process)
+        self._seconds += time.process_time() - before
+
+    def runs(self, until: float) -> Cost:
+        """The cost of what happens until then."""
+        before = self.cluster.messages, self.cluster.bytes, self._seconds
+        self.cluster.run(until, lambda: False)
+        return Cost(self.cluster.messages - before[0], self.cluster.bytes - before[1], self._seconds - before[2])
+
+
+def costs(nodes: int) -> tuple[Cost, Cost]:
+    """Of the start of a job on so many nodes; and of the loss of one of them, after which the others go on."""
+    scale = Scale(nodes)
+    start = scale.runs(12.0)
+    states = {agent.status.current["state"] for agent in scale.job.agents}
+    assert states == {"RUNNING"}, states
+    scale.cluster.machines[nodes // 2].process.kill()  # type: ignore[union-attr]  # it has one
+    loss = scale.runs(30.0)
+    attempts = {(agent.status.current["state"], agent.status.current["attempt"]) for agent in scale.job.living}
+    assert attempts == {("RUNNING", 1)}, attempts
+    return start, loss
+
+
+def main(counts: list[int]) -> None:
+    """Print the table."""
+    print(
+        "| nodes | start: messages | bytes per node | CPU | per join | loss of a node: messages | bytes per node",
+        end="",
+    )
+    print(" | CPU |")
+    print("|---|---|---|---|---|---|---|---|")
+    for nodes in counts:
+        start, loss = costs(nodes)
+        print(
+            f"| {nodes:,} | {start.messages:,} | {start.bytes // nodes:,} | {start.seconds:.2f} s"
+            f" | {1000 * start.seconds / nodes:.2f} ms | {loss.messages:,} | {loss.bytes // nodes:,}"
+            f" | {loss.seconds:.2f} s |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main([int(it) for it in sys.argv[1:]] or [2, 10, 100, 1000])
