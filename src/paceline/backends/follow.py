@@ -211,6 +211,8 @@ class Nodes(Generic[Node]):
     @property
     def ends(self) -> dict[Node, dict[str, Any]]:
         """How the job ended, as nodes of the last attempt have it; those that left before know nothing of it."""
+        if not self._ends:
+            return {}
         last = max(((it.start, it.attempt) for it in self._parts.values()), default=None)
         attempts = {node: (self._parts[node].start, self._parts[node].attempt) for node in self._ends}
         return {node: self._ends[node].details for node, attempt in attempts.items() if attempt == last}

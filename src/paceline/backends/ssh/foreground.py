@@ -129,6 +129,8 @@ class RemoteRun:
 
     def _hasten(self) -> None:
         """Wait for no host without a connection if the others say that the job was stopped, or that a host is lost."""
+        if not self._streams.has_lost:
+            return
         ends = self._nodes.ends
         if any(it["state"] == "STOPPED" or (it["failure"] and it["failure"]["rank"] is None) for it in ends.values()):
             missing = [host for host in self._nodes.present if host not in ends]

@@ -48,6 +48,7 @@ class Streams:
         self._pump, self._workers = Pump(), Workers()
         self._open: dict[Host, Answers] = {}
         self._held: dict[Host, Held] = {}
+        self._lost: set[Host] = set()
         self._lock = threading.Lock()
         self._apart = apart
         hosts = list(hosts)
@@ -59,6 +60,7 @@ class Streams:
         """Send a request to another host, or to the same one again."""
         with self._lock:
             self._held.pop(host, None)
+            self._lost.discard(host)
         self._readers.enter()
         self._workers.do(lambda: self._connect(host, request, body))
 
@@ -69,7 +71,12 @@ class Streams:
 
     def is_lost(self, host: Host) -> bool:
         """Whether the connection to a host whose part of a job is held has broken, and there is no other yet."""
-        return host in self._held and self._held[host].is_lost
+        return host in self._lost
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether `is_lost` is true of a host."""
+        return bool(self._lost)
 
     def give_up(self) -> None:
         """Connect to no host again: the connections that have broken end, and others as soon as they break."""
@@ -107,6 +114,7 @@ class Streams:
                     assert held is not None
                     self._readers.put(host, _note(f"{host.name} is connected again"))
                     held.is_back(answers, answer["rejoined"])
+                    self._lost.discard(host)
                     continue
                 if "end" in answer:
                     if held is not None:
@@ -142,7 +150,9 @@ class Streams:
         if not isinstance(why, Unreachable) or held is None or not host.reconnect or self._readers.is_closed:
             self._readers.put(host, Ended(why))
             return
-        if held.lose(why) and not held.is_given_up:
+        was_there = held.lose(why)
+        self._lost.add(host)
+        if was_there and not held.is_given_up:
             self._readers.put(
                 host, _note(f"the connection to {host.name} broke; trying again for {host.reconnect:g} s")
             )
