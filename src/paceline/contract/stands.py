@@ -127,10 +127,12 @@ class MachineNow(TypedDict, total=False):
     Attributes:
         network: bytes per second that it has received and sent.
         gpu_use: the share of the time in which the GPUs of the ranks compute.
+        nccl: errors and warnings of NCCL's RAS service that name a rank there, a line each.
     """
 
     network: float
     gpu_use: float
+    nccl: list[str]
 
 
 class Stand(TypedDict):

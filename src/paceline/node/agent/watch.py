@@ -14,6 +14,7 @@ from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
 from paceline.node.watching.hang import grouped
 from paceline.node.watching.outside import TICKS, Process, look, look_at_children
+from paceline.node.watching.ras import Ras
 from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
 
@@ -192,9 +193,15 @@ class Watch:
         ask(self._loop, live, self._activities, self._answered)
 
     def _answered(self, stands: list[Stand]) -> None:
+        if self._samples.uses_gpu:
+            Ras(self._loop, {stand["pid"] for stand in stands}, partial(self._complete, stands))
+        else:
+            self._complete(stands, [])
+
+    def _complete(self, stands: list[Stand], nccl: list[str]) -> None:
         self._is_asking = False
         for stand in stands:
-            stand["machine"] = self._telemetry.lately(stand["still"])
+            stand["machine"] = {**self._telemetry.lately(stand["still"]), "nccl": nccl}
         self._found(stands)
 
 

@@ -141,6 +141,10 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
         if apart or len(places) == 2:
             line += f", {'while' if apart else 'and'} {_at(last, who(last))}"
         line += _of_machines(stands.values())
+    if nccl := list(
+        dict.fromkeys(it for stand in stands.values() for it in (stand.get("machine") or {}).get("nccl", ()))
+    ):
+        line += f"; NCCL: {', '.join(nccl)}"
     return {
         "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
         "line": line, "places": places,
