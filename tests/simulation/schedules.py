@@ -279,10 +279,11 @@ class Simulation:
             self.scale_out(1 + fault.node % 2, do == "scale out")
 
     def terminate(self, agent: SimulatedAgent, with_ranks: bool) -> None:
-        """SIGTERM to an agent, and perhaps to its ranks as well."""
-        agent.signal(signal.SIGTERM)
-        for worker in agent.ranks._channel.workers.values() if with_ranks and agent.ranks.has_server else ():
-            self.cluster.after(self.cluster.jitter(0.2), functools.partial(worker.signal, signal.SIGTERM))
+        """SIGTERM to an agent, and perhaps to its ranks as well, in any order."""
+        workers = agent.ranks._channel.workers.values() if with_ranks and agent.ranks.has_server else ()
+        for process in (agent, *workers):
+            seconds = self.cluster.jitter(0.5) if with_ranks else 0.0
+            self.cluster.after(seconds, functools.partial(process.signal, signal.SIGTERM))
 
     def note(self, what: str, machine: Machine, rank: int | None = None) -> None:
         """Remember what happened first."""
