@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def test_the_same_files_give_the_same_archive() -> None:
     first = packing.archive()
-    packing.archive.cache_clear()
+    packing._archive.cache_clear()
     again = packing.archive()
     assert (again.name, again.data) == (first.name, first.data)
 

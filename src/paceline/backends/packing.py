@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import threading
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ main()
 """
 
 
+_once = threading.Lock()  # of many threads that need it, one makes it
+
+
 class Archive:
     """A zip archive of these files.
 
@@ -40,9 +44,14 @@ class Archive:
             digest.update(b"%s\0%d\0" % (name.encode(), len(data)) + data)
         self.name = f"paceline-{digest.hexdigest()[:16]}.pyz"
 
-    @functools.cached_property
+    @property
     def data(self) -> bytes:
         """The archive."""
+        with _once:
+            return self._packed
+
+    @functools.cached_property
+    def _packed(self) -> bytes:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as packed:
             for name, data in self._contents.items():
@@ -50,9 +59,14 @@ class Archive:
         return buffer.getvalue()
 
 
-@functools.lru_cache(maxsize=1)
 def archive() -> Archive:
     """The package without its client rooms; the same files give the same bytes."""
+    with _once:
+        return _archive()
+
+
+@functools.lru_cache(maxsize=1)
+def _archive() -> Archive:
     package = Path(__file__).parents[1]
     files = [
         package / "__init__.py",

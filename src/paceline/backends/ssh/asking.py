@@ -7,7 +7,6 @@ import queue
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.backends.packing import archive
 from paceline.backends.remote.connection import Silent
 from paceline.backends.remote.crowd import AT_ONCE, Crowd, need_files
 from paceline.job.errors import UserError
@@ -49,7 +48,6 @@ def ask_all(requests: Mapping[Host, tuple[Request, Patience]], brief: Set[Host])
     if not requests:
         return {}
     need_files(min(len(requests), AT_ONCE))
-    archive()  # once, not in each thread
     begin = time.monotonic()
     open_: dict[Host, Answers] = {}
 
