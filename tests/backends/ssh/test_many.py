@@ -69,6 +69,9 @@ def test_too_few_open_files_are_told_before_anything_is_started(hosts: ManyHosts
     for verb in SUBMIT, ("list",):
         done = run(96, 1024, *verb)
         assert done.returncode == 0, done.stderr
+    refused = run(96, 128, "logs", "--on", "many", "it")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "need 224 open files" in refused.stderr
 
 
 def test_a_bounded_number_of_things_is_done_at_once_and_more_if_these_do_not_come_on() -> None:
