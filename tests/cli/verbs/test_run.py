@@ -246,7 +246,15 @@ def test_run_directory(paceline: Paceline) -> None:
 
 
 def test_roles_of_tensorflow_are_ranks_besides_the_workers(paceline: Paceline) -> None:
-    paceline.script("import json, os; print(json.loads(os.environ['TF_CONFIG'])['task'])")
+    script = """
+        import json, os, pathlib, time
+        task = json.loads(os.environ["TF_CONFIG"])["task"]
+        print(task, flush=True)
+        pathlib.Path(f"said-{task['type']}-{task['index']}").touch()
+        while task["type"] == "chief" and len(list(pathlib.Path().glob("said-*"))) < 5:  # its end is that of the job
+            time.sleep(0.01)
+    """
+    paceline.script(script)
     flags = ("--framework", "tensorflow", "--workers", "2", "--ps", "1", "--chief", "--evaluator", "1")
     done = paceline.succeeds("run", *flags, "--name", "it", "--no-python", sys.executable, "script.py")
     shown = [(paceline.home / f"jobs/it/logs/0/rank-{rank}.log").read_text().strip() for rank in range(5)]

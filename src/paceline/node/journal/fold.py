@@ -97,6 +97,7 @@ _WEIGHTS = {"refused": 1, "agent": 2, "out of memory": 2, "preempted": 4}
 _MOST_LINES, _MOST_LETTERS = 8, 4096  # of a traceback in a record; the logs have all of it
 
 _BY_SIGTERM = 128 + signal.SIGTERM
+_MOST_CAUSES = 3  # of slowness
 _CODES: dict[State, int] = {"SUCCEEDED": 0, "STOPPED": _BY_SIGTERM}  # of ends that no node recorded
 
 
@@ -271,7 +272,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "slow": [  # older hosts report none
             *across([pace for part in there if (pace := part.get("pace")) is not None]),
             *next((part["slow"] for part in parts if part.get("slow")), []),
-        ],
+        ][:_MOST_CAUSES],
     }, first["nodes"], first["ranks"]  # fmt: skip
 
 
