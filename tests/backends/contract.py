@@ -83,6 +83,14 @@ def _reported(page: str) -> Any:
     return json.loads(found[1])["jobs"][0]
 
 
+def _commit(folder: Path, script: str) -> str:
+    """Make a repository of a script; returns its commit."""
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(folder))
+    for command in (("init", "-q"), ("add", script), ("commit", "-qm", "first")):
+        subprocess.run([*git, *command], check=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
 @dataclass(frozen=True)
 class Place:
     """A backend, and what it can do beside what all can.
@@ -230,7 +238,8 @@ class Contract:
 
     def test_a_job_that_runs_is_stopped(self, place: Place) -> None:
         script = place.paceline.script(FOREVER)
-        place.works("submit", "--name", "long", script)
+        commit = _commit(place.paceline.folder, script)
+        place.works("submit", "--name", "long", "--sync-mode", "snapshot", script)
         follower = place.paceline.start("logs", *place.where, "-f", "long")
         assert follower.stdout is not None
         assert follower.stdout.readline() == "here\n"
@@ -240,8 +249,15 @@ class Contract:
             told = place.works("why", "long", "--live")
             assert "in 2 s: 0 of 1 ranks busy, 0 entered a collective" in told
             assert "threading.py" in told
-            eventually(lambda: _reported(place.works("report", "long", "-o", "-"))["use"], "its use is known", 0.5)
-            assert _reported(place.works("report", "long", "-o", "-"))["use"]["ranks"]["rank"] == [0]
+            views: list[Any] = []
+
+            def is_recorded() -> Any:
+                views[:] = [_reported(place.works("report", "long", "-o", "-"))]
+                return views[0]["use"] and views[0]["origin"]
+
+            eventually(is_recorded, "what it uses and runs with is known", 0.5)
+            (view,) = views
+            assert (view["use"]["ranks"]["rank"], view["origin"]["commit"]) == ([0], commit)
             assert "use in the last" in place.works("why", "long")
         else:
             assert "its ranks cannot be asked" in place.refuses("why", "long", "--live")
