@@ -356,7 +356,8 @@ class Contract:
             again = place("resubmit", "it", env=env)
             shown += [again, place("stop", "it-2"), place("wait", "it", "it-2")]
         assert files_with(secret, folders) == []
-        assert [done.stderr for done in shown[:-1] if done.returncode] == []
+        failed = [(done.args, done.stdout, done.stderr) for done in shown[:-1] if done.returncode]
+        assert not failed, failed
         assert not any(secret in done.stdout + done.stderr for done in shown)
         assert any(public in line for line in lines), "this is where command lines would be found"
         assert not any(secret in line for line in lines)
