@@ -34,8 +34,8 @@ $(VENV)/.examples: $(BIN)/python pyproject.toml constraints.txt Makefile
 	@touch $@
 
 # The last line finds nothing to install, unless constraints.txt lacks what pyproject.toml asks for.
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt Makefile
-	$(PIP) --require-hashes --no-deps -r constraints.txt
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt tests/lab/web/requirements.txt Makefile
+	$(PIP) --require-hashes --no-deps -r constraints.txt -r tests/lab/web/requirements.txt
 	$(PIP) $(TORCH)
 	$(PIP) --no-index --no-build-isolation -e '.[examples,dev,bench]'
 	@touch $@

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +29,13 @@ _FLAGS = (
     "--hide-scrollbars", "--remote-allow-origins=*", "--remote-debugging-port=0", "--force-color-profile=srgb",
     "--lang=en-US",
 )  # fmt: skip
+
+
+@functools.cache
+def _axe() -> str:
+    package = importlib.util.find_spec("axe_playwright_python")  # of which only this file is used
+    assert package is not None and package.origin is not None
+    return Path(package.origin).with_name("axe.min.js").read_text()
 
 
 class Browser:
@@ -140,6 +149,16 @@ class Browser:
         """Set media features, such as `prefers_color_scheme="dark"`."""
         listed = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=listed)
+
+    def barriers(self) -> list[str]:
+        """What axe finds serious: what people without a mouse, or without sight, cannot use."""
+        self.call("Runtime.evaluate", expression=_axe())  # the page's own policy would not let it in
+        found = self.run("axe.run({resultTypes: ['violations']}).then(it => it.violations)")
+        return [
+            f"{it['id']}: {[node['html'][:200] for node in it['nodes']]}"
+            for it in found
+            if it["impact"] in {"serious", "critical"}
+        ]
 
     def screenshot(self, path: Path) -> None:
         """Write what the page shows as a picture."""

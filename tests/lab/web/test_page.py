@@ -43,6 +43,7 @@ def test_a_job_is_shown_followed_and_stopped(chromium: Browser, server: Server, 
     chromium.until("document.querySelectorAll('.line').length === 2")
     chromium.click("button", "Stop")
     chromium.shows("paceline stop it")
+    assert not chromium.barriers()
     chromium.click("dialog button", "Stop")
     chromium.until("document.querySelector('.state').textContent === 'STOPPED'")
     chromium.shows("The log has ended.")
@@ -63,6 +64,7 @@ def test_a_job_is_submitted_again_changed_and_deleted(chromium: Browser, server:
     assert chromium.run("document.querySelector('form.submit button.main').disabled")
     chromium.click("button", "Dry run")
     chromium.until("document.querySelector('.dry-run')?.textContent.includes('first')")
+    assert not chromium.barriers()
     assert not (paceline.home / "jobs" / "first").exists()
     chromium.click("button.main", "Submit")
     chromium.until("document.querySelector('.state')?.textContent === 'SUCCEEDED'")
@@ -72,6 +74,7 @@ def test_a_job_is_submitted_again_changed_and_deleted(chromium: Browser, server:
     chromium.fill("dialog .fields label:nth-of-type(7) input", "b 'c d'")
     chromium.click("dialog button", "Dry run")
     chromium.shows("paceline resubmit -n 1 first -- b 'c d'")
+    assert not chromium.barriers()
     chromium.click("dialog button.main", "Resubmit")
     chromium.until("document.querySelector('h1').textContent === 'first-2'")
     chromium.click("a", "Logs")
@@ -80,6 +83,7 @@ def test_a_job_is_submitted_again_changed_and_deleted(chromium: Browser, server:
 
     chromium.click("button", "Delete")
     chromium.shows("0 checkpoints")
+    assert not chromium.barriers()
     chromium.click("dialog button", "Delete")
     chromium.until("location.hash === '#/jobs'")
     chromium.until("document.querySelectorAll('tr.job').length === 1")
@@ -233,7 +237,7 @@ def test_the_report_opened_from_a_file(chromium: Browser, server: Server, paceli
     assert chromium.run("window.pwned === undefined && !document.querySelector('main img, main script')")
     chromium.resize(360, 800)
     assert chromium.run("document.documentElement.scrollWidth") <= 360
-    assert not chromium.run(NAMELESS)
+    assert not chromium.run(NAMELESS) and not chromium.barriers()
 
 
 def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Paceline) -> None:
@@ -267,7 +271,7 @@ def test_every_view_in_each_size_colour_and_language(
     for view in ("#/jobs", "#/jobs/local/it", "#/jobs/local/it/logs", "#/machines", "#/submit"):
         chromium.open("about:blank")
         chromium.open(server.base + view)
-        chromium.until(f"document.documentElement.lang === '{language}' && !!document.querySelector('main *')")
+        chromium.until(f"document.documentElement.lang === '{language}' && !!document.querySelector('main h1')")
         for width, colours in ((360, "dark"), (3840, "light")):
             chromium.resize(width, 800)
             chromium.emulate(prefers_color_scheme=colours)
@@ -276,6 +280,7 @@ def test_every_view_in_each_size_colour_and_language(
                 chromium.run("getComputedStyle(document.body).backgroundColor").partition("(")[2].partition(",")[0]
             )
             assert (red < 60) is (colours == "dark")
+            assert not chromium.barriers(), (view, colours)
         assert not chromium.run(NAMELESS), view
     assert ("机器" in chromium.text()) is (language == "zh")
 
@@ -310,6 +315,13 @@ def test_a_job_on_a_cluster(chromium: Browser, paceline: Paceline, cluster: Clus
         chromium.until(
             "[...document.querySelectorAll('.line')].filter(e => e.textContent.includes('it runs')).length === 2"
         )
+        chromium.until("document.querySelector('.state').textContent === 'RUNNING'")
+        chromium.click("button", "Scale")
+        chromium.shows("paceline scaleout --on kubernetes it --nnodes 1")
+        assert not chromium.barriers()
+        chromium.click("dialog button.main", "Scale")
+        chromium.shows("has a fixed number of pods")
+        chromium.click("dialog button", "Cancel")
         chromium.click("button", "Stop")
         chromium.shows("paceline stop --on kubernetes it")
         chromium.click("dialog button", "Stop")

@@ -9,6 +9,8 @@ import { Machines } from "./machines.js";
 import { html, render, useEffect, useState } from "./ui.js";
 
 const REFRESH = 10_000; // milliseconds
+// In these states more is known of a job alone than of it among all, so a change may be no news.
+const UNSETTLED = { PENDING: 2_000, STARTING: 1_000, RESTARTING: 1_000, RUNNING: REFRESH };
 const DIALOGS = { stop: Stop, resubmit: Resubmit, scale: Scale, delete: Delete };
 const TITLES = { stop: "Stop", resubmit: "Resubmit", scale: "Scale", delete: "Delete", tensorboard: "TensorBoard" };
 
@@ -48,12 +50,24 @@ function useJob(target, name) {
   const [view, setView] = useState(null);
   const [error, setError] = useState(null);
   useEffect(() => {
-    let isGone = false;
-    const look = () => get(pathOf(target, name)).then(
-      (it) => isGone || (setView(it), setError(null)), (failure) => isGone || (failure.status && setError(failure.message)));
+    let timer, state, isGone = false;
+    const look = async () => {
+      try {
+        const it = await get(pathOf(target, name));
+        if (isGone) return;
+        state = it.job.state;
+        setView(it);
+        setError(null);
+      } catch (failure) {
+        if (isGone) return;
+        if (failure.status) setError(failure.message);
+      }
+      clearTimeout(timer);
+      if (state in UNSETTLED) timer = setTimeout(look, UNSETTLED[state]);
+    };
     look();
     const end = listen((changed) => { if (!changed || changed.some(([on, job]) => on === target && job === name)) look(); });
-    return () => { isGone = true; end(); };
+    return () => { isGone = true; clearTimeout(timer); end(); };
   }, [target, name]);
   return [view, error];
 }

@@ -71,7 +71,7 @@ export function Scale({ view, close }) {
 
 function DryRun({ answer }) {
   return html`${answer.notes.map((note) => html`<p class="warning">${note}</p>`)}
-    <details open><summary>${t("What would be started")}: ${answer.target}</summary><pre class="dry-run">${answer.text}</pre></details>
+    <details open><summary>${t("What would be started")}: ${answer.target}</summary><pre class="dry-run" tabindex="0">${answer.text}</pre></details>
     <${Command} line=${answer.command} />`;
 }
 

@@ -106,8 +106,8 @@ function Origin({ view }) {
   const code = [["source", job.code?.source], ["ref", job.code?.ref], ["commit", job.code?.commit ?? origin?.commit], ["branch", origin?.branch],
     ...Object.entries(view.software)].filter(([, value]) => value);
   return html`${code.length > 0 && html`<dl class="facts">${code.map(([key, value]) => html`<dt>${t(key)}</dt><dd>${value}</dd>`)}</dl>`}
-    ${view.file && html`<h3>${t("Job file")}</h3><pre>${view.file}</pre>`}
-    ${origin?.diff && html`<h3>${t("Changes since the commit")}</h3><pre class="diff">${origin.diff}</pre>`}`;
+    ${view.file && html`<h3>${t("Job file")}</h3><pre tabindex="0">${view.file}</pre>`}
+    ${origin?.diff && html`<h3>${t("Changes since the commit")}</h3><pre class="diff" tabindex="0">${origin.diff}</pre>`}`;
 }
 
 // Everything but the live logs; `others` are views of jobs whose metrics are laid over.
@@ -115,12 +115,12 @@ export function Overview({ view, others = [] }) {
   const { job } = view;
   const jobs = useMemo(() => [view, ...others].filter((it) => it.metrics?.step.length).map((it) => ({ name: it.job.name, metrics: it.metrics })), [view, others]);
   return html`<${Facts} job=${job} />
-    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why">${view.why.slice(1).join("\n").trim()}</pre><//>`}
+    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${view.why.slice(1).join("\n").trim()}</pre><//>`}
     ${jobs.length > 0 && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
     ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
     <${Section} title="Events"><${Story} events=${view.events} /><//>
     ${job.instances.length > 0 && html`<${Section} title="Ranks" open=${job.instances.length <= 16}><${Ranks} job=${job} /><//>`}
-    ${view.logs.length > 0 && html`<${Section} title="Last lines" open=${view.logs.length <= 4}>${view.logs.map((it) => html`<h3>${t("rank")} ${it.rank}</h3><pre class="last">${it.lines.map((text) => html`<${Line} text=${text} />`)}</pre>`)}<//>`}
+    ${view.logs.length > 0 && html`<${Section} title="Last lines" open=${view.logs.length <= 4}>${view.logs.map((it) => html`<h3>${t("rank")} ${it.rank}</h3><pre class="last" tabindex="0">${it.lines.map((text) => html`<${Line} text=${text} />`)}</pre>`)}<//>`}
     ${(view.file || view.origin || job.code) && html`<${Section} title="Job file and code" open=${false}><${Origin} view=${view} /><//>`}
     ${view.missing.length > 0 && html`<${Section} title="What is missing"><ul>${view.missing.map((line) => html`<li class="warning">${line}</li>`)}</ul><//>`}`;
 }
