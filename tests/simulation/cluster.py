@@ -119,6 +119,7 @@ class Machine:
         self.cluster, self.name = cluster, name
         self.address = f"10.0.{len(cluster.machines) // 250}.{len(cluster.machines) % 250 + 1}"
         self.clock = cluster.jitter(1e6)  # what its monotonic clock is ahead
+        self.wall_ahead = self.clock % 1000 - 500  # seconds by which its clock is wrong
         self.is_off = False  # or cut off, or suspended with its kernel
         self.on_since = 0.0
         self.slowness = 0.0  # seconds that a process may wait until it runs
@@ -127,6 +128,11 @@ class Machine:
         self.process: Process | None = None
         cluster.machines.append(self)
         cluster.names.update({name: self, self.address: self})
+
+    @property
+    def wall(self) -> float:
+        """Its clock, in seconds since the epoch, which is set anew now and then."""
+        return 1e9 + self.cluster.now + self.wall_ahead
 
     def turn_off(self, seconds: float, reboots: bool) -> None:
         """Without power, or suspended as a whole; only a process of a machine that does not reboot goes on."""

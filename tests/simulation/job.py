@@ -15,6 +15,7 @@ from paceline.node.agent.state import begin
 from paceline.node.agent.status import JobStatus
 from paceline.node.eventloop.channel import ChannelClosed
 from paceline.node.failure import node_failure
+from paceline.node.journal.fold import fold, part_of
 from paceline.node.journal.records import stamped
 from paceline.node.ranks.launcher import Rank, Ranks
 from paceline.node.ranks.placement import place
@@ -25,6 +26,8 @@ from .cluster import Killed, Network, Process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paceline.contract.records import JobRecord
+    from paceline.node.journal.fold import Part
     from paceline.node.rendezvous.messages import Offer
     from paceline.node.spec import NodeSpec
 
@@ -80,6 +83,13 @@ class Job:
     def living(self) -> list[SimulatedAgent]:
         return [agent for agent in self.agents if agent.process.exit_code is None]
 
+    @property
+    def listed(self) -> JobRecord:
+        """What `paceline list` says of it when all its machines answer, in the order of their names."""
+        latest = {agent.process.machine.name: agent for agent in self.agents if agent.status.current["created"]}
+        facts: Any = {"nodes": 0, "ranks": 0}  # of the rest nothing follows
+        return fold(facts, [agent.part for _, agent in sorted(latest.items())])
+
     def training(self, attempt: int, ids: tuple[str, ...], world_size: int) -> Training:
         if (attempt, ids) not in self.trainings:
             self.trainings[attempt, ids] = Training(self, attempt, ids, world_size)
@@ -93,6 +103,7 @@ class Training:
         self.job, self.attempt, self.ids, self.world_size = job, attempt, ids, world_size
         self.workers: dict[int, Worker] = {}
         self.position = self.saved = -1
+        self.began_at = float("inf")
         self.is_over = self.is_to_save = False
         if job.steps:
             job.cluster.after(1.0, self.step)
@@ -140,6 +151,7 @@ class Training:
         self.job.steps_last, self.job.stepped_at = self, self.job.cluster.now
         if self.position < 0:
             self.position = self.saved = self.job.position
+            self.began_at = self.job.cluster.now
         self.position = min(self.position + self.world_size, self.job.samples)
         is_complete = self.position == self.job.samples
         if is_complete or self.is_to_save or self.position // self.world_size % _STEPS == 0:
@@ -186,7 +198,8 @@ class Worker:
         self.training = self.job.training(rank.placement.attempt, ids, rank.placement.world_size)
         for other in self.job.workers:
             if other.is_alive and other.training is not self.training:
-                self.job.cluster.after(STOP_SECONDS, other.must_have_ended)
+                is_late = other.training.attempt > self.training.attempt and not self.training.begins_anew(other.training)
+                self.job.cluster.after(STOP_SECONDS, (self if is_late else other).must_have_ended)
         self.job.workers = [*(it for it in self.job.workers if it.is_alive), self]
         self.training.join(self)
 
@@ -261,6 +274,7 @@ class ForkServer:
         self.job, self.agent, self.process = job, agent, agent.process
         self.loop: SimulatedLoop | None = None
         self.workers: dict[int, Worker] = {}
+        self._starting: set[int] = set()
         self._messages: list[Any] = []
         self.is_closed = False
         self._is_ended = self._is_ready = False
@@ -305,6 +319,7 @@ class ForkServer:
         elif message["do"] == "start":
             for order in message["ranks"]:
                 local = order["local_rank"]
+                self._starting.add(local)
                 self._soon(lambda local=local: self._start(local), _FORK)
         elif message["do"] == "sweep":
             self._soon(lambda: self._emit({"event": "swept"}), _FORK)
@@ -313,16 +328,17 @@ class ForkServer:
                 self._soon(lambda local=local: self._signal(local, message["signal"]), 0.01)
 
     def _start(self, local: int) -> None:
+        self._starting.discard(local)
         rank = self.agent.ranks.current[local]
         if rank.status is None:
             self.workers[local] = Worker(self, rank)
             self._emit({"event": "started", "local_rank": local, "pid": 100 + local})
 
     def _signal(self, local: int, number: int) -> None:
-        if local in self.workers:
-            self.workers[local].signal(number)
-        elif number == signal.SIGKILL:
+        if local in self._starting:  # it does one after the other
             self._soon(lambda: self._signal(local, number), _FORK)
+        elif local in self.workers:
+            self.workers[local].signal(number)
 
     def ended(self, local: int, status: int) -> None:
         if not self.is_closed:
@@ -417,7 +433,7 @@ class Directory:
         self._machine = machine
 
     def append(self, *records: Any) -> tuple[list[Any], int]:
-        written = stamped(records)
+        written = [{**record, "time": self._machine.wall} for record in stamped(records)]
         for record in records:
             self._machine.cluster.moment(record["event"])
             if self._machine.cluster.has_log and (record["event"] != "state" or "state" in record["status"]):
@@ -487,6 +503,16 @@ class SimulatedAgent(Agent):
     def signal(self, number: int) -> None:
         if self.process.exit_code is None:
             self.loop.signal(number)
+
+    @property
+    def part(self) -> Part:
+        """What its machine tells a client that lists jobs."""
+        spec, alive = self.spec, self.process.exit_code is None
+        return part_of(
+            self.status.current, alive=alive, why="" if alive else "its agent was killed",
+            host=self.process.machine.name, written=self.process.machine.wall, job_id=spec.job_id, hosts=spec.hosts,
+            is_elastic=spec.least != spec.nodes,
+        )  # fmt: skip
 
     @property
     def end(self) -> tuple[str, int] | None:

@@ -28,6 +28,7 @@ _KNOWN = 2.0  # seconds after which the end of an agent is known everywhere
 _STOPS_WITHIN = 5.0  # seconds, and the grace
 _BEGUN = 9.0  # seconds after which the first agents of a job have started, unless something has happened
 _SLACK = 7.0  # seconds that a fault lasts longer than its cause: beats, the network's and the process's own delays
+_LOOK, _TRUE_WITHIN = 3.0, 5.0  # seconds between two looks; after which list says what is true
 _NAME = re.compile(r"\((h\d+)\)")  # of a machine, in a message
 _MOMENT_WITHIN = 200.0  # seconds
 _END = 900.0  # seconds after the last fault, in which every job ends
@@ -123,6 +124,8 @@ class Simulation:
         self.in_vain: list[SimulatedAgent] = []
         self.pending = 0  # agents that are about to start
         self.is_ended_by_scheduler = False
+        self.happened_at = 0.0
+        self.cluster.after(_LOOK, self.look)
         for rank in range(it.nodes):
             self.start(rank, self.machines[rank], it.spread if rank else 0.5)
         for fault in it.faults:
@@ -218,6 +221,7 @@ class Simulation:
         living, cluster, do = self.job.living, self.cluster, fault.do
         if not living:
             return
+        self.happened_at = max(self.happened_at, cluster.now + (fault.seconds if do in (*_WAITS, "reboot") else 0.0))
         agent = living[fault.node % len(living)]
         machine, others = agent.process.machine, [it for it in cluster.machines if it is not agent.process.machine]
         if do in ("stop", "terminate"):  # of the client, which tells all nodes; of a scheduler, to all processes
@@ -293,6 +297,18 @@ class Simulation:
         else:
             self.second_at = min(self.second_at, self.cluster.now)
 
+    def look(self) -> None:
+        """What `list` says of a job that has trained for a while, and to which nothing has happened."""
+        self.cluster.after(_LOOK, self.look)
+        now, training = self.cluster.now, self.job.steps_last
+        if training is None or training.is_to_save or training.is_over or now > self.job.stepped_at + 1.5:
+            return
+        if now < max(training.began_at, self.happened_at) + _TRUE_WITHIN:
+            return
+        found = self.job.listed
+        if (found["state"], found["attempt"]) != ("RUNNING", training.attempt):
+            raise Violation(f"it trains, and list says that it is {found['state']} in attempt {found['attempt']}")
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def run(self) -> Simulation:
@@ -308,6 +324,7 @@ class Simulation:
         ends = {agent: agent.end for agent in self.job.agents if agent.end is not None}
         if any(end == ("SUCCEEDED", 0) for end in ends.values()) and self.job.trained != [1] * SAMPLES:
             raise Violation(f"the job has succeeded, and its samples were trained on {set(self.job.trained)} times")
+        self.check_list(ends)
         for agent in self.in_vain:
             if any(agent.participant.id in ids for _, ids in self.job.trainings):
                 raise Violation(f"{agent.participant.id} took part although its client did not keep it")
@@ -324,6 +341,12 @@ class Simulation:
                 if end is not None and end[0] == "FAILED" and not agent.spec.joins:
                     why = (agent.status.current["failure"] or {}).get("message")
                     raise Violation(f"{agent.participant.id} has failed although the job could go on: {why}")
+
+    def check_list(self, ends: dict[SimulatedAgent, tuple[str, int] | None]) -> None:
+        """What `list` says in the end."""
+        state = self.job.listed["state"]
+        if (state == "SUCCEEDED") != (("SUCCEEDED", 0) in ends.values()):
+            raise Violation(f"list says that it has {state}, and its nodes have ended as {set(ends.values())}")
 
     def lives(self, name: str, at: float) -> bool:
         """Whether an agent ran at a machine then, and none had ended there before."""

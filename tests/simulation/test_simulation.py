@@ -50,6 +50,13 @@ FOUND = {
     "newcomers gave up when the only node of the attempt before was dead": Schedule(
         24142, "elastic", nodes=3, join=40.0, grace=2.0, latency=0.4, spread=6.0, faults=(Fault(9.62, "kill", 3),),
     ),
+    "list said STARTING of a job that trained while other nodes were about to join": Schedule(
+        230, "elastic", join=2.5, grace=2.0, latency=0.1, spread=6.0, faults=(Fault(30.64, "scale out", 1),),
+    ),
+    "a node did not know of a death shortly after its coordinator had left": Schedule(
+        16207, "elastic", nodes=3, restarts=2, latency=0.1, spread=6.0, stubborn=True,
+        faults=(Fault(15.29, "scale in"), Fault(16.28, "kill", 1)),
+    ),
 }  # fmt: skip
 
 

@@ -255,6 +255,10 @@ def test_a_scheduler_that_decides_the_end_is_believed(data: st.DataObject) -> No
         ([part(state="STOPPED", exit_code=143, finished=5.0), part(1, state="RUNNING")], "STOPPED"),  # node 1 hangs
         ([part(state="STOPPED", exit_code=143, finished=5.0, is_elastic=True),
           part(1, is_elastic=True, state="RUNNING")], "RUNNING"),  # node 0 has gone, and the job goes on
+        ([part(is_elastic=True, state="RUNNING", nodes=1),
+          part(1, is_elastic=True, state="STARTING", start=None)], "RUNNING"),  # node 1 is about to join
+        ([part(is_elastic=True, state="RUNNING", nodes=1, attempt=1),
+          part(1, is_elastic=True, state="RESTARTING")], "RUNNING"),  # node 1 was lost, and comes back
         ([part(alive=False, state="RUNNING"), part(1, state="SUCCEEDED", exit_code=0, finished=5.0)], "SUCCEEDED"),
     ],
 )  # fmt: skip

@@ -244,7 +244,9 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
     # others know it. From an elastic job a node may have gone while others go on.
     ended = [part for part in parts[:count] if part["state"] in FINAL and part["exit_code"] is not None]
     goes_on = any(part["is_elastic"] for part in parts) and any(_state_of(part) in _UNFINISHED for part in there)
-    deciding = ended if ended and not goes_on else there
+    # Nodes that are about to join, or to come back, do not hold up those that run.
+    runs = any(part["has_begun"] and not is_over(part) for part in parts[:count])
+    deciding = ended if ended and not goes_on else parts[:count] if runs else there
     state = _common([_state_of(part) for part in deciding])
     culprit = min((part for part in there if _error_of(part)), key=_weight, default=None)
     telling = next((part for part in deciding if _state_of(part) == state), deciding[0])

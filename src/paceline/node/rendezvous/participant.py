@@ -81,7 +81,6 @@ class Participant:
         self._listener = network.listener(self._status, self._admit)
         self._link: Leader | Link | None = None
         self._parted: list[Leader | Link] = []
-        self._lost: Link | None = None  # the last one to a leader, until another one is searched for
         self._nodes: list[NodeEntry] = []  # of the last attempt
         self._leader: tuple[str, int] | None = None  # address of the coordinator
         self._leader_id = ""
@@ -364,7 +363,6 @@ class Participant:
         why = "the node that coordinated the job is gone" + ("" if is_dead else f": {why}")
         # One that went on with others may have ended well: it did not die in the last attempt of this node.
         dead = [self._leader_id] if is_dead and not self._leads_others else []
-        self._lost = link
         self._deliver_to_agent({"do": "search", "why": why, "dead": dead})
 
     def _goes_on(self) -> bool:
@@ -389,14 +387,17 @@ class Participant:
             search_by: when to give up.
         """
         self._dead.update(dead)
+        last = self._link
         self.part()
         if self._spec.peers and not self._nodes:  # no attempt has begun here
             self._meet_peers(lambda: search_by, lambda: self._spec.join_timeout)
             return
-        lost, self._lost = self._lost, None
-        since = self._loop.now() if lost is None else lost.last_seen
+        followed = last if isinstance(last, Link) else None
+        since = self._loop.now() if followed is None else followed.last_seen
         self._others_stop_by = since + self._spec.silence + STOP_SECONDS
-        proof_until = lost.alive_at + self._spec.silence - CONNECT_SECONDS if dead and lost is not None else 0.0
+        # Others that do not hear of this node wait for so long before they go on without it.
+        has_ended = followed is not None and self._leader_id in dead
+        proof_until = followed.alive_at + STOP_SECONDS - CONNECT_SECONDS if followed and has_ended else 0.0
         search = Search(self._loop, self, self._nodes, self._network, proof_until)
         if not search.run(search_by, self._is_over):
             why = (
