@@ -198,7 +198,9 @@ class Worker:
         self.training = self.job.training(rank.placement.attempt, ids, rank.placement.world_size)
         for other in self.job.workers:
             if other.is_alive and other.training is not self.training:
-                is_late = other.training.attempt > self.training.attempt and not self.training.begins_anew(other.training)
+                is_late = other.training.attempt > self.training.attempt and not self.training.begins_anew(
+                    other.training
+                )
                 self.job.cluster.after(STOP_SECONDS, (self if is_late else other).must_have_ended)
         self.job.workers = [*(it for it in self.job.workers if it.is_alive), self]
         self.training.join(self)

@@ -301,7 +301,7 @@ class Simulation:
         """What `list` says of a job that has trained for a while, and to which nothing has happened."""
         self.cluster.after(_LOOK, self.look)
         now, training = self.cluster.now, self.job.steps_last
-        if training is None or training.is_to_save or training.is_over or now > self.job.stepped_at + 1.5:
+        if training is None or training.is_to_save or training.is_over or not training.can_step:
             return
         if now < max(training.began_at, self.happened_at) + _TRUE_WITHIN:
             return
