@@ -51,12 +51,13 @@ def of_histories(found: Iterable[NodeHistory], nodes: Sequence[Node], now: float
         node = by_name.get(history["host"])
         for line in history["telemetry"] if node is not None else ():
             machine = line["machine"]
-            if node is None or (machine["cores"], machine["memory"]) != (node.cores, node.memory) or not node.memory:
+            if node is None or (machine.get("cores"), machine.get("memory")) != (node.cores, node.memory):
                 continue
-            values = {"cpu": machine["load"] / node.cores, "memory": machine["memory_used"] / node.memory}
+            seen = {"cpu": (machine.get("load"), node.cores), "memory": (machine.get("memory_used"), node.memory)}
+            values = {name: part / of for name, (part, of) in seen.items() if part is not None and of}
             first = math.ceil((line["time"] - line["seconds"] - now) / STEP) + POINTS - 1
             last = math.floor((line["time"] - now) / STEP) + POINTS - 1
-            curve = shown.setdefault(node.name, {name: [None] * POINTS for name in values})
+            curve = shown.setdefault(node.name, {name: [None] * POINTS for name in seen})
             for point in range(max(0, first), min(POINTS - 1, last) + 1):
                 for name, value in values.items():
                     curve[name][point] = round(value, 4)

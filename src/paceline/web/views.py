@@ -253,14 +253,14 @@ def _mean(values: list[float]) -> float:
 
 
 FIGURES: dict[str, _Figure] = {
-    "cpu": lambda line: line["job"]["cpu"],
-    "load": lambda line: line["machine"]["load"],
-    "memory": lambda line: line["job"]["memory"],
-    "memory_used": lambda line: line["machine"]["memory_used"],
-    "received": lambda line: line["machine"]["received"],
-    "sent": lambda line: line["machine"]["sent"],
-    "read": lambda line: line["job"]["read"],
-    "written": lambda line: line["job"]["written"],
+    "cpu": lambda line: line["job"].get("cpu"),
+    "load": lambda line: line["machine"].get("load"),
+    "memory": lambda line: line["job"].get("memory"),
+    "memory_used": lambda line: line["machine"].get("memory_used"),
+    "received": lambda line: line["machine"].get("received"),
+    "sent": lambda line: line["machine"].get("sent"),
+    "read": lambda line: line["job"].get("read"),
+    "written": lambda line: line["job"].get("written"),
     "gpu": _gpus("use", _mean),
     "gpu_memory": _gpus("memory_used", sum),
     "power": _gpus("power", sum),
@@ -338,6 +338,7 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
 
 def _packed(sums: Sequence[float], counts: Sequence[int]) -> str:
     cells = bytes(
-        min(254, round(254 * total / count)) if count else 255 for total, count in zip(sums, counts, strict=True)
+        max(0, min(254, round(254 * total / count))) if count else 255
+        for total, count in zip(sums, counts, strict=True)
     )
     return base64.b64encode(cells).decode()

@@ -27,11 +27,20 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 def test_what_is_no_line_is_left_out(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     odd: list[Any] = ["{}\n", "[1]\n", {**line(12.0), "ranks": [1]}, {**line(13.0), "ranks": {"rank": [0], "cpu": []}}]
+    odd += [{**line(14.0), "job": {"cpu": it}} for it in ("x", [], float("nan"), 1e308, 10**400, True)]
+    odd += [{**line(14.0), "job": {"cpu": 1.0, "memory": 10**400}}]
+    odd += [{**line(15.0), "seconds": 0.0}, {**line(15.0), "ranks": {"rank": [None]}}, {**line(15.0), "machine": []}]
     odd += ["[" * 100_000 + "\n", '{"time": 1', "\n"]
     write(run.telemetry, line(10.0), *odd, line(20.0), line(30.0))
     assert [it["time"] for it in history(run)["telemetry"]] == [10.0, 20.0, 30.0]
     assert [it["time"] for it in history(run, since=20.0)["telemetry"]] == [30.0]
     assert [it["time"] for it in history(run, points=2)["telemetry"]] == [10.0, 30.0]
+
+
+def test_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    write(run.telemetry, line(500.0), line(510.0), line(10.0), line(20.0))
+    assert [it["time"] for it in history(run)["telemetry"]] == [10.0, 20.0, 500.0, 510.0]
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
@@ -55,3 +64,14 @@ def test_metrics(tmp_path: Path) -> None:
     few = metrics(path, points=3)
     assert [len(few[key]) for key in ("time", "step")] == [3, 3]  # type: ignore[literal-required]
     assert few["step"][-1] == 10
+
+
+def test_metrics_that_no_chart_can_have(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    odd = [{"time": 1.0, "step": it, "a": 1.0} for it in (True, 10**400, None)]
+    odd += [{"time": it, "step": 1, "a": 1.0} for it in (float("inf"), "x", 10**400)]
+    large = [{"time": 1.0, "step": it, "a": 1e308, "b": 10**400, "c": float("inf")} for it in range(4)]
+    write(path, *odd, *large, '{"time": 2.0, "step": 5, "a"')
+    found = metrics(path, points=2)
+    assert found["step"] == [1, 3]
+    assert found["values"] == {"a": [1e308, 1e308], "b": [None, None], "c": [None, None]}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +15,7 @@ from paceline.node.files import read_json
 from .thinning import reduced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
@@ -24,6 +26,9 @@ _NUMBERS, _FEWEST = 6000, 48  # of all metrics together, and points of each
 _MOST_BYTES = 64 << 20  # of a file; of a longer one, the end is read
 _LONGEST = 1 << 18  # bytes of the end of telemetry.jsonl that is looked at for its last line
 _RECENT = 30.0  # seconds, beside those for which a line stands, in which it is of now
+_MOST_STEPS = 1 << 53  # what JavaScript can count
+_ABSURD = 1e30  # for any figure of a machine
+_FIGURES = ("job", "machine")
 _OF_LINE = {"time", "epoch", "step", "attempt", "sync_method"}  # keys of a line that are no metrics
 
 
@@ -50,7 +55,8 @@ def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> Node
     if origin.get("commit"):
         found["origin"] = {key: str(origin.get(key) or "") for key in ("commit", "branch", "diff")}
     try:
-        found["telemetry"] = reduced([it for it in telemetry(run.telemetry) if it["time"] > since], points)
+        lines = sorted(telemetry(run.telemetry), key=operator.itemgetter("time"))  # a clock may have been set back
+        found["telemetry"] = reduced([it for it in lines if it["time"] > since], points)
     except FileNotFoundError:
         missing.append("no telemetry was recorded: the job ended within seconds, or an older version ran it")
     except OSError as error:
@@ -89,14 +95,24 @@ def _is_telemetry(line: dict[str, Any] | None) -> bool:
     return (
         line is not None
         and all(_is_number(line.get(key)) for key in ("time", "seconds"))
-        and all(isinstance(line.get(group), dict) for group in ("job", "machine", "ranks"))
-        and all(_are_columns(line.get(group, {})) for group in ("ranks", "gpus"))
+        and line["seconds"] > 0
+        and all(isinstance(group := line.get(name), dict) and _are_figures(group.values()) for name in _FIGURES)
+        and all(_are_columns(line.get(group, {}), of) for group, of in (("ranks", "rank"), ("gpus", "index")))
     )
 
 
-def _are_columns(group: Any) -> bool:
+def _are_columns(group: Any, of: str) -> bool:
     columns = list(group.values()) if isinstance(group, dict) else [None]
-    return all(isinstance(it, list) for it in columns) and len(set(map(len, columns))) <= 1  # type: ignore[arg-type]
+    return (
+        all(isinstance(it, list) and _are_figures(it) for it in columns)
+        and len(set(map(len, columns))) <= 1
+        and set(map(type, group.get(of, ()))) <= {int}
+    )
+
+
+def _are_figures(values: Collection[Any]) -> bool:
+    """Whether each is a number, or None, and not absurdly large."""
+    return {*map(type, values)} <= {int, float, type(None)} and all(map(_ABSURD.__gt__, map(abs, filter(None, values))))
 
 
 def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsRecord:
@@ -107,9 +123,10 @@ def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsReco
     """
     lines: list[dict[str, Any]] = []
     for line in _lines(path):
-        if not isinstance(line.get("step"), int) or not isinstance(line.get("time"), (int, float)):
+        step = line.get("step")
+        if type(step) is not int or abs(step) > _MOST_STEPS or not _is_number(line.get("time")):
             continue
-        while lines and lines[-1]["step"] >= line["step"] and lines[-1].get("attempt") != line.get("attempt"):
+        while lines and lines[-1]["step"] >= step and lines[-1].get("attempt") != line.get("attempt"):
             lines.pop()
         lines.append(line)
     lines = [line for line in lines if line["time"] > since]
@@ -136,8 +153,11 @@ def _spans(lines: Sequence[dict[str, Any]], points: int) -> list[list[dict[str, 
 
 
 def _mean(values: Sequence[Any]) -> float | None:
-    known = [value for value in values if _is_number(value)]
-    return float(f"{sum(known) / len(known):.6g}") if known else None
+    known = [float(value) for value in values if _is_number(value)]
+    if not known:
+        return None
+    mean = sum(known) / len(known)
+    return float(f"{mean if math.isfinite(mean) else sum(it / len(known) for it in known):.6g}")
 
 
 def _known(values: Iterable[Any]) -> Iterator[float]:
@@ -145,8 +165,7 @@ def _known(values: Iterable[Any]) -> Iterator[float]:
 
 
 def _is_number(value: Any) -> bool:
-    kind = type(value)
-    return (kind is float and math.isfinite(value)) or kind is int
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -101,8 +101,8 @@ def slurm_usage(home: Home, request: Request) -> Answer:
         if now:
             found[folder.name] = {
                 "processes": 0,
-                "cpu": round(sum(it["job"]["cpu"] for it in now), 3),
-                "memory": sum(it["job"]["memory"] for it in now),
+                "cpu": round(sum(it["job"].get("cpu") or 0.0 for it in now), 3),
+                "memory": sum(it["job"].get("memory") or 0 for it in now),
                 "gpus": [dict(zip(("device", "use", "memory"), row)) for row in rows],
             }
     return {"usage": found}
