@@ -20,6 +20,7 @@ from paceline.node.journal.records import stamped
 from paceline.node.ranks.launcher import Rank, Ranks
 from paceline.node.ranks.placement import place
 from paceline.node.rendezvous.participant import STOP_SECONDS, Participant
+from paceline.node.spec import CURRENT_SECONDS
 
 from .cluster import Killed, Network, Process
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.node.spec import NodeSpec
 
     from .cluster import Cluster, Machine, SimulatedLoop
+    from .requeue import Requeuer
 
 _NOWHERE = Path("/nonexistent/rank.json")
 _STEPS = 4  # between two checkpoints
@@ -66,6 +68,7 @@ class Job:
         self.trained = [0] * samples
         self.workers: list[Worker] = []
         self.running = 0  # agents
+        self.requeuer: Requeuer | None = None
 
     def add(self, machine: Machine, spec: NodeSpec, lifeline: Lifeline | None = None) -> SimulatedAgent:
         """Start an agent."""
@@ -86,7 +89,8 @@ class Job:
     @property
     def listed(self) -> JobRecord:
         """What `paceline list` says of it when all its machines answer, in the order of their names."""
-        latest = {agent.process.machine.name: agent for agent in self.agents if agent.status.current["created"]}
+        agents = self.agents if self.requeuer is None else self.requeuer.agents
+        latest = {agent.process.machine.name: agent for agent in agents}
         facts: Any = {"nodes": 0, "ranks": 0}  # of the rest nothing follows
         return fold(facts, [agent.part for _, agent in sorted(latest.items())])
 
@@ -117,6 +121,7 @@ class Training:
     def can_step(self) -> bool:
         passes = self.job.cluster.passes
         machines = {worker.machine for worker in self.workers.values()}
+        requeuer = self.job.requeuer
         return (
             len(self.workers) == self.world_size
             and all(
@@ -124,6 +129,7 @@ class Training:
                 for worker in self.workers.values()
             )
             and all(passes(one, other) for one in machines for other in machines)
+            and (requeuer is None or all(map(requeuer.reaches, machines)))  # for data and checkpoints
         )
 
     def begins_anew(self, before: Training) -> bool:
@@ -501,6 +507,17 @@ class SimulatedAgent(Agent):
         if event["on"] == "broken":
             raise Violation(event["why"])
         super()._decide(event)
+
+    def _look_at_disk(self) -> None:
+        requeuer = self.job.requeuer
+        if requeuer is None or self.state.finish is not None:
+            return
+        if requeuer.reaches(self.process.machine):
+            if self.spec.current != ("start", str(requeuer.disk.start)):
+                self.urgent.append({"on": "elsewhere"})
+            if requeuer.disk.stop:
+                self.urgent.append({"on": "asked to stop", "signal": requeuer.disk.stop})
+        self.loop.after(CURRENT_SECONDS, self._look_at_disk)
 
     def signal(self, number: int) -> None:
         if self.process.exit_code is None:

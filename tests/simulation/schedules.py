@@ -6,7 +6,7 @@ import functools
 import random
 import re
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rendezvous.silence import PATIENCE
@@ -15,6 +15,7 @@ from paceline.node.spec import NodeSpec, Program
 
 from .cluster import PORT, Cluster, Machine
 from .job import Job, Lifeline, Violation
+from .requeue import DOWN, Disk, Requeuer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,9 @@ class Schedule(NamedTuple):
     """A job, and all that happens to it. The seed decides everything that is not named here, such as delays."""
 
     seed: int
-    kind: str = "fixed"  # or "elastic", or "replaced": the scheduler starts another node for one that is lost
+    # Or "elastic", or "replaced": the scheduler starts another node for one that is lost; or "requeued": it starts the
+    # whole job again.
+    kind: str = "fixed"
     nodes: int = 2
     restarts: int = 0
     least: int = 1  # nodes, of an elastic job
@@ -73,6 +76,7 @@ class Schedule(NamedTuple):
 _ENDS = ("kill", "reboot", "fork server ends", "rank fails", "rank exits", "disk full")
 _WAITS = ("off", "split", "one way", "suspend", "suspend all", "slow")
 _CLIENTS = ("stop", "terminate", "preempt", "interrupt")
+_HARMLESS = ("clock jumps",)
 _SCALES = ("scale out", "scale out in vain", "scale in")
 _MOMENTS = (
     "join", "prepare", "prepared", "start", "ready", "go", "halt", "stopped", "restart", "search", "finish", "part",
@@ -84,8 +88,8 @@ _MOMENTS = (
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
-    kind = rng.choice(("fixed", "elastic", "elastic", "replaced"))
-    ends = [*_ENDS, *_CLIENTS, *(_SCALES if kind == "elastic" else ())]
+    kind = rng.choice(("fixed", "elastic", "elastic", "replaced", "requeued"))
+    ends = [*_ENDS, *_CLIENTS, *_HARMLESS, *(_SCALES if kind == "elastic" else ())]
     scales = [*_SCALES, "kill"] if kind == "elastic" else ends
     # Without waits, more is known of the end.
     what = rng.choice((ends, ends, [*_WAITS, *ends], [*_WAITS, *ends], [*_WAITS, *_WAITS, *ends], scales))
@@ -126,6 +130,8 @@ class Simulation:
         self.is_ended_by_scheduler = False
         self.happened_at = 0.0
         self.cluster.after(_LOOK, self.look)
+        self.requeuer = Requeuer(self, Disk(self.cluster, "disk")) if it.kind == "requeued" else None
+        self.job.requeuer = self.requeuer
         for rank in range(it.nodes):
             self.start(rank, self.machines[rank], it.spread if rank else 0.5)
         for fault in it.faults:
@@ -149,8 +155,15 @@ class Simulation:
             joins=joins, hosts=() if joins else tuple(f"h{i}" for i in range(it.nodes)),
             peers=tuple(f"h{i}" for i in range(it.nodes)) if it.kind == "replaced" else (),
             main_address=main, main_port=PORT, detached=True, join_timeout=it.join, silence=SILENCE, grace=it.grace,
-            max_restarts=it.restarts,
+            max_restarts=it.restarts, **self.of_start(),
         )  # fmt: skip
+
+    def of_start(self) -> Any:
+        """What a scheduler that requeues tells the agents."""
+        if self.requeuer is None:
+            return {}
+        current = ("start", str(self.requeuer.start))
+        return {"current": current, "stop_file": "stop", "first_attempt": self.requeuer.first_attempt}
 
     @property
     def doors(self) -> list[str]:
@@ -165,12 +178,15 @@ class Simulation:
 
         def start() -> None:
             self.pending -= 1
-            if (rank is None and not self.doors) or self.is_ended_by_scheduler:
+            requeuer = self.requeuer
+            if (rank is None and not self.doors) or self.is_ended_by_scheduler or (requeuer and requeuer.is_ending):
                 return
             agent = self.job.add(machine, self.spec(rank), lifeline)
             agent.process.at_end.append(lambda: self.leaves(agent))
             if self.it.kind == "replaced":
                 agent.process.at_end.append(lambda: self.replace(agent))
+            if requeuer is not None:
+                agent.process.at_end.append(requeuer.ended)
             started(agent)
 
         self.cluster.after(self.cluster.jitter(within), start)
@@ -221,17 +237,27 @@ class Simulation:
         living, cluster, do = self.job.living, self.cluster, fault.do
         if not living:
             return
+        if do in _CLIENTS:  # it is about to end
+            self.happened_at = float("inf")
         self.happened_at = max(self.happened_at, cluster.now + (fault.seconds if do in (*_WAITS, "reboot") else 0.0))
         agent = living[fault.node % len(living)]
+        if self.requeuer is not None:
+            for each in self.cluster.machines:
+                self.cluster.after(DOWN, functools.partial(self.requeuer.looks_at, each))
         machine, others = agent.process.machine, [it for it in cluster.machines if it is not agent.process.machine]
         if do in ("stop", "terminate"):  # of the client, which tells all nodes; of a scheduler, to all processes
             self.note("stop", machine)
             self.stopped_at = cluster.now if self.stopped_at is None else self.stopped_at
+            if self.requeuer is not None:
+                self.requeuer.disk.stop = signal.SIGTERM
             for each in living:
                 cluster.after(cluster.jitter(1.0), functools.partial(self.terminate, each, do == "terminate"))
-        elif do == "interrupt" and self.it.kind != "replaced":  # of one node
+        elif do == "interrupt" and self.it.kind not in ("replaced", "requeued"):  # of one node
             self.note(do, machine)
             agent.signal(signal.SIGINT)
+        elif do == "preempt" and self.requeuer is not None:
+            self.note(do, machine)
+            self.requeuer.preempt()
         elif do == "preempt":
             self.note(do, machine)
             for each in living:
@@ -258,6 +284,8 @@ class Simulation:
             side = {machine, *(it for it in others if cluster.rng.random() < 0.3)}
             pairs = [(one, other) for one in side for other in others if other not in side]
             cluster.block(pairs + [(b, a) for a, b in pairs] if do == "split" else pairs, fault.seconds)
+        elif do == "clock jumps":
+            machine.wall_ahead += 60 * fault.seconds * (-1) ** fault.node
         elif do == "disk full":
             self.cluster.write(f"*** disk full: {machine.name}")
             machine.is_full = True
@@ -338,7 +366,9 @@ class Simulation:
         self.check_outcome(ends)
         if self.must_succeed:
             for agent, end in ends.items():
-                if end is not None and end[0] == "FAILED" and not agent.spec.joins:
+                is_last = self.requeuer is None or agent in self.requeuer.agents
+                has_begun = agent.status.current["start"] is not None  # else it ends alone, or with those that it joins
+                if end is not None and end[0] == "FAILED" and has_begun and is_last:
                     why = (agent.status.current["failure"] or {}).get("message")
                     raise Violation(f"{agent.participant.id} has failed although the job could go on: {why}")
 
@@ -366,16 +396,17 @@ class Simulation:
         """Whether nothing happened that the job cannot do without, or begin again after."""
         losses, failures = ("kill",), ("rank fails", "rank exits", "fork server ends")
         does = [fault.do for fault in self.it.faults]
+        again = ("preempt",) if self.it.kind == "requeued" else ()
         if self.first is None and "disk full" not in does:  # it had ended before the first fault
             return (self.it.kind == "elastic" and self.it.least == 1) or self.it.join > self.it.spread + _KNOWN
         is_alone = len(does) == 1 and "suspend all" in does
-        if not is_alone and {*does} - {*losses, *failures, "suspend", "slow", *_SCALES}:
+        if not is_alone and {*does} - {*losses, *failures, "suspend", "slow", *_SCALES, *_HARMLESS, *again}:
             return False
         if self.first_at < _BEGUN or self.starves:
             return False
         if self.job.stepped_at < self.first_at and self.it.kind == "replaced":  # the other nodes have ended
             return False
-        costly = failures if self.it.kind == "elastic" else losses + failures
+        costly = failures if self.it.kind in ("elastic", "requeued") else losses + failures
         if {"kill", "scale in"} & {
             *does
         } and self.it.join < SILENCE:  # the search for another coordinator may take longer
@@ -396,13 +427,16 @@ class Simulation:
         if self.first is None or self.first_at < _BEGUN or others:
             return
         what, machine, rank = self.first
-        states = {state for state, _ in filter(None, ends.values())}
-        if what in ("stop", "interrupt") and self.it.kind != "replaced" and states - {"STOPPED", "SUCCEEDED"}:
+        last = self.job.agents if self.requeuer is None else self.requeuer.agents
+        states = {state for state, _ in filter(None, map(ends.get, last))}
+        # A stop comes to all nodes within a second, an interrupt to one, which tells the others.
+        is_heard = self.second_at > self.first_at + self.it.latency + (1.1 if what == "stop" else 0.1)
+        is_stopped = what in ("stop", "interrupt") and is_heard
+        if is_stopped and self.it.kind != "replaced" and states - {"STOPPED", "SUCCEEDED"}:
             raise Violation(f"a job that was stopped first has ended as {states}")
-        is_heard = self.second_at > self.first_at + self.it.latency + 0.1
-        last = self.job.stepped_at
-        if what in ("stop", "interrupt") and is_heard and last > self.first_at + self.it.grace + _STOPS_WITHIN:
-            raise Violation(f"a job that was stopped at {self.first_at:.1f} s has trained until {last:.1f} s")
+        stepped = self.job.stepped_at
+        if is_stopped and stepped > self.first_at + self.it.grace + _STOPS_WITHIN:
+            raise Violation(f"a job that was stopped at {self.first_at:.1f} s has trained until {stepped:.1f} s")
         if what == "rank fails" and self.it.kind == "fixed" and not self.it.restarts and len(self.it.faults) == 1:
             found = {(agent.status.current["failure"] or {}).get("rank") for agent in ends}
             if found != {rank}:
