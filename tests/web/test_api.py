@@ -244,14 +244,33 @@ def test_a_dry_run_starts_nothing_and_shows_the_line(lab: Fake, page: Page) -> N
         ({"file": "scrpt: train.py"}, "job file:1: scrpt"),
         ({"file": "{"}, "not valid YAML"),
         ({"file": "!!python/object/apply:os.system [true]"}, "a job is a mapping"),
-        ({"file": 1}, "texts"),
-        ({}, "texts"),
+        ({"file": 1}, "file: should be a text"),
+        ({}, "job file is empty"),
+        ({"file": "script: train.py", "dry_run": 1}, "dry_run: should be true or false"),
+        ({"file": "script: train.py", "dryrun": True}, "'dryrun': no such key; submit takes file, on, dry_run"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_in_one_line(lab: Fake, page: Page, body: Any, why: str) -> None:
     answer = page.post("/api/submit", json=body)
     assert answer.status_code == 400 and why in answer.json()["error"] and "\n" not in answer.json()["error"]
     assert not lab.done
+
+
+def test_arguments_and_variables_are_sent_as_people_type_them(lab: Fake, page: Page) -> None:
+    lab.jobs["it"] = replace(lab.jobs["it"], state="FAILED", finished=200.0)
+    typed = {"args": '--name=\'a b\' "c d" \\" 中文', "env": "A=b=c\n\n B=\n"}
+    answer = page.post("/api/jobs/lab/it/resubmit", json={**typed, "dry_run": True}).json()
+    spec = json.loads(answer["text"])["job"]
+    assert spec["args"] == ["--name=a b", "c d", '"', "中文"]
+    assert (spec["env"]["A"], spec["env"]["B"]) == ("b=c", "")
+    for wrong, why in (({"args": "'a"}, "no closing quotation"), ({"env": "A"}, "'A'"), ({"env": "A=1\n=2"}, "''")):
+        answer = page.post("/api/jobs/lab/it/resubmit", json={**wrong, "dry_run": True})
+        assert answer.status_code == 400 and why in answer.json()["error"]
+    assert not lab.done
+
+
+def test_json_that_is_nested_too_deeply(page: Page) -> None:
+    assert page.post("/api/submit", content=b"[" * 100_000).status_code == 400
 
 
 def test_resubmit_shows_its_flags(lab: Fake, page: Page) -> None:
@@ -271,7 +290,7 @@ def test_resubmit_shows_its_flags(lab: Fake, page: Page) -> None:
     assert page.post("/api/jobs/lab/it/resubmit", json={**changes, "dry_run": False}).status_code == 200
     spec = lab.done[0][1]
     assert (spec.ranks, spec.args, spec.env, spec.resume_from) == (4, ("-x", "$(y)"), {"A": "b c"}, "it")
-    for wrong in ({"ranks": "many"}, {"env": [1]}, {"args": "x"}, {"on": 3}, {"ranks": {"a": 1}}, {"time_limit": [2]}):
+    for wrong in ({"ranks": "many"}, {"env": [1]}, {"args": 1}, {"on": 3}, {"ranks": {"a": 1}}, {"time_limit": [2]}):
         assert page.post("/api/jobs/lab/it/resubmit", json=wrong).status_code == 400, wrong
 
 

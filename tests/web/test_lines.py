@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.backends.base import LogLines
-from paceline.web.lines import COMMAND, _cut, _matching
+from paceline.web.lines import COMMAND, _compiled, _cut, _matching
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -27,8 +27,16 @@ def test_lines_are_left_out_however_they_come(skip: int, limit: int | None, size
 
 
 def test_lines_are_searched() -> None:
-    found = _matching([LogLines(0.0, 0, 1, "o", b"an\xffa\nb\nac"), LogLines(0.0, 0, 1, "o", b"x\n")], "^a")
-    assert [it.text for it in found] == [b"an\xffa\nac"]
+    chunks = [LogLines(0.0, 0, 1, "o", b"an\xffa\nb\nac"), LogLines(0.0, 0, 1, "o", b"x\n")]
+    assert [it.text for it in _matching(chunks, _compiled("^a"))] == [b"an\xffa\nac\n"]
+    assert _compiled("a+")("\u00e9\U0001f600aab".encode()) == (3, 5)
+
+
+@pytest.mark.parametrize(("pattern", "why"), [("(a*)*b", "takes too long"), ("(" * 3000, "regular expression")])
+def test_an_expression_that_would_take_for_ever(paceline: Paceline, pattern: str, why: str) -> None:
+    paceline.run("-n", "1", "--name", "it", paceline.script("print('a' * 40)"), stdout=subprocess.DEVNULL)
+    (end,) = asked(paceline, grep=pattern)
+    assert why in end["end"] and "\n" not in end["end"]
 
 
 def started(paceline: Paceline, stdout: int) -> subprocess.Popen[str]:
@@ -53,6 +61,7 @@ def test_a_process_reads_them(paceline: Paceline) -> None:
     *lines, end = asked(paceline)
     assert {tuple(it[1:4]) for it in lines} == {(0, 0, "o")} and end == {"end": None}
     assert "".join(it[4] for it in lines) == "one \ufffd\ntwo"
+    assert [it[4:] for it in asked(paceline, grep="w")[:-1]] == [["two\n", [[1, 2]]]]
     assert "no job" in asked(paceline, name="other")[0]["end"]
     assert "regular expression" in asked(paceline, grep="(")[0]["end"]
 

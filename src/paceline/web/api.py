@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import shlex
 import socket
 import threading
@@ -58,6 +59,9 @@ _PULSE = 15.0  # seconds after which a stream without news shows that it lives
 _LEAST = 0.5  # seconds between two news
 _REPORT_LINES = 200  # of each rank
 _MOST_NAMED = 100  # changed jobs that a piece of news names
+_RANKS = re.compile(r"all|[0-9]{1,9}(,[0-9]{1,9})*")
+_SWITCHES = {"dry_run", "fresh", "now", "remove"}  # of what is sent
+_TEXTS = {"created", "file", "on"}
 _CHANGEABLE = ("args", "devices", "env", "max_restarts", "nodes", "ranks", "time_limit")  # of a job that runs again
 
 
@@ -105,6 +109,7 @@ OPERATIONS = (
     _Operation("GET", f"{_JOB}/file", "file", "The job as a job file (YAML)."),
     _Operation("GET", f"{_JOB}/contents", "contents", "What is deleted with a job: checkpoints, and bytes."),
     _Operation("GET", f"{_JOB}/logs", "logs", "Log lines, a JSON value a line: [time, attempt, rank, stream, text], "
+               "in a search also [begin, end] of the first match in each line; "
                'then {"end": why, or null}.',
                {"ranks": "numbers with commas, or all; rank 0 by default", "attempt": "of this attempt; the last one "
                 "by default", "tail": "only so many of the last lines", "since": "only lines since this time, in "
@@ -117,8 +122,10 @@ OPERATIONS = (
                body={"nodes": "how many to add; to remove if negative", "hosts": "which, instead of a number",
                      "remove": "true: remove these hosts"}),
     _Operation("POST", f"{_JOB}/resubmit", "resubmit", "Run a job again, from its newest checkpoint.",
-               body={**{name: "changes this field of the job" for name in _CHANGEABLE}, "fresh": "true: begin anew",
-                     "on": "another target", "dry_run": "true: only say what would be started"}),
+               body={**{name: "changes this field of the job" for name in _CHANGEABLE},
+                     "args": "its arguments: a list, or text as a shell reads it",
+                     "env": "variables: names and values, or text with NAME=VALUE in each line", "fresh": "true: begin "
+                     "anew", "on": "another target", "dry_run": "true: only say what would be started"}),
     _Operation("POST", f"{_JOB}/tensorboard", "tensorboard", "The address of its TensorBoard, which is started."),
     _Operation("POST", "/api/submit", "submit", "Submit a job from the folder of the server.",
                body={"file": "a job file (YAML)", "on": "the target, if the file names none",
@@ -290,7 +297,7 @@ class Api:
 
     async def session(self, request: Request) -> Response:
         """See `OPERATIONS`."""
-        token = (await _sent(request)).get("token")
+        token = (await _sent(request, "session")).get("token")
         if not isinstance(token, str) or not self._sessions.is_token(token):
             raise Refused(401, "this address is not that of the running server; open the one that paceline web printed")
         cookie, key = self._sessions.new()
@@ -420,11 +427,13 @@ class Api:
         if self._readers >= _MOST_READERS:
             raise Refused(503, "too many logs are open; close some")
         ranks = query.get("ranks", "0")
+        if not _RANKS.fullmatch(ranks):
+            raise Refused(400, f"ranks={ranks[:40]}: give numbers with commas, or all")
+        chosen = None if ranks == "all" else tuple(map(int, ranks.split(",")))
         try:
-            chosen = None if ranks == "all" else tuple(map(int, ranks.split(",")))
             since = float(query["since"]) if "since" in query else None
         except ValueError:
-            raise Refused(400, "ranks: numbers with commas, or all; since: seconds since the epoch") from None
+            raise Refused(400, f"since={query['since'][:40]}: give seconds since the epoch") from None
         request_of_lines = {
             "name": found.job.name,
             "on": found.there.name if found.there.name in {it["name"] for it in self._watch.targets()} else None,
@@ -464,15 +473,15 @@ class Api:
 
     async def stop(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
-        found, sent = await self._find(request), await _sent(request)
+        found, sent = await self._find(request), await _sent(request, "stop")
         name = found.job.name
-        unreached = await self._with(found, lambda there: there.stop([name], sent.get("now") is True))
+        unreached = await self._with(found, lambda there: there.stop([name], sent.get("now", False)))
         self._watch.look_now()
         return {"unreached": unreached.get(name)}
 
     async def delete(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
-        found, sent = await self._find(request), await _sent(request)
+        found, sent = await self._find(request), await _sent(request, "delete")
         job = await self._now(found)
         if show_time(job.created) != sent.get("created"):
             raise Refused(409, f"job {job.name} has changed since it was looked at, and stays")
@@ -482,7 +491,7 @@ class Api:
 
     async def scale(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
-        found, sent = await self._find(request), await _sent(request)
+        found, sent = await self._find(request), await _sent(request, "scale")
         nodes: Any = sent.get("nodes") or 0
         hosts: Any = sent.get("hosts") or []
         if type(nodes) is not int or not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
@@ -490,7 +499,7 @@ class Api:
         if bool(nodes) is bool(hosts):
             raise Refused(400, "give either a number of nodes, or hosts")
         name = found.job.name
-        fewer = sent.get("remove") is True if hosts else nodes < 0
+        fewer = sent.get("remove", False) if hosts else nodes < 0
 
         def scaled(there: Backend) -> list[str]:
             which: Any = hosts or int.__abs__(nodes)
@@ -505,11 +514,11 @@ class Api:
         """See `OPERATIONS`."""
         from paceline import jobs
 
-        found, sent = await self._find(request), await _sent(request)
-        changes = {name: sent[name] for name in _CHANGEABLE if sent.get(name) is not None}
-        fresh, on = sent.get("fresh") is True, sent.get("on") or None
+        found, sent = await self._find(request), await _sent(request, "resubmit")
+        changes = {name: _read(name, sent[name]) for name in _CHANGEABLE if sent.get(name) is not None}
+        fresh, on = sent.get("fresh", False), sent.get("on") or None
         flags = [word for name, value in changes.items() if name != "args" for word in _flags(name, value)]
-        where = f" --on {shlex.quote(str(on))}" if on else found.there.where
+        where = f" --on {shlex.quote(on)}" if on else found.there.where
         words = [*flags, *(["--fresh"] if fresh else []), found.job.name]
         words += ["--", *map(str, changes["args"])] if isinstance(changes.get("args"), list) else []
         command = f"paceline resubmit{where} {shlex.join(words)}"
@@ -519,16 +528,14 @@ class Api:
             return jobs.prepare_again(job, on=on, fresh=fresh, **changes)
 
         there, ready = await self._on(found.job.backend, prepared)
-        return await self._start(there, ready, command, dry_run=sent.get("dry_run") is True)
+        return await self._start(there, ready, command, dry_run=sent.get("dry_run", False))
 
     async def submit(self, request: Request) -> dict[str, Any]:
         """See `OPERATIONS`."""
         from paceline.job.reading import read
 
-        sent = await _sent(request)
-        text, on = sent.get("file"), sent.get("on") or None
-        if not isinstance(text, str) or not isinstance(on, (str, type(None))):
-            raise Refused(400, "file and on are texts")
+        sent = await _sent(request, "submit")
+        text, on = sent.get("file") or "", sent.get("on") or None
 
         def prepared() -> tuple[Backend, Prepared]:
             spec = read("job file", {"backend": on} if on else {}, flag_of, text)
@@ -537,7 +544,7 @@ class Api:
 
         there, ready = await self._on(str(on), prepared)
         command = f"paceline submit{there.where} job.yaml"
-        return await self._start(there, ready, command, dry_run=sent.get("dry_run") is True)
+        return await self._start(there, ready, command, dry_run=sent.get("dry_run", False))
 
     async def _start(self, there: Backend, ready: Prepared, command: str, *, dry_run: bool) -> dict[str, Any]:
         """Start a prepared job, or say what would be started."""
@@ -650,15 +657,38 @@ def _json(data: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(data), status, media_type="application/json")
 
 
-async def _sent(request: Request) -> dict[str, Any]:
-    """The JSON object that a request has sent."""
+async def _sent(request: Request, operation: str) -> dict[str, Any]:
+    """The JSON object that a request for an operation has sent; null is what was not given."""
     try:
-        found = msgspec.json.decode(await request.body() or b"{}")
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        found = None
-    if not isinstance(found, dict):
+        sent = msgspec.json.decode(await request.body() or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        sent = None
+    if not isinstance(sent, dict):
         raise Refused(400, "the body is not a JSON object")
-    return found
+    (known,) = (it.body for it in OPERATIONS if it.answers == operation)
+    for name, value in sent.items():
+        if name not in known:
+            raise Refused(400, f"{name[:40]!r}: no such key; {operation} takes {', '.join(known) or 'none'}")
+        kind = bool if name in _SWITCHES else str if name in _TEXTS else object
+        if value is not None and not isinstance(value, kind):
+            raise Refused(400, f"{name}: should be {'true or false' if kind is bool else 'a text'}")
+    return {name: value for name, value in sent.items() if value is not None}
+
+
+def _read(name: str, value: Any) -> Any:
+    """What a field of a job is changed to: arguments and variables may be sent as text, as people type them."""
+    if name == "args" and isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise Refused(400, f"arguments {value!r}: {str(error).lower()}; close it, or write \\ before it") from None
+    if name == "env" and isinstance(value, str):
+        pairs = [line.partition("=") for line in value.splitlines() if line.strip()]
+        wrong = next((key for key, sign, _ in pairs if not sign or not key.strip()), None)
+        if wrong is not None:
+            raise Refused(400, f"variable {wrong!r}: write NAME=VALUE")
+        return {key.strip(): text for key, _, text in pairs}
+    return value
 
 
 def _number(query: Mapping[str, str], name: str, usual: Any) -> Any:

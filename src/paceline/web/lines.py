@@ -1,7 +1,8 @@
 """Reads log lines for the page, as a process of its own: however much a rank writes, the server only passes bytes on.
 
 Stdin has the request in one line of JSON; when it ends, so does this process. Stdout gets one JSON value a line:
-`[time, attempt, rank, stream, text]` with lines of one rank, then `{"end": null}`, or why it ended: `{"end": "…"}`.
+`[time, attempt, rank, stream, text]` with lines of one rank, then `{"end": null}`, or why it ended: `{"end": "…"}`. In
+a search there is a sixth element: `[begin, end]` of the first match in each line, in UTF-16 units as JavaScript counts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from paceline.backends.base import LogLines
 
+    Spans = Callable[[bytes], tuple[int, int] | None]
+
 COMMAND = (sys.executable, "-c", "import sys; del sys.path[0]; from paceline.web.lines import main; main()")
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_SEARCH_SECONDS = 5.0  # of CPU time, in which a piece of a log is searched
 
 
 def main() -> None:
@@ -31,9 +36,13 @@ def main() -> None:
     end = None
     out = sys.stdout.buffer
     try:
-        for it in _cut(_matching(_asked(request), request.get("grep")), request.get("skip", 0), request.get("limit")):
-            text = it.text.decode(errors="replace")
-            out.write(json.dumps([it.time, it.attempt, it.rank, it.stream, text], ensure_ascii=False).encode() + b"\n")
+        spans = _compiled(request["grep"]) if request.get("grep") else None
+        lines = _asked(request) if spans is None else _matching(_asked(request), spans)
+        for it in _cut(lines, request.get("skip", 0), request.get("limit")):
+            shown: list[Any] = [it.time, it.attempt, it.rank, it.stream, it.text.decode(errors="replace")]
+            if spans is not None:
+                shown.append(list(map(spans, _LINE.findall(it.text))))
+            out.write(json.dumps(shown, ensure_ascii=False).encode() + b"\n")
             out.flush()
     except UserError as error:
         end = str(error)
@@ -57,17 +66,41 @@ def _asked(request: dict[str, Any]) -> Iterator[LogLines]:
     return jobs.logs(request["name"], jobs.LogQuery(**request["query"]), request["on"])
 
 
-def _matching(lines: Iterable[LogLines], pattern: str | None) -> Iterator[LogLines]:
-    if not pattern:
-        yield from lines
-        return
+def _compiled(pattern: str) -> Spans:
+    """Finds the first match in a line: where it begins and ends, in UTF-16 units.
+
+    Raises:
+        UserError: the pattern is no regular expression; or, when it is used, a search takes too long.
+    """
     try:
-        search = re.compile(pattern.encode()).search
-    except re.error as error:
+        search = re.compile(pattern.encode(errors="surrogateescape")).search
+    except (re.error, RecursionError, OverflowError) as error:
         raise UserError(f"{pattern!r} is not a regular expression: {error}; put \\ before special letters") from None
+
+    def too_long(*_: object) -> None:
+        raise UserError(f"a search for {pattern!r} takes too long; give one with less to try, without + or * in groups")
+
+    signal.signal(signal.SIGVTALRM, too_long)  # it interrupts a search too, in which no other thread could run
+
+    def spans(line: bytes) -> tuple[int, int] | None:
+        found = search(line)
+        return found and (_units(line[: found.start()]), _units(line[: found.end()]))
+
+    return spans
+
+
+def _units(text: bytes) -> int:
+    return len(text) if text.isascii() else len(text.decode(errors="replace").encode("utf-16-le")) // 2
+
+
+def _matching(lines: Iterable[LogLines], spans: Spans) -> Iterator[LogLines]:
+    """The lines with a match; each has a line end."""
     for it in lines:
-        if text := b"".join(filter(search, _LINE.findall(it.text))):
-            yield it._replace(text=text)
+        signal.setitimer(signal.ITIMER_VIRTUAL, _SEARCH_SECONDS)
+        found = [line if line.endswith(b"\n") else line + b"\n" for line in _LINE.findall(it.text) if spans(line)]
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        if found:
+            yield it._replace(text=b"".join(found))
 
 
 def _cut(lines: Iterable[LogLines], skip: int, limit: int | None) -> Iterator[LogLines]:

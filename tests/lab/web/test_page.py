@@ -183,6 +183,32 @@ def test_no_line_is_lost_of_a_rank_that_writes_much(chromium: Browser, server: S
     assert chromium.run("document.querySelector('mark').textContent") == "9999"
 
 
+def test_lines_that_no_browser_should_hold(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    """A line of 30 MB, a bar that was drawn ten thousand times, and what an expression would be tried on for ever."""
+    script = """
+        for part in range(30):
+            print("x" * 1_000_000, end="")
+        print()
+        print("".join(f"{it:>5} %\\r" for it in range(10_000)))
+        print("\\x1b[32m\U0001f600 a\\x1b[31mab", "a" * 60)
+    """
+    submit(paceline, "--name", "it", "-n", "1", paceline.script(script))
+    chromium.open(server.url)
+    state(chromium, "it", "SUCCEEDED")
+    chromium.click("tr.job a", "it")
+    chromium.click("a", "Logs")
+    chromium.shows("The log has ended.")
+    assert chromium.run("[...document.querySelectorAll('.line')].slice(0, 2).map(e => e.textContent)") == [
+        "x" * 20_000, " 9999 %"]  # fmt: skip
+    chromium.fill(".logs input[type=search]", "(a.....)+ab")
+    chromium.click("button", "Search")
+    chromium.until("document.querySelector('#log-count').dataset.count === '1'")
+    assert chromium.run("[...document.querySelectorAll('mark')].map(e => e.textContent)") == ["a", "ab"]
+    chromium.fill(".logs input[type=search]", "((a|x)*)*c")
+    chromium.click("button", "Search")
+    chromium.shows("takes too long")
+
+
 def test_the_page_comes_back_when_its_server_does(chromium: Browser, server: Server, paceline: Paceline) -> None:
     chromium.open(server.url)
     chromium.shows("No jobs yet.")

@@ -102,7 +102,7 @@ def _is_telemetry(line: dict[str, Any] | None) -> bool:
 
 
 def _are_columns(group: Any, of: str) -> bool:
-    columns = list(group.values()) if isinstance(group, dict) else [None]
+    columns: list[Any] = list(group.values()) if isinstance(group, dict) else [None]
     return (
         all(isinstance(it, list) and _are_figures(it) for it in columns)
         and len(set(map(len, columns))) <= 1
@@ -112,7 +112,8 @@ def _are_columns(group: Any, of: str) -> bool:
 
 def _are_figures(values: Collection[Any]) -> bool:
     """Whether each is a number, or None, and not absurdly large."""
-    return {*map(type, values)} <= {int, float, type(None)} and all(map(_ABSURD.__gt__, map(abs, filter(None, values))))
+    kinds = {*map(type, values)}
+    return kinds <= {int, float, type(None)} and all(-_ABSURD < it < _ABSURD for it in values if it)
 
 
 def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsRecord:

@@ -39,15 +39,19 @@ function changed(style, codes) {
 }
 
 // What a terminal shows of a line: what follows its last carriage return.
-const drawn = (line) => line.slice(line.lastIndexOf("\r", line.length - 2) + 1);
+const overwritten = (line) => line.lastIndexOf("\r", line.length - 2) + 1;
 
-export function pieces(line) {
+// `begin` and `end`: a part that is marked.
+export function pieces(line, [begin, end] = [0, 0]) {
   const found = [];
+  const whole = line.replace(/\r+$/, ""), text = whole.slice(overwritten(whole)), before = whole.length - text.length;
   let style = {}, from = 0;
-  const text = drawn(line.replace(/\r+$/, ""));
-  const add = (end) => {
-    const part = text.slice(from, end).replace(CONTROL, "");
-    if (part) found.push([part, style]);
+  const add = (to) => {
+    const cuts = [from, ...[begin - before, end - before].filter((cut) => cut > from && cut < to), to];
+    for (let at = 1; at < cuts.length; at++) {
+      const part = text.slice(cuts[at - 1], cuts[at]).replace(CONTROL, "");
+      if (part) found.push([part, { ...style, isMarked: cuts[at - 1] >= begin - before && cuts[at] <= end - before }]);
+    }
   };
   for (const match of text.matchAll(ESCAPE)) {
     add(match.index);
@@ -58,4 +62,5 @@ export function pieces(line) {
   return found;
 }
 
-export const plain = (line) => pieces(line).map(([part]) => part).join("");
+// At most so many characters, of what a terminal shows in the end.
+export const shortened = (line, most) => (line.length > most ? line.slice(overwritten(line)).slice(0, most) : line);

@@ -95,9 +95,8 @@ export function Resubmit({ view, close }) {
   const { job } = view;
   const [given, setGiven] = useState({});
   const set = (name, value) => setGiven((before) => ({ ...before, [name]: value || undefined }));
-  const env = Object.fromEntries((given.env ?? "").split("\n").map((line) => /^([^=]+)=(.*)$/.exec(line)).filter(Boolean).map((it) => [it[1].trim(), it[2]]));
-  const body = { fresh: given.fresh || undefined, on: given.on, time_limit: given.time_limit, env: Object.keys(env).length ? env : undefined,
-    args: given.args?.match(/"[^"]*"|'[^']*'|\S+/g)?.map((word) => word.replace(/^(["'])(.*)\1$/, "$2")) };
+  const { fresh, on, time_limit, env, args } = given;
+  const body = { fresh, on, time_limit, env, args };
   for (const name in NUMBERS) if (given[name]) body[name] = Number(given[name]);
   const { shown, tryIt, start } = useDryRun(`${pathOf(job.backend, job.name)}/resubmit`, body);
   const [error, setError] = useState(null);

@@ -1,5 +1,5 @@
 // The logs of a job, live: the page holds the lines that it shows and some around them, however long the log is.
-import { pieces, plain } from "./ansi.js";
+import { pieces, shortened } from "./ansi.js";
 import { lines, pathOf, query } from "./api.js";
 import { t, whole } from "./i18n.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
@@ -8,6 +8,7 @@ const ROW = 18; // height in pixels
 const KEPT = 100_000; // lines
 const STEP = 5_000; // lines that are asked for at once
 const LONGEST = 20_000; // characters of a line that are shown
+const MOST = 64 << 20; // characters
 
 // Lines as they come, the last ones of them; lines that come in pieces are put together.
 export class Lines {
@@ -15,6 +16,7 @@ export class Lines {
     this.all = [];
     this.dropped = 0; // lines that were here before the first one
     this.count = 0; // of all that have come
+    this.size = 0; // characters of all lines that are here
     this.end = undefined; // null, or why the log ended
     this.open = new Map(); // rank and stream → its last line, which has no end yet
   }
@@ -23,48 +25,51 @@ export class Lines {
     for (const record of records) {
       const it = JSON.parse(record);
       if ("end" in it) { this.end = it.end; continue; }
-      const [time, attempt, rank, stream, text] = it;
+      const [time, attempt, rank, stream, text, marks] = it;
       const key = `${rank}${stream}`;
       const parts = text.split("\n");
       const last = parts.pop();
       const begun = this.open.get(key);
-      if (begun && parts.length) { begun.text += parts.shift(); this.open.delete(key); }
-      for (const part of parts) this.add({ time, attempt, rank, text: part });
-      if (last && this.open.has(key)) this.open.get(key).text += last;
-      else if (last) this.open.set(key, this.add({ time, attempt, rank, text: last }));
+      if (begun && parts.length) { this.extend(begun, parts.shift()); this.open.delete(key); }
+      for (const [index, part] of parts.entries()) this.add({ time, attempt, rank, text: "", mark: marks?.[index] }, part);
+      if (last && this.open.has(key)) this.extend(this.open.get(key), last);
+      else if (last) this.open.set(key, this.add({ time, attempt, rank, text: "" }, last));
     }
-    if (this.all.length > 1.25 * KEPT) {
-      this.dropped += this.all.length - KEPT;
-      this.all = this.all.slice(-KEPT);
-    }
+    if (this.all.length > 1.25 * KEPT || this.size > 1.25 * MOST) this.drop();
   }
 
-  add(line) {
+  add(line, text) {
     this.all.push(line);
     this.count++;
+    return this.extend(line, text);
+  }
+
+  extend(line, text) {
+    const before = line.text.length;
+    line.text = shortened(line.text + text, LONGEST);
+    this.size += line.text.length - before;
     return line;
+  }
+
+  drop() {
+    let first = this.all.length;
+    for (this.size = 0; first > 0 && this.all.length - first < KEPT && this.size < MOST; first--) this.size += this.all[first - 1].text.length;
+    this.dropped += first;
+    this.all = this.all.slice(first);
   }
 }
 
-function Line({ line, several, times, mark }) {
-  const parts = [];
-  for (const [text, style] of pieces(line.text.slice(0, LONGEST))) {
+function Line({ line, several, times }) {
+  const parts = pieces(line.text, line.mark ?? undefined).map(([text, style]) => {
     const names = ["bold", "dim", "underline"].filter((name) => style[name]);
     const css = {};
     for (const [name, property] of [["color", "color"], ["background", "backgroundColor"]]) {
       if (typeof style[name] === "number") names.push(`ansi-${name}-${style[name]}`);
       else if (style[name]) css[property] = style[name];
     }
-    let from = 0;
-    const add = (piece, isMatch) => piece && parts.push(html`<${isMatch ? "mark" : "span"} class=${names.join(" ")} style=${css}>${piece}</${isMatch ? "mark" : "span"}>`);
-    for (const match of mark ? text.matchAll(mark) : []) {
-      if (!match[0]) continue;
-      add(text.slice(from, match.index), false);
-      add(match[0], true);
-      from = match.index + match[0].length;
-    }
-    add(text.slice(from), false);
-  }
+    const tag = style.isMarked ? "mark" : "span";
+    return html`<${tag} class=${names.join(" ")} style=${css}>${text}</${tag}>`;
+  });
   return html`<div class="line">${times && html`<span class="weak">${new Date(line.time * 1000).toLocaleTimeString()} </span>`}${several && html`<span class="weak">[${line.rank}] </span>`}${parts}</div>`;
 }
 
@@ -110,8 +115,6 @@ export function Logs({ job }) {
   const first = Math.max(0, Math.floor((sticks.current ? it.all.length * ROW : top) / ROW) - (sticks.current ? shown : 10));
   const several = asked.ranks === "all" || asked.ranks.includes(",");
   const change = (what) => setAsked((before) => ({ ...before, from: "end", skip: 0, tail: STEP, ...what }));
-  let mark = null;
-  try { mark = asked.grep ? new RegExp(asked.grep, "g") : null; } catch { /* Python's expressions differ in places */ }
   const state = error || it.end ? null : it.end === null ? t("The log has ended.") : follows ? t("following") : t("reading");
 
   return html`<section aria-label=${t("Logs")} class="logs">
@@ -133,14 +136,13 @@ export function Logs({ job }) {
       <span class="weak" id="log-count" data-count=${it.count}>${t(it.count === 1 ? "1 line" : "{n} lines", { n: whole(it.count) })} ${state}</span>
     </form>
     ${(error || it.end) && html`<p class="error" role="alert">${error || it.end}</p>`}
-    ${it.dropped > 0 && html`<p class="weak">${t("The page keeps the last {n} lines; see others with Earlier.", { n: whole(KEPT) })}</p>`}
+    ${it.dropped > 0 && html`<p class="weak">${t("The page keeps the last {n} lines; see others with Earlier.", { n: whole(Math.min(KEPT, it.all.length)) })}</p>`}
     <div class="log" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label=${t("Logs")}>
       <div style=${{ height: `${it.all.length * ROW}px` }}><div style=${{ transform: `translateY(${first * ROW}px)` }}>
-        ${it.all.slice(first, first + shown + 20).map((line) => html`<${Line} line=${line} several=${several} times=${times} mark=${mark} />`)}
+        ${it.all.slice(first, first + shown + 20).map((line) => html`<${Line} line=${line} several=${several} times=${times} />`)}
       </div></div>
       ${!it.count && it.end === null && html`<p class="weak">${t("Nothing was written yet.")}</p>`}
     </div>
   </section>`;
 }
 
-export { plain };
