@@ -304,10 +304,22 @@ class Backend(ABC):
             UserError: it is not known whether there is a job of such a name.
         """
 
+    @property
+    def machines(self) -> int:
+        """How many machines are asked when something is read; the time that this may take grows with them."""
+        return 1
+
     def look_until(self, deadline: float) -> None:
         """From now on wait for no machine beyond this time (`time.monotonic`) where something is only read.
 
         What does not answer in time is treated as what does not answer. A backend that waits for nothing does nothing.
+        """
+        return
+
+    def say_who_is_waited_for(self, say: Callable[[str], None]) -> None:
+        """From now on say, once of each, which machines have not answered while it waits for them.
+
+        A backend that asks no machines does nothing.
         """
         return
 

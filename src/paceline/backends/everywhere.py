@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .base import Backend
 
+_OF_MACHINE = 0.05  # seconds more for each of its machines
 _MORE = 2.0  # seconds beyond its limit for hosts in which a target says which of them do not answer
 _T = TypeVar("_T")
 
@@ -170,9 +171,12 @@ def ask(
     if len(asked) == 1:
         return [(asked[0], question(asked[0]))], []
     answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    seconds = limits.load().look
+    deadlines = dict.fromkeys(range(len(asked)), time.monotonic() + seconds + _MORE)
 
     def one(number: int) -> None:
         try:
+            deadlines[number] += _OF_MACHINE * asked[number].load().machines
             answers.put((number, question(asked[number])))
         except UserError as error:
             answers.put((number, error))
@@ -182,13 +186,14 @@ def ask(
     found: list[tuple[Place, _T]] = []
     warnings: list[str] = []
     missing = dict.fromkeys(range(len(asked)))
-    seconds = limits.load().look
-    deadline = time.monotonic() + seconds + _MORE
     while missing:
-        try:
-            number, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
+        remaining = max(deadlines[number] for number in missing) - time.monotonic()
+        if remaining <= 0:
             break
+        try:
+            number, answer = answers.get(timeout=remaining)
+        except queue.Empty:
+            continue
         del missing[number]
         if isinstance(answer, UserError):
             warnings.append(f"{asked[number].name}: {answer}; {without}")

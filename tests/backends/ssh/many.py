@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -160,10 +161,16 @@ class ManyHosts:
 
 
 class Cost(NamedTuple):
-    """What a command has cost its client, at most: `own` is its part of the CPU seconds, without its processes."""
+    """What a command has cost its client, at most.
+
+    Attributes:
+        named: seconds until the first line about hosts that do not answer; infinity if there was none.
+        own: its part of the CPU seconds, without its processes.
+    """
 
     verb: str
     seconds: float
+    named: float
     cpu: float
     own: float
     threads: int
@@ -209,7 +216,13 @@ def cost(hosts: ManyHosts, *verb: str, python: str = sys.executable) -> Cost:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    said, _ = process.communicate()
+    said, named = "", math.inf
+    assert process.stdout is not None
+    with process:
+        for line in process.stdout:
+            if "no answer" in line:
+                named = min(named, time.monotonic() - begin)
+            said += line
     over.set()
     watching.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -217,7 +230,7 @@ def cost(hosts: ManyHosts, *verb: str, python: str = sys.executable) -> Cost:
     seconds = time.monotonic() - begin
     own = most["ticks"] / os.sysconf("SC_CLK_TCK")
     counted = most["threads"], most["processes"], most["descriptors"], most["kilobytes"] / 1024
-    return Cost(" ".join(verb), seconds, cpu, own, *counted, process.returncode, said)
+    return Cost(" ".join(verb), seconds, named, cpu, own, *counted, process.returncode, said)
 
 
 def main() -> None:
@@ -227,7 +240,7 @@ def main() -> None:
     parser.add_argument("--silent", type=int, default=0, help="this many say nothing")
     parser.add_argument("--lines", type=int, default=100, help="that each host writes")
     given = parser.parse_args()
-    head = ("s", 7), ("CPU s", 7), ("own", 7), ("threads", 9), ("processes", 11), ("files", 8), ("MB", 6)
+    head = ("s", 7), ("named", 7), ("CPU s", 7), ("own", 7), ("threads", 9), ("processes", 11), ("files", 8), ("MB", 6)
     print("hosts  " + "verb".ljust(20) + "".join(name.rjust(width) for name, width in head))
     for count in given.count:
         with tempfile.TemporaryDirectory() as folder:
@@ -239,7 +252,7 @@ def main() -> None:
                 if verb[0] == "list" and given.silent:
                     hosts.silence(hosts.names[:: max(1, count // given.silent)][: given.silent])
                 it = cost(hosts, *verb)
-                values = it.seconds, it.cpu, it.own, it.threads, it.processes, it.descriptors, it.megabytes
+                values = it.seconds, it.named, it.cpu, it.own, it.threads, it.processes, it.descriptors, it.megabytes
                 cells = (
                     f"{value:>{width}.{1 if width == 7 else 0}f}"
                     for (_, width), value in zip(head, values, strict=True)

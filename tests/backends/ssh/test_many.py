@@ -48,7 +48,12 @@ def test_hosts_that_hang_are_named_as_soon_as_nearly_all_others_have_answered(ho
         assert done.exit_code == code, done.said
         for name in silent:  # the limits of tests are a minute
             assert f"cannot reach {name}: no answer within" in done.said
-        assert f", in which {COUNT - SILENT} others have answered" in done.said
+        assert f", and {COUNT - SILENT} others have answered" in done.said
+    said = done.said.splitlines()
+    assert said[0] == f"paceline: no answer yet from {', '.join(silent)}; waiting", (
+        "before what stop has to say at its end"
+    )
+    assert done.said.count("no answer yet") == 1
     assert hosts.stopped() == set(hosts.names) - set(silent)
 
 
@@ -94,6 +99,25 @@ def test_a_bounded_number_of_things_is_done_at_once_and_more_if_these_do_not_com
     assert str(found.pop(7)) == "it is seven"
     assert found == {number: 2 * number for number in range(200) if number != 7}
     assert list(crowds.at_once([3, 7, 5], do)) == [3, 7, 5]
+
+
+def test_who_takes_longer_than_the_others_is_told_once_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "_NOTICE", 0.02)
+    monkeypatch.setattr(crowds, "_LEAST_OVERDUE", 0.01)
+    told: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    late = threading.Event()
+
+    def do(number: int) -> int:
+        if number in (3, 5):
+            assert late.wait(60)
+        return number
+
+    def notice(overdue: list[int]) -> None:
+        told.put(overdue)
+        late.set()
+
+    assert crowds.at_once(range(8), do, notice) == {number: number for number in range(8)}
+    assert (told.get_nowait(), told.empty()) == ([3, 5], True)
 
 
 def test_all_lines_of_all_hosts_come(tmp_path: Path) -> None:

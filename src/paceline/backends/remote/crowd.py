@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import queue
 import resource
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 AT_ONCE = 64  # threads at first
 _MOST = 512  # threads
 _STUCK = 0.5  # seconds in which none of the threads finishes with a host, until there are more of them
+_LEAST_OVERDUE = 1.0  # seconds in which a host is not overdue
+_OVERDUE = 2.0  # times as long as the others have taken at most
+_NOTICE = 2.0  # seconds until it is said who is overdue
 _OTHERS = 64  # open files besides those of connections
 _OF_HOST = 4  # open files of a connection: three, and another one while its process starts
 
@@ -73,16 +78,51 @@ class Workers:
 class Crowd(Generic[Key, Result]):
     """Does something for each host; `take` gives the results in the order in which they come."""
 
-    def __init__(self, keys: Iterable[Key], do: Callable[[Key], Result]) -> None:
-        """Begin."""
+    def __init__(
+        self, keys: Iterable[Key], do: Callable[[Key], Result], notice: Callable[[list[Key]], None] | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            notice: called once, by `take`, with those that are overdue, if it takes long and others have a result.
+        """
         self._workers = Workers()
         self._news: queue.SimpleQueue[tuple[Key, Result | BaseException]] = queue.SimpleQueue()
-        for key in keys:
+        self._notice, self._notice_at = notice, time.monotonic() + _NOTICE
+        self._missing = dict.fromkeys(keys)
+        self._begun: dict[Key, float] = {}
+        self._ended: dict[Key, float] = {}
+        self._longest = 0.0  # of those that have succeeded
+        for key in self._missing:
             self._workers.do(functools.partial(self._one, key, do))
 
     def put(self, key: Key, result: Result | BaseException) -> None:
         """Insert a result; also from another thread."""
+        self._ended[key] = time.monotonic()
+        if not isinstance(result, BaseException):
+            self._longest = max(self._longest, self.seconds(key))
         self._news.put((key, result))
+
+    def seconds(self, key: Key) -> float:
+        """How long this has taken, so far if it goes on; 0 if it has not begun."""
+        if key not in self._begun:
+            return 0.0
+        return self._ended.get(key, time.monotonic()) - self._begun[key]
+
+    @property
+    def overdue_at(self) -> float:
+        """When the next one is overdue (monotonic): it takes much longer than the others have taken."""
+        oldest = next((self._begun[key] for key in self._missing if key in self._begun), math.inf)
+        return oldest + max(_LEAST_OVERDUE, _OVERDUE * self._longest)
+
+    def overdue(self) -> list[Key]:
+        """Those that are overdue now."""
+        within = max(_LEAST_OVERDUE, _OVERDUE * self._longest)
+        return [key for key in self._missing if key not in self._ended and self.seconds(key) >= within]
+
+    def leave(self, key: Key) -> None:
+        """Wait for this no longer; its result may still come."""
+        self._missing.pop(key, None)
 
     def take(self, seconds: float | None = None) -> tuple[Key, Result | BaseException]:
         """The next result, or the exception that was raised instead. If none comes for long, more is done at once.
@@ -90,31 +130,45 @@ class Crowd(Generic[Key, Result]):
         Raises:
             queue.Empty: none has come in time.
         """
-        while self._workers.is_behind:
-            within = _STUCK if seconds is None else min(_STUCK, seconds)
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        stuck = time.monotonic() + _STUCK
+        while True:
+            notice = max(self._notice_at, self.overdue_at) if self._notice and self._longest else math.inf
+            if notice <= time.monotonic() and (overdue := self.overdue()):
+                assert self._notice is not None
+                self._notice(overdue)
+                self._notice, notice = None, math.inf
+            wake = min(until, notice, stuck if self._workers.is_behind else math.inf)
             try:
-                return self._news.get(timeout=within)
+                key, result = self._news.get(timeout=None if wake == math.inf else max(0.0, wake - time.monotonic()))
             except queue.Empty:
-                if seconds is not None and (seconds := seconds - within) <= 0:
+                if wake == until:
                     raise
-                self._workers.grow()
-        return self._news.get(timeout=seconds)
+                if wake == stuck:
+                    self._workers.grow()
+                    stuck = time.monotonic() + _STUCK
+                continue
+            self.leave(key)
+            return key, result
 
     def _one(self, key: Key, do: Callable[[Key], Result]) -> None:
+        self._begun[key] = time.monotonic()
         try:
             self.put(key, do(key))
         except BaseException as error:  # for the thread that takes it
             self.put(key, error)
 
 
-def at_once(keys: Iterable[Key], do: Callable[[Key], Result]) -> dict[Key, Result | UserError]:
-    """What `do` returns for each, in their order, or why it cannot be done.
+def at_once(
+    keys: Iterable[Key], do: Callable[[Key], Result], notice: Callable[[list[Key]], None] | None = None
+) -> dict[Key, Result | UserError]:
+    """What `do` returns for each, in their order, or why it cannot be done; see `Crowd`.
 
     Raises:
         BaseException: what it raises besides UserError; the others go on.
     """
     keys = list(keys)
-    crowd = Crowd(keys, do)
+    crowd = Crowd(keys, do, notice)
     found: dict[Key, Result | UserError] = {}
     for _ in keys:
         key, result = crowd.take()

@@ -12,7 +12,7 @@ from paceline.backends.remote.crowd import AT_ONCE, Crowd, need_files
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Callable, Mapping, Set
 
     from paceline.backends.remote.connection import Answer, Answers, Host, Request
     from paceline.backends.remote.patience import Patience
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _BRIEFLY = 0.5  # seconds that a host that was silent a moment ago is waited for longer than the others
 _MANY = 32  # hosts of which a few do not hold up the others
 _LATE = 0.05  # share of them that are few
-_LEAST_LATE = 1.0  # seconds
 
 
 class Outcome(NamedTuple):
@@ -35,20 +34,24 @@ class Outcome(NamedTuple):
     is_late: bool = False
 
 
-def ask_all(requests: Mapping[Host, tuple[Request, Patience]], brief: Set[Host]) -> dict[Host, Outcome]:
+def ask_all(
+    requests: Mapping[Host, tuple[Request, Patience]],
+    brief: Set[Host],
+    notice: Callable[[list[Host]], None] | None = None,
+) -> dict[Host, Outcome]:
     """The answers or errors of hosts.
 
-    When nearly all of many hosts have answered, the others get half as much time again, if the request is one that
-    hosts answer at once.
+    When nearly all of many hosts have answered, each other one is waited for twice as long as the slowest of them, if
+    the request is one that hosts answer at once.
 
     Args:
         requests: what is asked of each host, and how long it is waited for.
         brief: hosts that are waited for only until the others have answered, and a moment longer.
+        notice: see `Crowd`.
     """
     if not requests:
         return {}
     need_files(min(len(requests), AT_ONCE))
-    begin = time.monotonic()
     open_: dict[Host, Answers] = {}
 
     def ask(host: Host) -> Answer:
@@ -59,29 +62,35 @@ def ask_all(requests: Mapping[Host, tuple[Request, Patience]], brief: Set[Host])
         request, patience = requests[host]
         return host.ask(request, opened=opened, patience=patience)
 
-    crowd: Crowd[Host, Answer] = Crowd(requests, ask)
+    crowd: Crowd[Host, Answer] = Crowd(requests, ask, notice)
     found: dict[Host, Outcome] = {}
+    left: dict[Host, float] = {}  # those that are not waited for, and how long they were
     missing = dict.fromkeys(requests)
+
+    def leave(hosts: list[Host]) -> None:
+        for host in hosts:
+            del missing[host]
+            left[host] = crowd.seconds(host)
+            crowd.leave(host)
+            if host in open_:
+                open_[host].abandon()
+
     few = _LATE * len(requests) if len(requests) >= _MANY and all(it.prompt for _, it in requests.values()) else 0.0
-    until = math.inf
     while missing:
-        now = time.monotonic()
-        if until == math.inf and len(missing) <= few:
-            until = now + max(_LEAST_LATE, (now - begin) / 2)
-        left = min(until - now, _BRIEFLY if brief >= missing.keys() else math.inf)
+        until = crowd.overdue_at - time.monotonic() if len(missing) <= few else math.inf
+        seconds = min(until, _BRIEFLY if brief >= missing.keys() else math.inf)
         try:
-            host, answer = crowd.take(None if left == math.inf else max(0.0, left))
+            host, answer = crowd.take(None if seconds == math.inf else max(0.0, seconds))
         except queue.Empty:
-            break
+            leave(crowd.overdue() if seconds == until else list(missing))
+            continue
         if isinstance(answer, BaseException) and not isinstance(answer, UserError):
             raise answer
         if missing.pop(host, 0) is None:
-            found[host] = Outcome(answer, time.monotonic() - begin)
-    seconds, others = time.monotonic() - begin, len(found)
-    for host in missing:
-        if host in open_:
-            open_[host].abandon()
-        late = f"no answer within {seconds:.1f} s, in which {others} others have answered"
+            found[host] = Outcome(answer, crowd.seconds(host))
+    others = len(found)
+    for host, seconds in left.items():
+        late = f"no answer within {seconds:.1f} s, and {others} others have answered"
         why = "it is silent" if host in brief else late
         found[host] = Outcome(
             Silent(f"cannot reach {host.name}: {why}; see {host.by_hand}"), seconds if host not in brief else 0.0,

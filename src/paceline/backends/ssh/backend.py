@@ -159,9 +159,18 @@ class Ssh(Backend):
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def machines(self) -> int:
+        """See `Backend`."""
+        return len(self._hosts.all)
+
     def look_until(self, deadline: float) -> None:
         """See `Backend`."""
         self._hosts.look_until(deadline)
+
+    def say_who_is_waited_for(self, say: Callable[[str], None]) -> None:
+        """See `Backend`."""
+        self._hosts.say_who_is_waited_for(say)
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """These jobs, or all, the newest first; those that are unknown are left out.

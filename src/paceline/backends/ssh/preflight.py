@@ -68,7 +68,12 @@ class Preflight:
         need_files(len(self._hosts))
         try:
             silent = {host for host in self._hosts if self._target.was_silent(host, self._patience(host).login)}
-            self._on_all(self._hosts, lambda host: self._begin(host, len(silent) if host in silent else None))
+            results = at_once(
+                self._hosts,
+                lambda host: self._begin(host, len(silent) if host in silent else None),
+                self._target.notice,
+            )
+            self._sort_out(results)
             self._target.note(self.answers, self.failed)
         except BaseException:
             self._close()
@@ -133,11 +138,15 @@ class Preflight:
         """The results of `do` for the hosts, all at once; a host that fails is moved to `failed`."""
 
         results = at_once(hosts, do)
+        self._sort_out(results)
+        return {host: answer for host, answer in results.items() if host in self.answers}
+
+    def _sort_out(self, results: Mapping[Host, Any]) -> None:
+        """Move hosts that have failed to `failed`."""
         for host, answer in results.items():
             if isinstance(answer, UserError):
                 self.failed[host] = answer
                 self.answers.pop(host, None)
-        return {host: answer for host, answer in results.items() if host in self.answers}
 
     def ask(self, orders: Mapping[Host, Request]) -> dict[Host, Answer]:
         """The answers to a request for each host, of the hosts that answer."""

@@ -136,6 +136,8 @@ class Hosts:
         self.all, self.is_exact = _hosts(options, options.hosts, self._limits), options.exact
         self._silences = Silences()
         self._deadline = math.inf
+        self._say: Callable[[str], None] = lambda line: None
+        self._told: set[Host] = set()
 
     def named(self, names: Sequence[str]) -> list[Host]:
         """The hosts of these names.
@@ -184,7 +186,9 @@ class Hosts:
             elif error is not None or self._silences.before(host) < patience.login:
                 waited[host] = already + self._at_most(patience.login - already)
             asked[host] = asks, patience.shortened(self._at_most(patience.login - already))
-        outcomes = asking.ask_all(asked, asked.keys() - waited.keys())
+        if again := [host for host in asked if self._silences.is_late(host)]:
+            self.notice(again)
+        outcomes = asking.ask_all(asked, asked.keys() - waited.keys(), self.notice)
         for host, outcome in outcomes.items():
             if isinstance(outcome.answer, Silent) and host not in waited:
                 why = late.get(host) or self._silences.explained(host)
@@ -202,6 +206,18 @@ class Hosts:
         """Whether a host did not answer within this time a short while ago, so that it is not worth it again."""
         _, waited = self._silences.in_this_process(host) or (None, self._silences.before(host))
         return waited >= seconds
+
+    def say_who_is_waited_for(self, say: Callable[[str], None]) -> None:
+        """See `Backend`."""
+        self._say = say
+
+    def notice(self, hosts: Sequence[Host]) -> None:
+        """Say, once of each host, that it has not answered yet."""
+        if new := [host for host in hosts if host not in self._told]:
+            from paceline.backends.check.hosts import names
+
+            self._told.update(new)
+            self._say(f"no answer yet from {names([host.name for host in new])}; waiting")
 
     def look_until(self, deadline: float) -> None:
         """From now on wait for no host beyond this time (monotonic)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 import time
@@ -12,7 +13,7 @@ from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration
 
-from .where import backend, is_narrowed
+from .where import backend, is_narrowed, says_who_is_waited_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +65,12 @@ def _warned_of(found: Listing) -> Listing:
 def places(since: float | None = None) -> list[Place]:
     """All places with jobs, see `everywhere.places`; only one of them if flags say where, or there is no other."""
     asked = [] if is_narrowed() else everywhere.places(since)
+    asked = [it._replace(load=functools.partial(_loaded, it)) for it in asked]
     return asked if len(asked) > 1 else [everywhere.Place("", backend)]
+
+
+def _loaded(place: Place) -> Backend:
+    return says_who_is_waited_for(place.load())
 
 
 def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = None) -> list[Job]:

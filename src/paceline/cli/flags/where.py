@@ -10,6 +10,7 @@ import click
 
 from paceline.backends import everywhere, registry
 from paceline.backends.base import Backend
+from paceline.cli.terminal.write import say
 from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import submitted_options
@@ -263,13 +264,14 @@ def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
     given_by = flag_options(given)
     hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]
     if not hosts:
-        return registry.load(given.get("on") or target, options, given_by=given_by, where=where_flags(given))
+        there = registry.load(given.get("on") or target, options, given_by=given_by, where=where_flags(given))
+        return says_who_is_waited_for(there)
     kind, texts = kind_of_hosts(given), [f"{name}:{slots}" for name, slots in hosts]
     script = given.get("host_discovery_script")
     if script is not None:  # later there may be others
         given = {**given, _listing(kind).parameter: ",".join(texts)}
     options.update(hosts=texts, exact=True, host_discovery_script=script, cooldown=given.get("cooldown"))
-    return registry.load(kind, options, kind=kind, given_by=given_by, where=where_flags(given))
+    return says_who_is_waited_for(registry.load(kind, options, kind=kind, given_by=given_by, where=where_flags(given)))
 
 
 def _listing(kind: str) -> Flag:
@@ -295,6 +297,12 @@ def backend() -> Backend:
         given["backend"] = backend_for(given) if is_elsewhere(given) else _backend_of(meta.get(_JOBS, ()), given)
     found: Backend = given["backend"]
     return found
+
+
+def says_who_is_waited_for(there: Backend) -> Backend:
+    """This backend, which from now on says on stderr which machines do not answer while it waits for them."""
+    there.say_who_is_waited_for(say)
+    return there
 
 
 def given_where() -> dict[str, Any]:
@@ -347,7 +355,7 @@ def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
             raise UserError(f"job {one} is on {here}, and {other} on {there}; name the jobs of one target, or add --on")
     if here in registry.kinds_of_hosts():  # it was submitted to hosts that flags named
         options = {**options_of(given, job=False), **submitted_options(here, one)}
-        return registry.on_hosts(here, options, flag_options(given))
+        return says_who_is_waited_for(registry.on_hosts(here, options, flag_options(given)))
     return backend_for(given, here or default_target())
 
 
