@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import urllib.request
@@ -48,8 +49,14 @@ def test_a_client_that_does_not_finish_its_request_is_closed(served: server.Page
             pass
 
 
-def test_others_are_answered_meanwhile(served: server.Page) -> None:
-    silent = [socket.create_connection(("127.0.0.1", port_of(served)), 60) for _ in range(50)]
+@pytest.mark.parametrize("sent", [b"", b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"])
+def test_others_are_answered_meanwhile(served: server.Page, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """More connections that wait than the server has."""
+    monkeypatch.setattr(server, "_PATIENCE", 600.0)
+    silent = [socket.create_connection(("127.0.0.1", port_of(served)), 60) for _ in range(300)]
+    for client in silent:
+        with contextlib.suppress(OSError):  # it was closed for a newer one
+            client.sendall(sent)
     with urllib.request.urlopen(f"http://127.0.0.1:{port_of(served)}/", timeout=60) as answer:
         assert b"app.js" in answer.read()
     for client in silent:

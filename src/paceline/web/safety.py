@@ -34,6 +34,7 @@ KEY_HEADER = "x-paceline-key"
 SESSION = "/api/session"  # where the token is exchanged
 _LASTS = 14 * 86400  # seconds for which a session is valid
 _MOST_BODY = 1 << 20
+_MOST_TOKEN = 4096  # bytes of a body, from who has not signed in
 _BODY_SECONDS = 10.0
 
 _HEADERS = {
@@ -138,11 +139,15 @@ class Guard:
                 ]
             await send(message)
 
+        most = _MOST_TOKEN if scope["path"] == SESSION else _MOST_BODY
         status, why = self._refusal(scope, headers)
+        length = headers.get("content-length", "0")
+        if not status and length.isdecimal() and int(length[:20]) > most:
+            status, why = 413, f"the request is larger than {most} bytes"
         body = b""
         if not status and scope["method"] not in ("GET", "HEAD"):
             try:
-                body = await asyncio.wait_for(_body(receive), _BODY_SECONDS)
+                body = await asyncio.wait_for(_body(receive, most), _BODY_SECONDS)
             except (asyncio.TimeoutError, ValueError) as error:
                 status, why = (408, "the request took too long") if not str(error) else (413, str(error))
         if status:
@@ -201,7 +206,7 @@ class Guard:
         return found is not None and self._sessions.accepts(found.value, headers.get(KEY_HEADER, ""))
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive, most: int) -> bytes:
     parts, size = [], 0
     while True:
         message = await receive()
@@ -209,8 +214,8 @@ async def _body(receive: Receive) -> bytes:
             raise ValueError("the connection has ended")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > _MOST_BODY:
-            raise ValueError("the request is larger than 1 MiB")
+        if size > most:
+            raise ValueError(f"the request is larger than {most} bytes")
         if not message.get("more_body"):
             return b"".join(parts)
 

@@ -7,7 +7,7 @@ import hashlib
 import importlib.resources
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 _MOST_CONNECTIONS = 256
-_PATIENCE = 10.0  # seconds in which a client has sent the head of a request
+_MOST_WAITING = 128  # of them, for their clients to send a request
+_PATIENCE = 10.0  # seconds in which a client has sent a request
 _BACKLOG = 128
 
 
@@ -91,8 +92,9 @@ def _static(file: Traversable, kind: str) -> Callable[[Request], Response]:
 
 
 class _Impatient(H11Protocol):
-    """Closes connections whose client does not send the head of a request in time."""
+    """Closes connections whose client does not send a request in time; if very many wait, the oldest ones too."""
 
+    _waiting: ClassVar[dict[_Impatient, None]] = {}  # for their clients to send a request, or the rest of one
     _waits: Any = None
 
     def connection_made(self, transport: Any) -> None:
@@ -105,19 +107,33 @@ class _Impatient(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def on_response_complete(self) -> None:
+        """See `H11Protocol`: the connection may be used again, which has a limit of its own."""
+        super().on_response_complete()
+        self._watch(is_begun=False)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
+        self._end_wait()
+
+    def _watch(self, *, is_begun: bool = True) -> None:
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            self._end_wait()
+            return
+        self._waiting.setdefault(self)
+        if is_begun and self._waits is None:
+            self._waits = self.loop.call_later(_PATIENCE, self.transport.close)
+        if len(self._waiting) > _MOST_WAITING:
+            oldest = next(iter(self._waiting))
+            oldest._end_wait()
+            oldest.transport.abort()
+
+    def _end_wait(self) -> None:
+        self._waiting.pop(self, None)
         if self._waits is not None:
             self._waits.cancel()
-
-    def _watch(self) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering and self._waits is not None:
-            self._waits.cancel()
             self._waits = None
-        elif not is_answering and self._waits is None:
-            self._waits = self.loop.call_later(_PATIENCE, self.transport.close)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -47,6 +47,7 @@ class Browser:
     """
 
     def __init__(self, address: str) -> None:
+        self._address = address
         self._socket = websocket.create_connection(address, timeout=PATIENCE, suppress_origin=True)
         self._last = 0
         self.console: list[str] = []
@@ -86,6 +87,18 @@ class Browser:
         self.emulate()
         self.console.clear()
         self.received = 0
+
+    @contextlib.contextmanager
+    def tab(self, url: str) -> Iterator[Browser]:
+        """Another tab, which hides this one until it is closed."""
+        target = self.call("Target.createTarget", url=url)["targetId"]
+        address = self._address.rpartition("/")[0]
+        page = Browser(f"{address}/{target}")
+        try:
+            yield page
+        finally:
+            page.close()
+            self.call("Target.closeTarget", targetId=target)
 
     def open(self, url: str) -> None:
         """Go to an address."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -209,6 +210,37 @@ def test_lines_that_no_browser_should_hold(chromium: Browser, server: Server, pa
     chromium.shows("takes too long")
 
 
+def test_ten_tabs(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    """Browsers have six connections to a server. What a hidden tab has missed is there when it is seen again."""
+    script = """
+        import os, time
+        print("begun", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        print("gone on", flush=True)
+        time.sleep(600)
+    """
+    submit(paceline, "--name", "it", "-n", "1", paceline.script(script))
+    chromium.open(server.url)
+    chromium.click("tr.job a", "it")
+    chromium.click("a", "Logs")
+    chromium.shows("begun")
+    with contextlib.ExitStack() as stack:
+        for _ in range(9):
+            last = stack.enter_context(chromium.tab(f"{server.base}#/jobs/local/it/logs"))
+            last.shows("begun")
+        chromium.until("document.hidden && document.body.innerText.includes('paused')")
+        (paceline.folder / "go").touch()
+        last.shows("gone on")
+        table = stack.enter_context(chromium.tab(f"{server.base}#/jobs"))
+        state(table, "it", "RUNNING")
+        paceline.succeeds("stop", "--now", "it")
+        state(table, "it", "STOPPED")
+    chromium.shows("gone on")
+    chromium.shows("The log has ended.")
+    chromium.until("document.querySelector('.state').textContent === 'STOPPED'")
+
+
 def test_the_page_comes_back_when_its_server_does(chromium: Browser, server: Server, paceline: Paceline) -> None:
     chromium.open(server.url)
     chromium.shows("No jobs yet.")
@@ -217,6 +249,16 @@ def test_the_page_comes_back_when_its_server_does(chromium: Browser, server: Ser
     submit(paceline, "--name", "new", "-n", "1", "--no-python", "true")
     server.start(server.port)
     state(chromium, "new", "SUCCEEDED")
+    assert "Connection lost" not in chromium.text()
+    submit(paceline, "--name", "it", "-n", "1", paceline.script(FOREVER))
+    chromium.click("tr.job a", "it")
+    chromium.click("a", "Logs")
+    chromium.shows("following")
+    server.end()
+    chromium.shows("Connection lost")
+    server.start(server.port)
+    paceline.succeeds("stop", "--now", "it")
+    chromium.shows("The log has ended.")
     assert "Connection lost" not in chromium.text()
 
 

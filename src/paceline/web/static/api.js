@@ -43,38 +43,74 @@ export async function lines(path, signal, each) {
   }
 }
 
-// -- what has changed: one stream for the whole page, which comes back by itself
+// -- what has changed: one stream for all tabs, which comes back by itself. A browser has six connections to a server, so
+// a tab that nobody sees holds none.
 
 const listeners = new Set();
-export const news = { isOnline: true, version: 0, error: null };
+const channel = new BroadcastChannel("paceline.changes");
+export const news = { isOnline: true, version: 0, status: undefined };
 
 function tell(changed) {
   for (const listener of [...listeners]) listener(changed);
 }
 
+// A listener gets which jobs have changed: [target, name] each; null if anything may have.
 export function listen(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
-export async function follow() {
-  for (let wait = 500; ; wait = Math.min(wait * 1.5, 5000)) {
+function take({ isOnline, status, version = news.version, changed }) {
+  const isFirst = !news.version;
+  Object.assign(news, { isOnline, status, version });
+  tell(isFirst && !changed ? [] : changed);
+}
+
+channel.onmessage = ({ data }) => take(data);
+
+function share(it) {
+  channel.postMessage(it);
+  take(it);
+}
+
+export const onSeen = (call) => {
+  document.addEventListener("visibilitychange", call);
+  return () => document.removeEventListener("visibilitychange", call);
+};
+
+// Reads the stream for all tabs, until this one is hidden.
+async function lead(signal) {
+  for (let wait = 500; !signal.aborted; wait = Math.min(wait * 1.5, 5000)) {
+    let status, isFirst = true;
     try {
-      await lines("/api/changes", undefined, (several) => {
+      await lines("/api/changes", signal, (several) => {
         wait = 500;
         for (const line of several) {
           if (!line.startsWith("data: ")) continue;
           const { version, changed } = JSON.parse(line.slice(6));
-          const isBack = !news.isOnline || version < news.version;
-          Object.assign(news, { isOnline: true, error: null, version });
-          tell(isBack ? null : changed);
+          share({ isOnline: true, version, changed: isFirst ? null : changed });
+          isFirst = false;
         }
       });
     } catch (error) {
-      news.error = error instanceof Failure ? error : null;
+      status = error.status;
     }
-    news.isOnline = false;
-    tell([]);
+    if (signal.aborted) return;
+    share({ isOnline: false, status, changed: [] });
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
+}
+
+export function follow() {
+  let stop = null;
+  const onChange = () => {
+    if (document.hidden) return void stop?.abort();
+    if (stop) tell(null);
+    stop = new AbortController();
+    const { signal } = stop;
+    if (navigator.locks) navigator.locks.request("paceline.changes", { signal }, () => lead(signal)).catch(() => {}); // it was hidden meanwhile
+    else lead(signal); // without TLS, at an address that is not this machine's
+  };
+  onSeen(onChange);
+  onChange();
 }

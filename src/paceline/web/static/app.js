@@ -28,7 +28,7 @@ function useRoute() {
 function Online() {
   const [, draw] = useState(0);
   useEffect(() => listen(() => draw((n) => n + 1)), []);
-  return html`<div role="status">${!news.isOnline && html`<p class="banner">${news.error?.status === 401 ? t("Open the address that paceline web has printed.") : t("Connection lost; trying again…")}</p>`}</div>`;
+  return html`<div role="status">${!news.isOnline && html`<p class="banner">${news.status === 401 ? t("Open the address that paceline web has printed.") : t("Connection lost; trying again…")}</p>`}</div>`;
 }
 
 function setTheme(name) {

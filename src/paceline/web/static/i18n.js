@@ -12,7 +12,7 @@ const ZH = {
   "The same on the command line": "等效的命令行", "Rank": "进程", "all": "全部", "Attempt": "尝试", "last": "最后一次",
   "Follow": "跟随", "Earlier": "更早", "From the start": "从头开始", "To the end": "到末尾", "More": "更多",
   "Regular expression": "正则表达式", "{n} lines": "{n} 行", "1 line": "1 行", "The log has ended.": "日志已结束。", "following": "跟随中",
-  "reading": "读取中", "Nothing was written yet.": "尚无输出。", "Times": "时间",
+  "reading": "读取中", "paused": "已暂停", "Nothing was written yet.": "尚无输出。", "Times": "时间",
   "The page keeps the last {n} lines; see others with Earlier.": "页面保留最后 {n} 行；其他行请点“更早”。",
   "Stop {name}": "停止 {name}", "Stop at once; nothing is saved": "立即停止；不保存任何内容",
   "Its ranks get SIGTERM. A script that uses the library saves a checkpoint, and has {s} s for it.":

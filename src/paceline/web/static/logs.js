@@ -1,6 +1,6 @@
 // The logs of a job, live: the page holds the lines that it shows and some around them, however long the log is.
 import { pieces, shortened } from "./ansi.js";
-import { lines, pathOf, query } from "./api.js";
+import { lines, listen, onSeen, pathOf, query } from "./api.js";
 import { t, whole } from "./i18n.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
@@ -77,7 +77,7 @@ export function Logs({ job }) {
   const [asked, setAsked] = useState({ ranks: "0", attempt: "", grep: "", from: "end", skip: 0, tail: STEP });
   const [pattern, setPattern] = useState("");
   const [times, setTimes] = useState(false);
-  const [error, setError] = useState(null);
+  const [cut, setCut] = useState(null); // why reading was interrupted; "": nobody looked
   const [, draw] = useState(0);
   const [top, setTop] = useState(0);
   const held = useRef(new Lines());
@@ -87,21 +87,33 @@ export function Logs({ job }) {
   const follows = asked.from === "end" && asked.tail === STEP;
 
   useEffect(() => {
-    const stop = new AbortController();
-    const into = (held.current = new Lines());
+    let stop = new AbortController(), into, frame = 0;
     sticks.current = asked.from === "end";
-    setError(null);
-    let frame = 0;
     const redraw = () => (frame ||= requestAnimationFrame(() => { frame = 0; draw((n) => n + 1); }));
     const { ranks, attempt, grep } = asked;
     const which = asked.from === "start" ? { skip: asked.skip || "", limit: STEP }
       : follows ? { tail: STEP, follow: 1 } : { tail: asked.tail, limit: STEP };
-    lines(`${path}/logs?${query({ ranks, attempt, grep, ...(grep ? { follow: follows ? 1 : "" } : which) })}`, stop.signal, (several) => {
-      into.take(several);
-      redraw();
-    }).then(redraw, (failure) => stop.signal.aborted || setError(failure.message));
-    draw((n) => n + 1);
-    return () => { stop.abort(); cancelAnimationFrame(frame); };
+    const read = () => {
+      const { signal } = (stop = new AbortController()), mine = (into = new Lines());
+      setCut(null);
+      lines(`${path}/logs?${query({ ranks, attempt, grep, ...(grep ? { follow: follows ? 1 : "" } : which) })}`, signal, (several) => {
+        mine.take(several);
+        held.current = mine; // what was there stays until now
+        redraw();
+      }).then(() => { if (mine.end === undefined) throw new Error(t("Connection lost; trying again…")); })
+        .catch((failure) => signal.aborted || (stop.abort(), setCut(failure.status ? failure.message : t("Connection lost; trying again…"))))
+        .finally(redraw);
+    };
+    const goOn = () => { if (stop.signal.aborted && into?.end === undefined && sticks.current && !document.hidden) read(); };
+    const onChange = () => {
+      if (!document.hidden) goOn();
+      else if (follows && into?.end === undefined) { stop.abort(); setCut(""); }
+    };
+    held.current = new Lines();
+    read();
+    onChange();
+    const ends = [onSeen(onChange), listen((changed) => changed === null && goOn())];
+    return () => { stop.abort(); ends.forEach((end) => end()); cancelAnimationFrame(frame); };
   }, [path, asked]);
 
   const it = held.current;
@@ -115,7 +127,7 @@ export function Logs({ job }) {
   const first = Math.max(0, Math.floor((sticks.current ? it.all.length * ROW : top) / ROW) - (sticks.current ? shown : 10));
   const several = asked.ranks === "all" || asked.ranks.includes(",");
   const change = (what) => setAsked((before) => ({ ...before, from: "end", skip: 0, tail: STEP, ...what }));
-  const state = error || it.end ? null : it.end === null ? t("The log has ended.") : follows ? t("following") : t("reading");
+  const state = cut || it.end ? null : cut === "" ? t("paused") : it.end === null ? t("The log has ended.") : follows ? t("following") : t("reading");
 
   return html`<section aria-label=${t("Logs")} class="logs">
     <form class="bar" onSubmit=${(event) => { event.preventDefault(); change({ grep: pattern }); }}>
@@ -135,7 +147,7 @@ export function Logs({ job }) {
       <button type="button" onClick=${() => change({})}>${t("To the end")}</button>
       <span class="weak" id="log-count" data-count=${it.count}>${t(it.count === 1 ? "1 line" : "{n} lines", { n: whole(it.count) })} ${state}</span>
     </form>
-    ${(error || it.end) && html`<p class="error" role="alert">${error || it.end}</p>`}
+    ${(cut || it.end) && html`<p class="error" role="alert">${cut || it.end}</p>`}
     ${it.dropped > 0 && html`<p class="weak">${t("The page keeps the last {n} lines; see others with Earlier.", { n: whole(Math.min(KEPT, it.all.length)) })}</p>`}
     <div class="log" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label=${t("Logs")}>
       <div style=${{ height: `${it.all.length * ROW}px` }}><div style=${{ transform: `translateY(${first * ROW}px)` }}>
