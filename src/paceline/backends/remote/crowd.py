@@ -21,8 +21,8 @@ AT_ONCE = 64  # threads at first
 _MOST = 512  # threads
 _STUCK = 0.5  # seconds in which none of the threads finishes with a host, until there are more of them
 _LEAST_OVERDUE = 1.0  # seconds in which a host is not overdue
-_OVERDUE = 2.0  # times as long as the others have taken at most
-_NOTICE = 2.0  # seconds until it is said who is overdue
+_OVERDUE = 1.5  # times as long as the others have taken at most
+_NOTICE = 2.0  # seconds until it is said who is overdue, and until it is said again
 _OTHERS = 64  # open files besides those of connections
 _OF_HOST = 4  # open files of a connection: three, and another one while its process starts
 
@@ -84,7 +84,7 @@ class Crowd(Generic[Key, Result]):
         """Begin.
 
         Args:
-            notice: called once, by `take`, with those that are overdue, if it takes long and others have a result.
+            notice: called by `take` with those that take longer than the others, while one of them is overdue.
         """
         self._workers = Workers()
         self._news: queue.SimpleQueue[tuple[Key, Result | BaseException]] = queue.SimpleQueue()
@@ -117,7 +117,10 @@ class Crowd(Generic[Key, Result]):
 
     def overdue(self) -> list[Key]:
         """Those that are overdue now."""
-        within = max(_LEAST_OVERDUE, _OVERDUE * self._longest)
+        return self._slower_than(_OVERDUE * self._longest)
+
+    def _slower_than(self, seconds: float) -> list[Key]:
+        within = max(_LEAST_OVERDUE, seconds)
         return [key for key in self._missing if key not in self._ended and self.seconds(key) >= within]
 
     def leave(self, key: Key) -> None:
@@ -134,10 +137,9 @@ class Crowd(Generic[Key, Result]):
         stuck = time.monotonic() + _STUCK
         while True:
             notice = max(self._notice_at, self.overdue_at) if self._notice and self._longest else math.inf
-            if notice <= time.monotonic() and (overdue := self.overdue()):
-                assert self._notice is not None
-                self._notice(overdue)
-                self._notice, notice = None, math.inf
+            if self._notice and notice <= time.monotonic():
+                self._notice(self._slower_than(self._longest))
+                self._notice_at = notice = time.monotonic() + _NOTICE
             wake = min(until, notice, stuck if self._workers.is_behind else math.inf)
             try:
                 key, result = self._news.get(timeout=None if wake == math.inf else max(0.0, wake - time.monotonic()))

@@ -41,8 +41,8 @@ def ask_all(
 ) -> dict[Host, Outcome]:
     """The answers or errors of hosts.
 
-    When nearly all of many hosts have answered, each other one is waited for twice as long as the slowest of them, if
-    the request is one that hosts answer at once.
+    When nearly all of many hosts have answered, each other one is waited for half as long again as the slowest of
+    them, if the request is one that hosts answer at once.
 
     Args:
         requests: what is asked of each host, and how long it is waited for.
