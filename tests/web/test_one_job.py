@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,8 @@ def test_a_job_and_its_report(paceline: Paceline, tmp_path: Path) -> None:
     mine.write_text("mine")
     assert "is no report" in paceline("report", "it", "-o", str(mine)).stderr
     assert mine.read_text() == "mine"
+    os.mkfifo(tmp_path / "pipe.html")
+    assert "is no report" in paceline("report", "it", "-o", "pipe.html").stderr
     assert "no job 'that'" in paceline("report", "it", "that", "-o", "both.html").stderr
     assert not (tmp_path / "both.html").exists()
     run.telemetry.unlink()

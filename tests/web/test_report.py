@@ -162,6 +162,15 @@ def test_the_size_for_very_many(tmp_path: Path) -> None:
     assert len(report([found]).encode()) < 340_000
 
 
+def test_ten_thousand_metrics() -> None:
+    names = [f"metric_{it}" for it in range(10_000)]
+    logged = {"time": [1.0], "step": [1], "values": {it: [1.0] for it in names}, "last": dict.fromkeys(names, 1.0)}
+    found = view({**NOTHING, "metrics": logged})
+    assert found["metrics"] is not None
+    assert list(found["metrics"]["values"]) == list(found["metrics"]["last"]) == names[:200]
+    assert "200 of 10000 metrics are shown, those that were logged first" in found["missing"]
+
+
 def test_pieces_that_are_missing(tmp_path: Path) -> None:
     found = view(history(RunDirectory(tmp_path)))
     assert "no telemetry was recorded" in found["missing"][0]

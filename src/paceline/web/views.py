@@ -33,6 +33,7 @@ _MOST_CELLS = 9600
 _MOST_ROWS = 128  # of the heat map; of more ranks, several share a row
 _MOST_INSTANCES = 128
 _MOST_EVENTS = 200
+_MOST_METRICS = 200
 _MOST_NODES = 16  # with curves of their own
 _NUMBERS = 6000  # of these curves
 _FEWEST = 24  # points of such a curve
@@ -166,11 +167,21 @@ def job_view(
         odd_first = sorted(shown["instances"], key=lambda it: (it["state"] == usual, it["rank"]))
         shown["instances"] = sorted(odd_first[:_MOST_INSTANCES], key=lambda it: int(it["rank"]))
         missing = [*missing, f"{_MOST_INSTANCES} of {len(job.instances)} ranks are listed"]
+    logged = next((node["metrics"] for node in reversed(nodes) if node["metrics"]), None)
+    if logged is not None and len(logged["values"]) > _MOST_METRICS:
+        missing = [
+            *missing,
+            f"{_MOST_METRICS} of {len(logged['values'])} metrics are shown, those that were logged first",
+        ]
+        values, last = (
+            {name: of[name] for name in list(of)[:_MOST_METRICS]} for of in (logged["values"], logged["last"])
+        )
+        logged = {**logged, "values": values, "last": last}
     return {
         "job": shown,
         "events": events(happened),
         "why": [*explained(job, happened), *use_in_words(job, nodes)],
-        "metrics": next((node["metrics"] for node in reversed(nodes) if node["metrics"]), None),
+        "metrics": logged,
         "use": use(nodes),
         "logs": [dict(it) for it in logs],
         "file": file,

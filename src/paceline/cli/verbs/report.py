@@ -33,7 +33,7 @@ def _report(names: tuple[str, ...], *, file: str | None, lines: int) -> None:
     if file != "-":
         if path.is_dir():
             raise UserError(f"-o {path} is a folder; name a file")
-        if path.exists() and not is_report(path):
+        if path.exists() and not (path.is_file() and is_report(path)):
             raise UserError(f"-o {path} exists, and is no report; choose another file")
     jobs = known(names, warns=True)
     with ended_by_signals():

@@ -67,8 +67,11 @@ export function t(text, values = {}) {
 
 // -- numbers and times, in the reader's zone
 
-export const number = (value, digits = 4) =>
-  value == null ? "" : Number(value).toLocaleString(language, { maximumSignificantDigits: digits });
+export function number(value, digits = 4) {
+  if (value == null) return "";
+  const magnitude = Math.abs(value), isOdd = magnitude >= 1e12 || (magnitude > 0 && magnitude < 1e-5);
+  return Number(value).toLocaleString(language, { maximumSignificantDigits: digits, notation: isOdd ? "scientific" : "standard" });
+}
 export const whole = (value) => Number(value).toLocaleString(language);
 export const moment = (iso) =>
   iso ? new Date(iso).toLocaleString(language, { dateStyle: "medium", timeStyle: "medium" }) : "";
