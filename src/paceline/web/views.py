@@ -173,10 +173,12 @@ def job_view(
             *missing,
             f"{_MOST_METRICS} of {len(logged['values'])} metrics are shown, those that were logged first",
         ]
-        values, last = (
-            {name: of[name] for name in list(of)[:_MOST_METRICS]} for of in (logged["values"], logged["last"])
-        )
-        logged = {**logged, "values": values, "last": last}
+        few = list(logged["values"])[:_MOST_METRICS]
+        logged = {
+            **logged,
+            "values": {name: logged["values"][name] for name in few},
+            "last": {name: logged["last"].get(name) for name in few},
+        }
     return {
         "job": shown,
         "events": events(happened),

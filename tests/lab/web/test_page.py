@@ -287,6 +287,8 @@ def test_what_jobs_write_stays_text(chromium: Browser, server: Server, paceline:
     assert lines == [HOSTILE, "clearred gnp.exe end", "b bar  99 %"]
     chromium.open(server.base + "#/jobs/%3Cscript%3E/..%2F..%2Fetc%2Fpasswd")
     chromium.shows("Not Found")
+    chromium.open(server.base + "#/jobs/local/%E0%A4")
+    chromium.shows("no job '%E0%A4' on local")
     assert chromium.run("window.pwned === undefined && !document.querySelector('main img, main script')")
 
 

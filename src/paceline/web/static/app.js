@@ -14,6 +14,11 @@ const UNSETTLED = { PENDING: 2_000, STARTING: 1_000, RESTARTING: 1_000, RUNNING:
 const DIALOGS = { stop: Stop, resubmit: Resubmit, scale: Scale, delete: Delete };
 const TITLES = { stop: "Stop", resubmit: "Resubmit", scale: "Scale", delete: "Delete", tensorboard: "TensorBoard" };
 
+// A part of the address; one that is not valid stays as it is, and names nothing.
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
+
 function useRoute() {
   const [hash, setHash] = useState(location.hash);
   useEffect(() => {
@@ -22,7 +27,7 @@ function useRoute() {
     return () => removeEventListener("hashchange", onChange);
   }, []);
   const [path, search] = hash.replace(/^#\/?/, "").split("?");
-  return { parts: path.split("/").filter(Boolean).map(decodeURIComponent), search: new URLSearchParams(search) };
+  return { parts: path.split("/").filter(Boolean).map(decoded), search: new URLSearchParams(search) };
 }
 
 function Online() {
