@@ -174,6 +174,7 @@ def test_no_line_is_lost_of_a_rank_that_writes_much(chromium: Browser, server: S
     chromium.shows("The page keeps the last 100,000 lines")
     chromium.click("button", "From the start")
     chromium.until("document.querySelectorAll('.line')[1]?.textContent === 'line 0'")
+    assert chromium.run("document.querySelector('.log').scrollTop") == 0
     chromium.click("button", "More")
     chromium.until("document.querySelector('.line')?.textContent === 'line 4999'")
     chromium.click("button", "To the end")

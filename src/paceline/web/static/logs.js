@@ -110,7 +110,9 @@ export function Logs({ job }) {
       else if (follows && into?.end === undefined) { stop.abort(); setCut(""); }
     };
     held.current = new Lines();
+    if (!sticks.current) { box.current.scrollTop = 0; setTop(0); }
     read();
+    redraw();
     onChange();
     const ends = [onSeen(onChange), listen((changed) => changed === null && goOn())];
     return () => { stop.abort(); ends.forEach((end) => end()); cancelAnimationFrame(frame); };
