@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from paceline.backends.base import Listing
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from .target import Hosts
 
     Reported = tuple[Host, Report]
+
+
+_NEVER = -math.inf, Listing([])
+_FRESH = 1.0  # seconds in which what was seen of jobs that are over need not be asked again
 
 
 class _Seen(NamedTuple):
@@ -55,6 +61,7 @@ class RemoteJobs:
         self._hosts = hosts
         self._submitted = SubmittedJobs(target_folder(hosts.name))
         self._seen: dict[str, _Seen] = {}
+        self._ended = _NEVER  # when `over` has seen that jobs are over, and what
         self.keeps_expired = False
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
@@ -63,6 +70,14 @@ class RemoteJobs:
         Raises:
             UserError: no host answers, or one does not that may have a job that no other has.
         """
+        return self._just_ended(names) or self._ask(names, since)
+
+    def _just_ended(self, names: Sequence[str] | None) -> Listing | None:
+        (when, found), self._ended = self._ended, _NEVER
+        is_it = names is not None and {job.name for job in found.jobs} == set(names)
+        return found if is_it and time.monotonic() - when < _FRESH else None
+
+    def _ask(self, names: Sequence[str] | None, since: float | None) -> Listing:
         request = {"do": "describe", "names": None if names is None else list(names), "since": since}
         request["keeps"] = self.keeps_expired
         answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
@@ -100,10 +115,19 @@ class RemoteJobs:
         newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
         return Listing(newest_first, len(there - jobs.keys()), left_out(failed))
 
+    def over(self, names: Sequence[str]) -> set[str]:
+        """Those of these jobs that are over; if all are, the next `describe` of them says how without asking again."""
+        found = self.describe(names)
+        over = {job.name for job in found.jobs if job.is_over}
+        if over == set(names):
+            self._ended = time.monotonic(), found
+        return over
+
     def add(self, reports: list[Reported]) -> Job:
         """Note a job that was submitted, by the reports of its hosts."""
         hosts = [host.name for host, _ in reports]
         job = self._merge(reports, {})
+        self._ended = _NEVER
         self._submitted.add(job, hosts, self._hosts.given)
         return job
 
@@ -114,6 +138,7 @@ class RemoteJobs:
     def forget(self, name: str) -> None:
         """Know a job no more."""
         self._submitted.forget(name)
+        self._ended = _NEVER
         self._seen.pop(name, None)
 
     def submitted_to(self, name: str, hosts: Collection[str]) -> list[str]:

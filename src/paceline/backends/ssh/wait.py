@@ -54,7 +54,8 @@ class Waiting:
             before = dict(self._lost)
             if not self._wait_for(self._some(parts)):
                 return False
-            going = [name for name in self._names if name not in self._over()]
+            over = self._jobs.over(self._names)
+            going = [name for name in self._names if name not in over]
             if not going:
                 return True
             living = {(host, name) for name in going for host in self._jobs.unended_hosts_of(name)}
@@ -74,10 +75,6 @@ class Waiting:
             found |= {(host, name) for host in hosts[:_WATCHED]}
         return found
 
-    def _over(self) -> set[str]:
-        """The jobs that are known to have ended."""
-        return {job.name for job in self._jobs.describe(self._names).jobs if job.is_over}
-
     def _wait_for(self, parts: set[Part]) -> bool:
         """Wait until these parts have ended, or no connected host knows of a job any more; returns False if in vain."""
         look = math.inf  # when to ask whether jobs that have ended somewhere are over
@@ -90,7 +87,7 @@ class Waiting:
                 except TimeoutError:
                     if until == self._deadline:
                         return False
-                    look, over = math.inf, self._over()
+                    look, over = math.inf, self._jobs.over(self._names)
                     parts = {(host, name) for host, name in parts if name not in over}
                     continue
                 if found is None:
