@@ -19,7 +19,8 @@ from paceline.node.journal.fold import fold, part_of
 from paceline.node.journal.records import stamped
 from paceline.node.ranks.launcher import Rank, Ranks
 from paceline.node.ranks.placement import place
-from paceline.node.rendezvous.participant import STOP_SECONDS, Participant
+from paceline.node.rendezvous.links import STOP_SECONDS
+from paceline.node.rendezvous.participant import Participant
 from paceline.node.spec import CURRENT_SECONDS
 
 from .cluster import Killed, Network, Process
@@ -207,7 +208,7 @@ class Worker:
                 is_late = other.training.attempt > self.training.attempt and not self.training.begins_anew(
                     other.training
                 )
-                self.job.cluster.after(STOP_SECONDS, (self if is_late else other).must_have_ended)
+                (self.must_end if is_late else other.must_have_ended)()
         self.job.workers = [*(it for it in self.job.workers if it.is_alive), self]
         self.training.join(self)
 
@@ -215,8 +216,12 @@ class Worker:
     def is_suspended(self) -> bool:
         return self.machine.is_off
 
+    def must_end(self) -> None:
+        """A later attempt has begun before."""
+        self.job.cluster.after(STOP_SECONDS, self.must_have_ended)
+
     def must_have_ended(self) -> None:
-        """A later attempt has begun some seconds ago.
+        """A later attempt has begun.
 
         A machine that is off stops nothing before it is on again, nor an agent that is suspended before it has run for
         as long as others may be silent.

@@ -103,6 +103,8 @@ def schedule(seed: int) -> Schedule:
             delay = rng.choice((0.0, rng.uniform(0.0, 0.5), rng.uniform(0.0, 4.0)))
             moment = {"at": round(delay, 2), "after": rng.choice(_MOMENTS), "nth": rng.choice((1, 1, 2, 3, 4, 6))}
             faults[-1] = faults[-1]._replace(**moment)
+    if kind == "elastic" and rng.random() < 0.3:
+        faults[:2] = _change(rng)
     return Schedule(
         seed, kind, nodes=rng.choice((2, 2, 3, 3, 4)), restarts=rng.choice((0, 0, 1, 2)),
         least=rng.choice((1, 1, 2, 3)), join=40.0 if kind == "replaced" else rng.choice((2.5, 40.0)),
@@ -111,6 +113,16 @@ def schedule(seed: int) -> Schedule:
         obeys=rng.random() < 0.7, stubborn=rng.random() < 0.15,
         faults=tuple(sorted(faults)),
     )  # fmt: skip
+
+
+def _change(rng: random.Random) -> list[Fault]:
+    """Nodes come or go, and the network splits, or a node is lost, while all agree to that."""
+    first = Fault(round(rng.uniform(2.0, 20.0), 2), rng.choice((*_SCALES, "kill")), rng.choice((0, 1, 2, 3)))
+    what = rng.choice(("split", "split", "one way", "suspend", "kill"))
+    seconds = rng.choice((rng.uniform(5.0, 20.0), 60.0))
+    then = rng.choice(("prepare", "prepared", "halt", "stopped", "start", "start", "ready", "go", "search", "join"))
+    delay = rng.choice((0.0, 0.0, rng.uniform(0.0, 0.5)))
+    return [first, Fault(round(delay, 2), what, rng.choice((0, 1, 2)), round(seconds, 1), then, rng.randint(1, 8))]
 
 
 class Simulation:
@@ -366,17 +378,21 @@ class Simulation:
         self.check_outcome(ends)
         if self.must_succeed:
             for agent, end in ends.items():
-                is_last = self.requeuer is None or agent in self.requeuer.agents
                 has_begun = agent.status.current["start"] is not None  # else it ends alone, or with those that it joins
-                if end is not None and end[0] == "FAILED" and has_begun and is_last:
+                if end is not None and end[0] == "FAILED" and has_begun and agent in self.last:
                     why = (agent.status.current["failure"] or {}).get("message")
                     raise Violation(f"{agent.participant.id} has failed although the job could go on: {why}")
 
     def check_list(self, ends: dict[SimulatedAgent, tuple[str, int] | None]) -> None:
         """What `list` says in the end."""
-        state = self.job.listed["state"]
-        if (state == "SUCCEEDED") != (("SUCCEEDED", 0) in ends.values()):
-            raise Violation(f"list says that it has {state}, and its nodes have ended as {set(ends.values())}")
+        state, last = self.job.listed["state"], {ends.get(agent) for agent in self.last}
+        if (state == "SUCCEEDED") != (("SUCCEEDED", 0) in last):
+            raise Violation(f"list says that it has {state}, and its nodes have ended as {last}")
+
+    @property
+    def last(self) -> list[SimulatedAgent]:
+        """The agents of the last start of the job."""
+        return self.job.agents if self.requeuer is None else self.requeuer.agents
 
     def lives(self, name: str, at: float) -> bool:
         """Whether an agent ran at a machine then, and none had ended there before."""
@@ -427,8 +443,7 @@ class Simulation:
         if self.first is None or self.first_at < _BEGUN or others:
             return
         what, machine, rank = self.first
-        last = self.job.agents if self.requeuer is None else self.requeuer.agents
-        states = {state for state, _ in filter(None, map(ends.get, last))}
+        states = {state for state, _ in filter(None, map(ends.get, self.last))}
         # A stop comes to all nodes within a second, an interrupt to one, which tells the others.
         is_heard = self.second_at > self.first_at + self.it.latency + (1.1 if what == "stop" else 0.1)
         is_stopped = what in ("stop", "interrupt") and is_heard

@@ -137,6 +137,7 @@ class Coordinator:
         self.members: dict[int, _Member] = {}
         self._peer_of: dict[str | int | None, int] = {}  # by its id, and by the node rank that it asked for
         self._awaited: set[int] = set()  # peers that take part and have not answered the last order, or how it went
+        self._silent: set[int] = set()  # lost ones of them whose ranks may still run
         self._has_symptom = False
         self._hung: object = None  # the hang of this attempt that was said last
         self.standing: Standing | None = None
@@ -207,12 +208,18 @@ class Coordinator:
         return self._forward(message) if message["do"] == "daemon" else []
 
     def _await_all(self) -> None:
-        self._awaited = {peer for peer, member in self.members.items() if member.takes_part}
+        self._awaited = {peer for peer, member in self.members.items() if member.takes_part} | self._silent
 
     def _is_last(self, peer: int) -> bool:
         """Whether all that take part have answered now."""
         self._awaited.discard(peer)
-        return not self._awaited
+        return self._have_answered
+
+    @property
+    def _have_answered(self) -> bool:
+        """Whether all have that take part; before another attempt, ranks must also have ended of which none answers."""
+        goes_on = self.changes and not self.stop_signal
+        return not (self._awaited if goes_on else self._awaited - self._silent)
 
     def _look_for_hang(self, after: float) -> Outbox:
         """Say, once, that ranks hang, when no rank of any node goes on."""
@@ -255,7 +262,11 @@ class Coordinator:
             return self._disband("") if self.has_started and not self._may_go_on() else self._gathered()
         if not member.takes_part:
             return []
-        is_last = self._is_last(peer)
+        if not is_dead and not member.done and (self.phase == RUNNING or peer in self._awaited):
+            self._silent.add(peer)
+        else:
+            self._awaited.discard(peer)
+        is_last = self._have_answered
         if self.phase == RUNNING and member.done:
             return self._end_attempt() if is_last else []
         why = f"node {member.node_rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
@@ -265,6 +276,12 @@ class Coordinator:
             return self._halt(grace=GONE_GRACE)
         halt: Halt = {"do": "halt", "signal": 0, "save": False, "grace": None if is_dead else GONE_GRACE}
         return self._to_participants(halt) + (self._decide() if is_last else [])
+
+    def has_stopped(self, peer: int) -> Outbox:
+        """Handle that the ranks of a node that was lost, but is not known to be dead, have certainly ended."""
+        self._silent.discard(peer)
+        is_last = peer in self._awaited and self._is_last(peer)
+        return self._decide() if self.phase == HALTING and is_last else []
 
     def has_died(self, name: str) -> Outbox:
         """Handle the death of an agent that is not connected."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 1.0
 BEAT = encode({"do": "beat"})
+STOP_SECONDS = 5.0  # after which a node that has lost its coordinator has certainly stopped its ranks
 PART: Message = {"do": "part"}  # the sender is alive, and ends this connection
 
 
@@ -185,8 +186,13 @@ class Leader:
         self._peers.clear()
 
     def _lose(self, peer: int, is_dead: bool, why: str) -> None:
-        self._parted.append(self._peers.pop(peer))
+        link = self._peers.pop(peer)
+        self._parted.append(link)
         self._post(self.coordinator.lost(peer, is_dead, why or "it does not answer"))
+        if not is_dead:
+            now = self._loop.now()
+            seconds = min(link.last_seen + self._silence, now) + STOP_SECONDS - now
+            self._loop.after(max(0.0, seconds), lambda: self._post(self.coordinator.has_stopped(peer)))
 
     def _post(self, outbox: Outbox) -> None:
         encoded: tuple[ToNode | None, bytes] = None, b""  # the last one: many are for all nodes

@@ -16,7 +16,7 @@ from paceline.node.machine.network import LOOPBACK, is_loopback
 from paceline.node.signals import EXIT_REPLACED
 
 from .coordinator import GATHERING, Coordinator
-from .links import Leader, Link
+from .links import STOP_SECONDS, Leader, Link
 from .peers import Peers
 from .quorum import Standing, agent_id
 from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from .handshake import Network
     from .messages import AgentStatus, Finish, Offer, Start, ToCoordinator, ToNode
-
-STOP_SECONDS = 5.0  # after which a node that receives nothing has certainly stopped its ranks
 
 
 class Participant:
