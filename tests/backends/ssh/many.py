@@ -89,6 +89,7 @@ $text"
     esac
     say '{{"end": true}}'; while read -r order; do :; done;;
 *'"do": "describe"'*)
+    say once >> described/$host
     if [ $id = none ]; then say '{{"jobs": [], "names": []}}'; else say "{{\\"jobs\\": [$report], \\"names\\": [\\"it\\"]}}"; fi;;
 *'"do": "nodes"'*) say "{{\\"node\\": $node}}";;
 *'"do": "events"'*) say '{{"events": []}}';;
@@ -126,7 +127,7 @@ class ManyHosts:
         """
         self.folder = folder
         self.names = [f"h{number}" for number in range(1, count + 1)]
-        for name in ("silent", "asked", "stopped", "bin", "run"):
+        for name in ("silent", "asked", "described", "stopped", "bin", "run"):
             (folder / name).mkdir(mode=0o700)
         now = time.time()
         job = {**_JOB, "nodes": count, "ranks": count, "created": now}
@@ -153,6 +154,10 @@ class ManyHosts:
     def stopped(self) -> set[str]:
         """Those that were asked to stop the job."""
         return {path.name for path in (self.folder / "stopped").iterdir()}
+
+    def described(self) -> list[int]:
+        """How often each was asked for its jobs."""
+        return [len(path.read_text().splitlines()) for path in (self.folder / "described").iterdir()]
 
     def asked_routes(self) -> dict[str, list[str]]:
         """Host → those that it was asked to connect to."""

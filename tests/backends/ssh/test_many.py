@@ -57,6 +57,15 @@ def test_hosts_that_hang_are_named_as_soon_as_nearly_all_others_have_answered(ho
     assert hosts.stopped() == set(hosts.names) - set(silent)
 
 
+def test_stop_asks_each_host_where_the_job_is_and_how_it_has_ended_and_no_more(hosts: ManyHosts) -> None:
+    submitted = cost(hosts, *SUBMIT)
+    assert submitted.exit_code == 0, submitted.said
+    before = sum(hosts.described())
+    stopped = cost(hosts, "stop", "--on", "many", "it")
+    assert "stopped" in stopped.said
+    assert sum(hosts.described()) - before == 2 * COUNT
+
+
 def test_too_few_open_files_are_told_before_anything_is_started(hosts: ManyHosts) -> None:
     def run(soft: int, hard: int, *verb: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
