@@ -1,20 +1,25 @@
-"""What it costs to coordinate many nodes: `python -m tests.simulation.scale 10 100 1000` prints a table.
+"""What it costs to coordinate many nodes: `python -m tests.simulation.scale 10 100 1000 --plot FILE`.
 
-The agents are real; their network is simulated, so that ten thousand fit into one process. CPU seconds are those of the
-agent that coordinates.
+It prints a table, and draws it. The agents are real; their network is simulated, so that ten thousand fit into one
+process. CPU seconds are those of the agent that coordinates.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import random
-import sys
 import time
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.spec import NodeSpec, Program
 
 from .cluster import PORT, Cluster, Machine, Process
 from .job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Cost(NamedTuple):
@@ -75,23 +80,48 @@ def costs(nodes: int) -> tuple[Cost, Cost]:
     return start, loss
 
 
-def main(counts: list[int]) -> None:
-    """Print the table."""
-    print(
-        "| nodes | start: messages | bytes per node | CPU | per join | loss of a node: messages | bytes per node",
-        end="",
-    )
-    print(" | CPU |")
-    print("|---|---|---|---|---|---|---|---|")
-    for nodes in counts:
-        start, loss = costs(nodes)
-        print(
-            f"| {nodes:,} | {start.messages:,} | {start.bytes // nodes:,} | {start.seconds:.2f} s"
-            f" | {1000 * start.seconds / nodes:.2f} ms | {loss.messages:,} | {loss.bytes // nodes:,}"
-            f" | {loss.seconds:.2f} s |",
-            flush=True,
-        )
+def row(nodes: int, start: Cost, loss: Cost) -> str:
+    """A row of the table."""
+    each = [f"{cost.messages:,} | {cost.bytes // nodes:,} | {cost.seconds:.2f} s" for cost in (start, loss)]
+    return f"| {nodes:,} | {each[0]} | {1000 * start.seconds / nodes:.2f} ms | {each[1]} |"
+
+
+def draw(found: dict[int, tuple[Cost, Cost]], file: Path) -> None:
+    """Draw the costs over the number of nodes, both on logarithmic scales."""
+    import matplotlib as mpl
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "paceline"})
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    shown: list[tuple[str, Callable[[int, Cost], float]]] = [
+        ("CPU of the coordinator [s]", lambda _, cost: cost.seconds),
+        ("messages", lambda _, cost: cost.messages),
+        ("bytes per node", lambda nodes, cost: cost.bytes / nodes),
+    ]
+    for axes, (label, value) in zip(panels, shown, strict=True):
+        for which, name in enumerate(("start", "loss of a node")):
+            points = {nodes: value(nodes, costs[which]) or math.nan for nodes, costs in found.items()}
+            axes.plot(list(points), list(points.values()), marker=".", label=name)
+        axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel=label)
+        axes.grid(alpha=0.3)
+    panels[0].legend()
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What it costs to coordinate many nodes.")
+    parser.add_argument("nodes", type=int, nargs="*", default=[2, 10, 100, 1000])
+    parser.add_argument("--plot", type=Path, help="a picture, .svg or .png")
+    options = parser.parse_args()
+    print("| nodes | start: messages | bytes per node | CPU | per join | loss of a node: messages", end="")
+    print(" | bytes per node | CPU |\n|---|---|---|---|---|---|---|---|")
+    found = {}
+    for nodes in options.nodes:
+        found[nodes] = costs(nodes)
+        print(row(nodes, *found[nodes]), flush=True)
+    if options.plot:
+        draw(found, options.plot)
 
 
 if __name__ == "__main__":
-    main([int(it) for it in sys.argv[1:]] or [2, 10, 100, 1000])
+    main()

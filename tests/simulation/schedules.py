@@ -8,6 +8,7 @@ import re
 import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.node.journal.state import FINAL
 from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rendezvous.silence import PATIENCE
 from paceline.node.signals import EXIT_REPLACED, LEAVE
@@ -141,6 +142,7 @@ class Simulation:
         self.pending = 0  # agents that are about to start
         self.is_ended_by_scheduler = False
         self.happened_at = 0.0
+        self.awaited: tuple[str, float] | None = None
         self.cluster.after(_LOOK, self.look)
         self.requeuer = Requeuer(self, Disk(self.cluster, "disk")) if it.kind == "requeued" else None
         self.job.requeuer = self.requeuer
@@ -341,6 +343,7 @@ class Simulation:
         """What `list` says of a job that has trained for a while, and to which nothing has happened."""
         self.cluster.after(_LOOK, self.look)
         now, training = self.cluster.now, self.job.steps_last
+        self.wait()
         if training is None or training.is_to_save or training.is_over or not training.can_step:
             return
         if now < max(training.began_at, self.happened_at) + _TRUE_WITHIN:
@@ -348,6 +351,14 @@ class Simulation:
         found = self.job.listed
         if (found["state"], found["attempt"]) != ("RUNNING", training.attempt):
             raise Violation(f"it trains, and list says that it is {found['state']} in attempt {found['attempt']}")
+
+    def wait(self) -> None:
+        """`paceline wait`: once `list` says how the job has ended, it has, unless a scheduler starts it again."""
+        # A node that was silent may say later that the job has ended well; one that comes late, that it is alone.
+        is_clear = not {fault.do for fault in self.it.faults} & {*_WAITS, "reboot"} and self.first_at >= _BEGUN
+        if self.awaited is None and self.it.kind in ("fixed", "elastic") and is_clear and not self.pending:
+            state = self.job.listed["state"]
+            self.awaited = (state, self.job.stepped_at) if state in FINAL else None
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -365,6 +376,9 @@ class Simulation:
         if any(end == ("SUCCEEDED", 0) for end in ends.values()) and self.job.trained != [1] * SAMPLES:
             raise Violation(f"the job has succeeded, and its samples were trained on {set(self.job.trained)} times")
         self.check_list(ends)
+        end = self.job.listed["state"], self.job.stepped_at
+        if self.awaited is not None and self.awaited != end:
+            raise Violation(f"wait has said that the job is {self.awaited}, and in the end it is {end}")
         for agent in self.in_vain:
             if any(agent.participant.id in ids for _, ids in self.job.trainings):
                 raise Violation(f"{agent.participant.id} took part although its client did not keep it")
