@@ -131,6 +131,13 @@ def test_a_job_has_the_view_of_its_report_and_is_used_for_another(
     chromium.until("window.made?.includes('Content-Security-Policy')")
     chromium.click("a", "Use in a new job")
     chromium.until("document.querySelector('textarea')?.value.includes('A: b')")
+    paceline.succeeds("report", "one", "two", "-o", "both.html")
+    chromium.open(f"file://{paceline.folder}/both.html")
+    chromium.shows("Compare")
+    chromium.run("localStorage.setItem('paceline.language', 'zh'); location.reload()")
+    chromium.shows("比较")
+    chromium.shows("__proto__")
+    chromium.run("localStorage.clear()")
 
 
 def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:

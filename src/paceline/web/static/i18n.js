@@ -61,7 +61,7 @@ export function choose(name) {
 }
 
 export function t(text, values = {}) {
-  const found = (language === "zh" && ZH[text]) || text;
+  const found = language === "zh" && Object.hasOwn(ZH, text) ? ZH[text] : text;
   return found.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 }
 
