@@ -153,7 +153,7 @@ def openapi() -> dict[str, Any]:
         }
         if it.method == "POST":
             keys = {name: {"description": what} for name, what in it.body.items()}
-            schema = {"type": "object", "properties": keys}
+            schema = {"type": "object", "properties": keys, "additionalProperties": False}
             shown["requestBody"] = {"content": {"application/json": {"schema": schema}}}
         paths.setdefault(it.path, {})[it.method.lower()] = shown
     schemes = {"token": {"type": "http", "scheme": "bearer"}}
