@@ -53,6 +53,10 @@ FOUND = {
     "list said STARTING of a job that trained while other nodes were about to join": Schedule(
         230, "elastic", join=2.5, grace=2.0, latency=0.1, spread=6.0, faults=(Fault(30.64, "scale out", 1),),
     ),
+    "a node that was told to leave, and did not hear it, went on with another one while the rest did too": Schedule(
+        34496, "elastic", nodes=3, restarts=2, latency=0.002, spread=6.0, obeys=False,
+        faults=(Fault(0.0, "split", 1, 60.0, "start", 4), Fault(16.76, "scale in", 1)),
+    ),
     "ranks of a node that was cut off still ran when the others went on": Schedule(
         3981, "elastic", nodes=3, restarts=2, grace=2.0, latency=0.1,
         faults=(Fault(0.0, "split", 2, 60.0, "prepare"), Fault(12.2, "scale out", 3)),

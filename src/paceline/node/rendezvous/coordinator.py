@@ -56,6 +56,8 @@ from paceline.node.watching import hang
 from .quorum import Membership, Standing, rank_in
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from paceline.contract.records import FinalState
     from paceline.contract.stands import Stand
     from paceline.node.journal.status import Failure, NodeEntry, OtherFailure
@@ -142,6 +144,8 @@ class Coordinator:
         self._hung: object = None  # the hang of this attempt that was said last
         self.standing: Standing | None = None
         self.dead: set[str] = set()
+        self._leavers: dict[int, str] = {}  # nodes that were told to leave, and may not know it yet
+        self._next: tuple[str, list[Failure]] | None = None  # why there is another attempt, which waits for their end
         self.has_started = False
         self._in_last_call = False
         self._gone: list[Failure] = []
@@ -249,6 +253,8 @@ class Coordinator:
             is_dead: whether the node's agent is known to have ended.
             why: the node counts as lost if it is not.
         """
+        if peer in self._leavers:
+            return self._left(self._leavers.pop(peer), is_dead)
         member = self.members.pop(peer, None)
         if member is None or self.phase == FINISHED:
             return []
@@ -258,6 +264,8 @@ class Coordinator:
             rank = member.joined["node_rank"] or 0
             why = f"node {rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
             return self._finish("FAILED", 1, [node_failure(rank, member.name, "node lost", why)])
+        if self.phase == GATHERING and self._next is not None:
+            return []
         if self.phase == GATHERING:
             return self._disband("") if self.has_started and not self._may_go_on() else self._gathered()
         if not member.takes_part:
@@ -276,6 +284,12 @@ class Coordinator:
             return self._halt(grace=GONE_GRACE)
         halt: Halt = {"do": "halt", "signal": 0, "save": False, "grace": None if is_dead else GONE_GRACE}
         return self._to_participants(halt) + (self._decide() if is_last else [])
+
+    def _left(self, name: str, is_dead: bool) -> Outbox:
+        """Handle the end of a node that was told to leave; one that does not answer may still count itself in."""
+        if is_dead:
+            self.dead.add(name)
+        return self._go_on() if self.phase == GATHERING else []
 
     def has_stopped(self, peer: int) -> Outbox:
         """Handle that the ranks of a node that was lost, but is not known to be dead, have certainly ended."""
@@ -358,15 +372,16 @@ class Coordinator:
             self.standing = theirs
             self.attempt = theirs.attempt + 1
 
-    def _may_go_on(self) -> bool:
-        """Whether the members are a quorum: no other nodes can go on without them."""
+    def _may_go_on(self, present: Collection[str] | None = None, dead: Collection[str] | None = None) -> bool:
+        """Whether the members, or these nodes, are a quorum: no other nodes can go on without them."""
         if self.standing is None or (self.replaces and not self.is_elastic):  # an attempt needs one of every rank
             return True
-        return self.standing.may_go_on({member.id for member in self.members.values()}, self.dead)
+        there = {member.id for member in self.members.values()} if present is None else present
+        return self.standing.may_go_on(there, self.dead if dead is None else dead)
 
     def _gathered(self) -> Outbox:
         """Start if no other nodes can come; begin a last call if there are enough."""
-        if len(self.members) < self.least or not self._may_go_on():
+        if self._next is not None or len(self.members) < self.least or not self._may_go_on():
             return []
         if self.standing is None:
             is_complete = len(self.members) >= self.expected
@@ -383,7 +398,7 @@ class Coordinator:
 
     def _end_last_call(self) -> Outbox:
         self._in_last_call = False
-        if self.phase == GATHERING and len(self.members) >= self.least and self._may_go_on():
+        if self.phase == GATHERING and self._next is None and len(self.members) >= self.least and self._may_go_on():
             return self._start()
         if self.phase == RUNNING and (newcomers := self._newcomers()):
             self._changes += [f"{member.name} joins" for member in newcomers]
@@ -433,7 +448,10 @@ class Coordinator:
         for peer, member in list(self.members.items()):
             if member in leaving:
                 del self.members[peer]
-                self.dead.add(member.id)
+                if peer == 0 or not self.is_elastic:  # it decides nothing any more, here or elsewhere
+                    self.dead.add(member.id)
+                elif member.takes_part:
+                    self._leavers[peer] = member.id
                 outbox.append((peer, _finish("STOPPED", 0, [])))
         if 0 not in self.members:
             outbox += self._disband("the node that coordinated the job has left it")
@@ -551,19 +569,33 @@ class Coordinator:
         self.preempted = self.final = False
         self.attempt += 1
         self.phase = GATHERING
-        outbox = self._dismiss([member for member in participants if member.leaves])
-        if self.phase == FINISHED:
-            return outbox
-        if not self._may_go_on():
-            return outbox + self._disband(why)
+        self._next = why, failures
+        outbox = self._dismiss([member for member in participants if member.leaves and member is not self.members[0]])
+        return outbox + self._go_on()
+
+    def _go_on(self) -> Outbox:
+        """Start another attempt, once those that stay need none of those that leave.
+
+        A node that was told to leave may not know it yet, and go on with others. So it counts until it has ended.
+        """
+        own = self.members[0]
+        staying = {member.id for member in self.members.values() if member is not own or not own.leaves}
+        may = self._may_go_on(staying, self.dead | ({own.id} if own.leaves else set()))
+        if self._next is None or (self._leavers and not may):
+            return []
+        (why, failures), self._next = self._next, None
+        if own.leaves:
+            return self._dismiss([own])
+        if not may:
+            return self._disband(why)
         if len(self.members) < self.least:
-            return outbox + self._to_all({"do": "wait", "why": why, **_outcome(failures)})
+            return self._to_all({"do": "wait", "why": why, **_outcome(failures)})
         starts = self._start()
         restart: Restart = {
             "do": "restart", "attempt": self.attempt, "restarts": self.restarts, "why": why,
             "nodes": len(self._participants()), **_outcome(failures),
         }  # fmt: skip
-        return outbox + self._to_participants(restart) + starts
+        return self._to_participants(restart) + starts
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
