@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,8 @@ def test_an_expression_that_would_take_for_ever(paceline: Paceline, pattern: str
     assert why in end["end"] and "\n" not in end["end"]
 
 
-def started(paceline: Paceline, stdout: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=stdout, env=paceline.env, cwd=paceline.folder, text=True
-    )
+def started(paceline: Paceline, **pipes: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(COMMAND, stdin=subprocess.PIPE, env=paceline.env, cwd=paceline.folder, text=True, **pipes)
 
 
 def asked(paceline: Paceline, **request: Any) -> list[Any]:
@@ -66,11 +65,15 @@ def test_a_process_reads_them(paceline: Paceline) -> None:
     assert "regular expression" in asked(paceline, grep="(")[0]["end"]
 
 
-def test_it_ends_with_the_server(paceline: Paceline) -> None:
-    paceline.succeeds("submit", "-n", "1", "--name", "it", paceline.script("import time\ntime.sleep(600)"))
-    with started(paceline, stdout=subprocess.DEVNULL) as reader:
-        assert reader.stdin
+def test_it_ends_with_the_server_which_ctrl_c_is_for(paceline: Paceline) -> None:
+    script = paceline.script("import time\nprint('ready', flush=True)\ntime.sleep(600)")
+    paceline.succeeds("submit", "-n", "1", "--name", "it", script)
+    with started(paceline, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdin and reader.stdout and reader.stderr
         reader.stdin.write(json.dumps({"name": "it", "on": None, "query": {"follow": True}}) + "\n")
+        reader.stdin.flush()
+        assert "ready" in reader.stdout.readline()
+        reader.send_signal(signal.SIGINT)
         reader.stdin.close()
-        assert reader.wait(60) == 0
+        assert (reader.wait(60), reader.stderr.read()) == (0, "")
     paceline.succeeds("stop", "--now", "it")

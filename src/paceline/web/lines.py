@@ -31,6 +31,7 @@ _SEARCH_SECONDS = 5.0  # of CPU time, in which a piece of a log is searched
 
 def main() -> None:
     """Answer the request on stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, and that ends this
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_server, daemon=True).start()
     end = None
@@ -56,7 +57,8 @@ def main() -> None:
 
 
 def _end_with_server() -> None:
-    sys.stdin.read()
+    while os.read(0, 1024):  # sys.stdin would be locked when the interpreter ends
+        pass
     os._exit(0)
 
 
