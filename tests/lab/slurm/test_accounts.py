@@ -68,6 +68,7 @@ def test_what_the_user_may_not_use_is_refused(user: Client, cluster: Cluster, fl
 
 def test_why_a_job_waits_for_a_limit(user: Client) -> None:
     submit(user, "--slurm", "account=vision", name="first")
+    until(user, lambda found: found["state"] == "RUNNING", "it runs, and the next one waits", "first")
     submit(user, "--slurm", "account=vision", name="second")
     submit(user, "--slurm", "qos=small", "--time-limit", "1h", name="long")
     for name, why in (

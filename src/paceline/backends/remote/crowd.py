@@ -22,7 +22,7 @@ _MOST = 512  # threads
 _STUCK = 0.5  # seconds in which none of the threads finishes with a host, until there are more of them
 _LEAST_OVERDUE = 1.0  # seconds in which a host is not overdue
 _OVERDUE = 1.5  # times as long as the others have taken at most
-_NOTICE = 10.0  # seconds until it is said who is overdue, and until it is said again
+_NOTICE = 2.0  # seconds until it is said who is overdue, and until it is said again
 _OTHERS = 64  # open files besides those of connections
 _OF_HOST = 4  # open files of a connection: three, and another one while its process starts
 

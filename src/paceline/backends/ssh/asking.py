@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.backends.remote.patience import Patience
 
 _BRIEFLY = 0.5  # seconds that a host that was silent a moment ago is waited for longer than the others
-_MANY = 32  # hosts of which a few do not hold up the others
+MANY = 32  # hosts of which a few do not hold up the others
 _LATE = 0.05  # share of them that are few
 
 
@@ -75,7 +75,7 @@ def ask_all(
             if host in open_:
                 open_[host].abandon()
 
-    few = _LATE * len(requests) if len(requests) >= _MANY and all(it.prompt for _, it in requests.values()) else 0.0
+    few = _LATE * len(requests) if len(requests) >= MANY and all(it.prompt for _, it in requests.values()) else 0.0
     while missing:
         until = crowd.overdue_at - time.monotonic() if len(missing) <= few else math.inf
         seconds = min(until, _BRIEFLY if brief >= missing.keys() else math.inf)

@@ -212,8 +212,9 @@ class Hosts:
         self._say = say
 
     def notice(self, hosts: Sequence[Host]) -> None:
-        """Say, once of each host, that it has not answered yet."""
-        if new := [host for host in hosts if host not in self._told]:
+        """Say of many hosts, once of each, that it has not answered yet; of a few a verb says it in the end."""
+        new = [host for host in hosts if host not in self._told]
+        if new and len(self.all) >= asking.MANY:
             from paceline.backends.check.hosts import names
 
             self._told.update(new)
