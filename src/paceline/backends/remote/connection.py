@@ -204,9 +204,7 @@ class Host:
                         body(Input(process.stdin, limit))
                 yield answers
             finally:
-                answers.stop()
-                assert process.stdout is not None
-                process.stdout.close()
+                answers.close()
 
     def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes]:
         within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
@@ -246,6 +244,9 @@ class Answers:
         self._is_first = self._is_fresh = True
         self._do_when_silent: Callable[[Silent], None] = lambda _: None
         self._is_left = threading.Event()  # when it was silent: no other command uses the connection
+        self._lock = threading.Lock()
+        self._reading = 0  # threads
+        self._is_closed = False
         limit.on_expiry = self._expire
 
     def __iter__(self) -> Answers:
@@ -304,10 +305,25 @@ class Answers:
         Raises:
             EOFError: nothing more comes.
         """
-        data = os.read(self.fileno(), _READ)
+        with self._lock:
+            if self._is_closed:
+                raise EOFError
+            self._reading += 1
+        try:
+            data = os.read(self.fileno(), _READ)
+        finally:
+            with self._lock:
+                self._reading -= 1
+                self._close_unread()
         if not data:
             raise EOFError
         self._buffer += data
+
+    def _close_unread(self) -> None:
+        """Close what nobody reads: a number that a thread is about to read may else be another connection's by then."""
+        assert self._process.stdout is not None
+        if self._is_closed and not self._reading:
+            self._process.stdout.close()
 
     def why_over(self) -> Unreachable:
         """Why no more answers come; waits until its process has ended."""
@@ -395,6 +411,13 @@ class Answers:
         except subprocess.TimeoutExpired:  # it ignores the signal, as this process may do, from which it has that
             self._process.kill()
             self._process.wait()
+
+    def close(self) -> None:
+        """Close the connection, and read no more; a thread that reads ends by itself."""
+        self.stop()
+        with self._lock:
+            self._is_closed = True
+            self._close_unread()
 
     def when_silent(self, do: Callable[[Silent], None]) -> None:
         """Call `do`, in another thread, when the host takes too long."""
