@@ -116,10 +116,13 @@ class RemoteJobs:
         return Listing(newest_first, len(there - jobs.keys()), left_out(failed))
 
     def over(self, names: Sequence[str]) -> set[str]:
-        """Those of these jobs that are over; if all are, the next `describe` of them says how without asking again."""
+        """Those of these jobs that are over.
+
+        If all are, and all hosts have answered, the next `describe` of them says how without asking again.
+        """
         found = self.describe(names)
         over = {job.name for job in found.jobs if job.is_over}
-        if over == set(names):
+        if over == set(names) and not found.warnings:
             self._ended = time.monotonic(), found
         return over
 
