@@ -9,7 +9,8 @@ import re
 import select
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO
+from pathlib import Path
+from typing import IO, NamedTuple
 
 from .lab import TIMEOUT, Lab
 from .sample import Failed
@@ -59,24 +60,49 @@ def reading(lab: Lab, command: Sequence[str]) -> Iterator[Reader]:
         job.finish()
 
 
-def open_gate(gate: IO[str], reader: Reader, ranks: int, lines: int, lossy: bool = False) -> float:
-    """Let the ranks write, which wait for the lock of a file; returns the seconds until all lines have arrived.
+@contextlib.contextmanager
+def gates(path: Path) -> Iterator[Gates]:
+    """Two locks that all ranks wait for: before their first line, and after their last one.
 
-    If fewer arrive and `lossy` allows it, returns the seconds that all would have taken at the same rate.
+    With the second one, no job ends while lines are measured: the hosts of a test share the cores of one machine.
+
+    Args:
+        path: of the first one; the second one's has the suffix `.end`.
     """
-    while reader.text.count(b"ready\n") < ranks:
-        reader.take()
-    began = time.monotonic()
-    fcntl.flock(gate, fcntl.LOCK_UN)
-    count, wanted = 0, ranks * lines
-    while count < wanted:
-        data = reader.read() if lossy else reader.take()
-        if not data:
-            break
-        count += data.count(b"\n")
-    if not count:
-        raise Failed("no line arrived")
-    return (time.monotonic() - began) * max(1.0, wanted / count)
+    with open(path, "w") as first, open(path.with_suffix(".end"), "w") as last:
+        for file in (first, last):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield Gates(first, last)
+
+
+class Gates(NamedTuple):
+    """Locks that hold back ranks."""
+
+    first: IO[str]
+    last: IO[str]
+
+    def measure(self, reader: Reader, ranks: int, lines: int, lossy: bool = False) -> float:
+        """Let the ranks write; returns the seconds until all lines have arrived.
+
+        If fewer arrive and `lossy` allows it, returns the seconds that all would have taken at the same rate.
+        """
+        while reader.text.count(b"ready\n") < ranks:
+            reader.take()
+        began = time.monotonic()
+        if lossy:  # their end says that no more lines arrive
+            fcntl.flock(self.last, fcntl.LOCK_UN)
+        fcntl.flock(self.first, fcntl.LOCK_UN)
+        count, wanted = 0, ranks * lines
+        while count < wanted:
+            data = reader.read() if lossy else reader.take()
+            if not data:
+                break
+            count += data.count(b"\n")
+        if not count:
+            raise Failed("no line arrived")
+        seconds = (time.monotonic() - began) * max(1.0, wanted / count)
+        fcntl.flock(self.last, fcntl.LOCK_UN)
+        return seconds
 
 
 def check(text: bytes | bytearray, ranks: int, lines: int) -> None:

@@ -5,7 +5,6 @@ The hosts are those of the tests, network namespaces of this machine, so they sh
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import shlex
 import socket
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ..case import Case, Side
 from ..lab import HOSTS, SCRIPTS, TARGETS, TIMEOUT, Lab, installed
-from ..lines import check, open_gate, reading
+from ..lines import check, gates, reading
 from ..sample import Failed, Sample
 
 PACELINE = installed("paceline")
@@ -181,11 +180,10 @@ def _lines(command: Callable[[Lab, list[str]], Sequence[str]], lossy: bool = Fal
 
     def measure(lab: Lab) -> Sample:
         path = lab.folder / "gate"
-        with open(path, "w") as gate:
-            fcntl.flock(gate, fcntl.LOCK_EX)
+        with gates(path) as gate:
             line = command(lab, [str(SCRIPTS / "write_lines.py"), str(path), str(LINES)])
             with reading(lab, line) as reader:
-                seconds = open_gate(gate, reader, HOSTS, LINES, lossy)
+                seconds = gate.measure(reader, HOSTS, LINES, lossy)
         if not lossy:
             check(reader.text, HOSTS, LINES)
         return Sample(seconds)

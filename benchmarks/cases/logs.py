@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ..case import Case, Goal, Side
 from ..lab import SCRIPTS, Lab, free_port, installed
-from ..lines import Reader, check, open_gate, reading
+from ..lines import Reader, check, gates, reading
 from ..sample import Sample
 
 WRITE_LINES, WRITE_TIMES = str(SCRIPTS / "write_lines.py"), str(SCRIPTS / "write_times.py")
@@ -37,11 +36,10 @@ def _flood(command: Callable[[str], Sequence[str]], follow: bool = False) -> Cal
 
     def measure(lab: Lab) -> Sample:
         path = lab.folder / "gate"
-        with open(path, "w") as gate:
-            fcntl.flock(gate, fcntl.LOCK_EX)
+        with gates(path) as gate:
             line = [*command(str(path)), WRITE_LINES, str(path), str(LINES)]
             with _followed(lab, line) if follow else reading(lab, line) as reader:
-                seconds = open_gate(gate, reader, RANKS, LINES)
+                seconds = gate.measure(reader, RANKS, LINES)
         check(reader.text, RANKS, LINES)
         return Sample(seconds)
 

@@ -1,4 +1,4 @@
-"""Each rank writes lines of 100 bytes. All ranks begin together: they wait for a lock that the benchmark holds."""
+"""Each rank writes lines of 100 bytes. All ranks begin and end together: they wait for locks of the benchmark."""
 
 import fcntl
 import os
@@ -14,3 +14,5 @@ with open(lock) as gate:
     fcntl.flock(gate, fcntl.LOCK_SH)
     for begin in range(0, count, BLOCK):
         os.write(1, b"".join(lines[begin : begin + BLOCK]))
+with open(f"{lock}.end") as gate:
+    fcntl.flock(gate, fcntl.LOCK_SH)
