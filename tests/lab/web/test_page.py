@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -302,7 +303,10 @@ def test_what_jobs_write_stays_text(chromium: Browser, server: Server, paceline:
 
 def test_the_report_opened_from_a_file(chromium: Browser, server: Server, paceline: Paceline) -> None:
     script = f"""
-        print({HOSTILE!r})
+        import os, time
+        print({HOSTILE!r}, flush=True)
+        if os.environ["RANK"] == "1":
+            time.sleep(600)
         raise SystemExit({HOSTILE!r})
     """
     submit(paceline, "--name", "it", "-n", "2", "--label", f"a={HOSTILE}", paceline.script(script), HOSTILE)
@@ -314,6 +318,8 @@ def test_the_report_opened_from_a_file(chromium: Browser, server: Server, paceli
     chromium.shows("Last lines")
     chromium.until("document.querySelectorAll('.last').length === 2")
     assert HOSTILE in chromium.text()
+    why = chromium.run("document.querySelector('.why').textContent")
+    assert re.search(r"[AP]M where the ranks were that were stopped:", why)
     assert chromium.run("window.pwned === undefined && !document.querySelector('main img, main script')")
     chromium.resize(360, 800)
     assert chromium.run("document.documentElement.scrollWidth") <= 360

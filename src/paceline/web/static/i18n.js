@@ -75,6 +75,7 @@ export function number(value, digits = 4) {
 export const whole = (value) => Number(value).toLocaleString(language);
 export const moment = (iso) =>
   iso ? new Date(iso).toLocaleString(language, { dateStyle: "medium", timeStyle: "medium" }) : "";
+export const zoned = (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, moment);
 
 export function span(seconds) {
   if (seconds == null) return "";

@@ -1,7 +1,7 @@
 // All about a job, as web/views.py gives it: for the page and for the report.
 import { pieces } from "./ansi.js";
 import { Chart, COLOURS, RankMap, smoothed } from "./charts.js";
-import { moment, number, size, span, t, whole } from "./i18n.js";
+import { moment, number, size, span, t, whole, zoned } from "./i18n.js";
 import { html, useMemo, useState } from "./ui.js";
 
 const rate = (value) => (value == null ? "" : `${size(value)}/s`);
@@ -115,7 +115,7 @@ export function Overview({ view, others = [] }) {
   const { job } = view;
   const jobs = useMemo(() => [view, ...others].filter((it) => it.metrics?.step.length).map((it) => ({ name: it.job.name, metrics: it.metrics })), [view, others]);
   return html`<${Facts} job=${job} />
-    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${view.why.slice(1).join("\n").trim()}</pre><//>`}
+    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${zoned(view.why.slice(1).join("\n").trim())}</pre><//>`}
     ${jobs.length > 0 && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
     ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
     <${Section} title="Events"><${Story} events=${view.events} /><//>
