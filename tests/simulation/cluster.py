@@ -113,7 +113,7 @@ class Cluster:
 
 
 class Machine:
-    """A machine with a clock and a disk of its own; one agent of the job runs there at a time."""
+    """A machine with a clock and a disk of its own; one agent of a job runs there at a time."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -125,7 +125,7 @@ class Machine:
         self.slowness = 0.0  # seconds that a process may wait until it runs
         self.is_full = False
         self.listening: dict[int, Listener] = {}
-        self.process: Process | None = None
+        self.processes: list[Process] = []
         cluster.machines.append(self)
         cluster.names.update({name: self, self.address: self})
 
@@ -137,18 +137,18 @@ class Machine:
     def turn_off(self, seconds: float, reboots: bool) -> None:
         """Without power, or suspended as a whole; only a process of a machine that does not reboot goes on."""
         self.is_off = True
-        process = self.process
-        if process is not None:
+        processes = self.processes[:]
+        for process in processes:
             process.suspend(seconds)
-        if process is not None and reboots:
-            process.is_silent = True
-            process.kill()
+            if reboots:
+                process.is_silent = True
+                process.kill()
         self.cluster.paths_change()
-        self.cluster.after(seconds, lambda: self._turn_on(process, reboots))
+        self.cluster.after(seconds, lambda: self._turn_on(processes, reboots))
 
-    def _turn_on(self, process: Process | None, reboots: bool) -> None:
+    def _turn_on(self, processes: list[Process], reboots: bool) -> None:
         self.is_off, self.on_since = False, self.cluster.now
-        if process is not None and reboots:
+        for process in processes if reboots else ():
             process.close_channels()  # its kernel knows nothing of them
         self.cluster.paths_change()
 
@@ -171,8 +171,9 @@ class Process:
         self.channels: list[Channel] = []
         self.at_end: list[Callable[[], None]] = []
         self._is_blocked = self._is_in_call = False
+        self.port = 40000  # that is free
         self._stack: greenlet
-        machine.process = self
+        machine.processes.append(self)
 
     def start(self, function: Callable[[], int]) -> None:
         def main() -> None:
@@ -201,8 +202,8 @@ class Process:
         self.exit_code, self.ended_at = code, self.cluster.now
         for call in self.at_end:
             call()
-        self.machine.listening.clear()
-        self.machine.process = None
+        self.machine.listening = {port: it for port, it in self.machine.listening.items() if it.process is not self}
+        self.machine.processes.remove(self)
         if not self.is_silent:
             self.close_channels()
 
@@ -492,31 +493,31 @@ class Listener:
         self.port = 0
         self.requests: deque[Request] = deque()
         self.loop: SimulatedLoop | None = None
-        self._process, self._status, self._admit = process, status, admit
+        self.process, self._status, self._admit = process, status, admit
 
     @property
     def is_readable(self) -> bool:
         return bool(self.requests)
 
     def open(self, port: int, address: str = "") -> None:
-        listening = self._process.machine.listening
+        listening = self.process.machine.listening
         if port in listening:
             raise OSError(98, "Address already in use")
-        self.port = port or 40000
+        self.port = port or self.process.port
         listening[self.port] = self
-        self._process.loop.watch(self, self._read)
+        self.process.loop.watch(self, self._read)
 
     def close(self) -> None:
-        self._process.loop.forget(self)
-        if self._process.machine.listening.get(self.port) is self:
-            del self._process.machine.listening[self.port]
+        self.process.loop.forget(self)
+        if self.process.machine.listening.get(self.port) is self:
+            del self.process.machine.listening[self.port]
 
     def _read(self) -> None:
         while self.requests:
             request, status = self.requests.popleft(), self._status()
             if request.process.exit_code is None:
                 if request.joins and status["leads"]:
-                    theirs, ours = Connection(request.process, self._process).ends
+                    theirs, ours = Connection(request.process, self.process).ends
                     request.channel = theirs
                     self._admit(ours)
                 request.settle(json.loads(json.dumps(status)))

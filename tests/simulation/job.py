@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from .cluster import Cluster, Machine, SimulatedLoop
     from .requeue import Requeuer
+    from .resubmit import Folders
 
 _NOWHERE = Path("/nonexistent/rank.json")
 _STEPS = 4  # between two checkpoints
@@ -54,12 +55,15 @@ class Job:
         stubborn: whether SIGTERM does nothing.
         steps: whether ranks train; else they wait.
         trained: how often each sample was trained on, in what checkpoints have.
+        folders: where its checkpoints are; None if all its machines always have the newest one.
+        answered: the machines that answered when it was resubmitted.
         failed: the failures of ranks that were no consequence of another, in the order in which they happened.
     """
 
     def __init__(
-        self, cluster: Cluster, samples: int, *, obeys: bool = True, stubborn: bool = False, steps: bool = True
-    ) -> None:
+        self, cluster: Cluster, samples: int, *, obeys: bool = True, stubborn: bool = False, steps: bool = True,
+        number: int = 0,
+    ) -> None:  # fmt: skip
         self.cluster, self.samples, self.obeys, self.stubborn, self.steps = cluster, samples, obeys, stubborn, steps
         self.agents: list[SimulatedAgent] = []
         self.trainings: dict[tuple[int, tuple[str, ...]], Training] = {}
@@ -70,11 +74,15 @@ class Job:
         self.workers: list[Worker] = []
         self.running = 0  # agents
         self.requeuer: Requeuer | None = None
+        self.number, self.name, self.serial = number, "again" if number else "it", 0
+        self.folders: Folders | None = None
+        self.answered: set[Machine] = set()
 
     def add(self, machine: Machine, spec: NodeSpec, lifeline: Lifeline | None = None) -> SimulatedAgent:
         """Start an agent."""
         agent = SimulatedAgent(self, Process(machine), spec, lifeline)
         self.agents.append(agent)
+        agent.process.port += self.number
         self.running += 1
         agent.process.at_end.append(self._forget)
         agent.process.start(agent.run)
@@ -110,6 +118,7 @@ class Training:
         self.position = self.saved = -1
         self.began_at = float("inf")
         self.is_over = self.is_to_save = False
+        self.waited = 0
         if job.steps:
             job.cluster.after(1.0, self.step)
 
@@ -155,6 +164,10 @@ class Training:
             and not self.begins_anew(before)
         ):
             raise Violation(f"attempt {self.attempt} of {self.ids} steps after {before.attempt} of {before.ids}")
+        if self.job.answered and any(worker.machine in self.job.answered for worker in workers):
+            raise Violation(f"attempt {self.attempt} of {self.ids} steps although the job was resubmitted")
+        if self.position < 0 and self.job.folders is not None and not self.job.folders.load(self):
+            return
         self.job.steps_last, self.job.stepped_at = self, self.job.cluster.now
         if self.position < 0:
             self.position = self.saved = self.job.position
@@ -180,6 +193,8 @@ class Training:
         for sample in range(self.saved, self.position):
             self.job.trained[sample] += 1
         self.job.position = self.saved = self.position
+        if self.job.folders is not None:
+            self.job.folders.save(self, self.is_to_save or self.position == self.job.samples)
 
     def _notice_loss(self) -> None:
         """The collective of ranks fails if another one has ended."""

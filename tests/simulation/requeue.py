@@ -96,7 +96,7 @@ class Requeuer:
         self._is_preempted = self.is_ending = self._is_decided = False
         before, cluster = self.simulation.job.agents[:], self.cluster
         for number, machine in enumerate(self.machines):
-            if not self.reaches(machine) or machine.process is not None:
+            if not self.reaches(machine) or machine.processes:
                 self.machines[number] = Machine(cluster, f"h{len(cluster.machines)}")
         begun = [agent.status.current["attempt"] for agent in before if agent.status.current["start"] is not None]
         self.start += 1

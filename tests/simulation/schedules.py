@@ -17,6 +17,7 @@ from paceline.node.spec import NodeSpec, Program
 from .cluster import PORT, Cluster, Machine
 from .job import Job, Lifeline, Violation
 from .requeue import DOWN, Disk, Requeuer
+from .resubmit import Resubmission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +73,8 @@ class Schedule(NamedTuple):
     obeys: bool = True
     stubborn: bool = False
     faults: tuple[Fault, ...] = ()
+    resubmitted: float = 0.0  # seconds after which a client tries that first; 0 if never
+    shared: bool = False  # whether the two jobs keep their checkpoints in one folder
 
 
 _ENDS = ("kill", "reboot", "fork server ends", "rank fails", "rank exits", "disk full")
@@ -88,6 +91,21 @@ _MOMENTS = (
 
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
+    return resubmitted(seed) if seed % 50 == 49 else _schedule(seed)
+
+
+def resubmitted(seed: int) -> Schedule:
+    """A schedule in which the job is resubmitted over ssh."""
+    it, rng = _schedule(seed), random.Random(-seed)
+    kind, at = it.kind if it.kind == "elastic" else "fixed", max(rng.uniform(-10.0, 60.0), 1.0)
+    if rng.random() < 0.4:  # while a checkpoint is saved
+        do, seconds = rng.choice(("off", "split", "kill", "reboot", "suspend")), rng.uniform(5.0, 100.0)
+        at_save = round(rng.random(), 2), do, rng.randrange(4), round(seconds, 1), "checkpoint", rng.randint(1, 4)
+        it = it._replace(faults=(Fault(*at_save), *it.faults[:2]))
+    return it._replace(kind=kind, resubmitted=round(at, 1), shared=rng.random() < 0.5)
+
+
+def _schedule(seed: int) -> Schedule:
     rng = random.Random(seed)
     kind = rng.choice(("fixed", "elastic", "elastic", "replaced", "requeued"))
     ends = [*_ENDS, *_CLIENTS, *_HARMLESS, *(_SCALES if kind == "elastic" else ())]
@@ -146,6 +164,7 @@ class Simulation:
         self.cluster.after(_LOOK, self.look)
         self.requeuer = Requeuer(self, Disk(self.cluster, "disk")) if it.kind == "requeued" else None
         self.job.requeuer = self.requeuer
+        self.again = Resubmission(self, it.resubmitted, it.shared) if it.resubmitted else None
         for rank in range(it.nodes):
             self.start(rank, self.machines[rank], it.spread if rank else 0.5)
         for fault in it.faults:
@@ -201,6 +220,8 @@ class Simulation:
                 agent.process.at_end.append(lambda: self.replace(agent))
             if requeuer is not None:
                 agent.process.at_end.append(requeuer.ended)
+            if self.again is not None:
+                agent.process.at_end.append(self.again.soon)
             started(agent)
 
         self.cluster.after(self.cluster.jitter(within), start)
@@ -365,11 +386,16 @@ class Simulation:
     def run(self) -> Simulation:
         """Until the job has ended; raises a Violation if something is not as it must be."""
         last = sum(fault.at + fault.seconds + (_MOMENT_WITHIN if fault.after else 0.0) for fault in self.it.faults)
-        self.cluster.run(last + _END, lambda: not self.job.running and not self.pending)
+        self.cluster.run(last + _END, self.is_over)
         self.check()
         return self
 
+    def is_over(self) -> bool:
+        return not self.job.running and not self.pending and (self.again is None or self.again.is_over)
+
     def check(self) -> None:
+        if self.again is not None and not self.job.running:
+            self.again.check()
         for agent in self.job.living:
             raise Violation(f"{agent.participant.id} never ends: {agent.state.phase} {agent.status.current['state']}")
         ends = {agent: agent.end for agent in self.job.agents if agent.end is not None}

@@ -13,6 +13,8 @@ import pytest
 from paceline.node.rendezvous import silence
 from paceline.node.rendezvous.quorum import Membership
 
+from . import resubmit
+from .resubmit import Folders
 from .scale import costs
 from .schedules import Fault, Schedule, Simulation, schedule, shrink, violation
 
@@ -64,6 +66,10 @@ FOUND = {
     "a node did not know of a death shortly after its coordinator had left": Schedule(
         16207, "elastic", nodes=3, restarts=2, latency=0.1, spread=6.0, stubborn=True,
         faults=(Fault(15.29, "scale in"), Fault(16.28, "kill", 1)),
+    ),
+    "a job was resubmitted that a host did not answer for, while the others ran it": Schedule(
+        7, "elastic", least=2, latency=0.1, spread=6.0, stubborn=True, resubmitted=12.7,
+        faults=(Fault(0.54, "off", 2, 11.9, "checkpoint"),),
     ),
 }  # fmt: skip
 
@@ -120,6 +126,18 @@ def test_a_living_node_that_is_taken_for_lost_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(silence, "PATIENCE", 1)
     it = Schedule(0, "fixed", nodes=3, faults=(Fault(15.0, "suspend", 1, 30.0),))
     assert "lost" in violation(it)
+
+
+def test_a_late_rank_that_saves_into_the_folder_of_a_later_job_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Schedule(0, resubmitted=1.0, shared=True, faults=(Fault(0.1, "off", 0, 60.0, "checkpoint"),))
+    assert not any(violation(late._replace(seed=seed)) for seed in range(10))
+    monkeypatch.setattr(Folders, "is_held", lambda *_: False)
+    assert {violation(late._replace(seed=seed)) for seed in range(10)} >= {"job it saves into the folder of job again"}
+
+
+def test_a_job_that_runs_and_is_resubmitted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resubmit, "refuse_running", lambda *_: None)
+    assert "although the job was resubmitted" in violation(Schedule(0, resubmitted=15.0))
 
 
 def test_a_failing_schedule_is_made_shorter() -> None:

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 
 def refuse_running(job: Job, here: Backend) -> None:
-    """Refuse to submit a job again that has not ended."""
-    if not job.is_over and job.state != "LOST":
+    """Refuse to submit a job again that has not ended, as far as that is known; one that is LOST may be given up."""
+    runs_on = here.unended_on(job.name) if job.state == "LOST" else ()
+    if not job.is_over and (job.state != "LOST" or runs_on):
+        more = f" and {len(runs_on) - 1} more" if len(runs_on) > 1 else ""
+        on = f", and has not ended on {runs_on[0]}{more}" if runs_on else ""
         raise UserError(
-            f"job {job.name} is {job.state}; wait for it, or stop it first: paceline stop{here.where} {job.name}"
+            f"job {job.name} is {job.state}{on}; wait for it, or stop it first: paceline stop{here.where} {job.name}"
         )
 
 

@@ -385,6 +385,10 @@ class Backend(ABC):
         """Whether something of a LOST job may still run where it can be stopped."""
         return False
 
+    def unended_on(self, name: str) -> Sequence[str]:
+        """The hosts that answer, and say that a LOST job has not ended there."""
+        return ()
+
     @abstractmethod
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, with all their files; returns one line for each remainder."""

@@ -43,6 +43,10 @@ def test_hosts_that_hang_are_named_as_soon_as_nearly_all_others_have_answered(ho
     }
     silent = hosts.names[10 : 10 + SILENT]
     hosts.silence(silent)
+    refused = cost(hosts, "resubmit", "--on", "many", "it")
+    assert refused.exit_code == 2, refused.said
+    said = f"job it is LOST, and has not ended on {hosts.names[0]} and {COUNT - SILENT - 1} more; wait for it, or stop"
+    assert said in refused.said, refused.said
     for verb, code in (("list",), 0), (("top", "node", "--on", "many"), 0), (("stop", "--on", "many", "it"), 1):
         done = cost(hosts, *verb)
         assert done.exit_code == code, done.said

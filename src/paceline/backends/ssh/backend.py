@@ -333,6 +333,10 @@ class Ssh(Backend):
         """Whether a part of a LOST job runs on a host that answers, or may run on another one while some answer."""
         return self._jobs.is_partly_there(name)
 
+    def unended_on(self, name: str) -> list[str]:
+        """The hosts where a part of a job has not ended."""
+        return [host.name for host in self._jobs.unended_hosts_of(name)]
+
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended everywhere, or none; returns what is left on hosts that do not answer."""
         for name in names:
