@@ -74,7 +74,7 @@ class Job:
         self.workers: list[Worker] = []
         self.running = 0  # agents
         self.requeuer: Requeuer | None = None
-        self.number, self.name, self.serial = number, "again" if number else "it", 0
+        self.number, self.name = number, "again" if number else "it"
         self.folders: Folders | None = None
         self.answered: set[Machine] = set()
 

@@ -49,12 +49,15 @@ class Folders:
 
     Attributes:
         holder: the rank that has locked the folder that is shared.
+        is_taken_over: whether a rank has replaced one of the same job that it took for lost, and that may come back.
     """
 
     def __init__(self, is_shared: bool) -> None:
         self.is_shared = is_shared
         self.holder: Worker | None = None
+        self.is_taken_over = False
         self._saved: dict[Machine | None, set[Saved]] = {}
+        self._hidden: dict[Machine | None, Saved] = {}  # that have all files, and not their names yet
 
     def of(self, machine: Machine) -> set[Saved]:
         return self._saved.setdefault(None if self.is_shared else machine, set())
@@ -73,21 +76,22 @@ class Folders:
                 if is_late:
                     writer.fail(f"cannot save checkpoints: held by job {self.holder.job.name}")
                 return False
+            self.is_taken_over = True
         self.holder = writer if self.is_shared else None
         newest = max((it for machine in machines for it in self.of(machine)), default=Saved(0, 0, (0,) * job.samples))
         for machine in machines:
             self.of(machine).add(newest)
-        job.serial, job.position, job.trained = newest.serial, newest.position, list(newest.trained)
+        job.position, job.trained = newest.position, list(newest.trained)
         return True
 
     def save(self, training: Training, is_last: bool) -> None:
         """All machines have the files; each renames them when it comes to that."""
-        job = training.job
-        job.serial += 1
+        job, writers = training.job, {it.machine: it for it in training.workers.values()}
         job.cluster.moment("checkpoint")
-        saved = Saved(job.serial, job.position, tuple(job.trained))
-        writers = {it.machine: it for it in reversed(training.workers.values())}
+        serial = max((it.serial for machine in writers for it in self.of(machine)), default=0)
+        saved = Saved(1 + serial, job.position, tuple(job.trained))
         for worker in (training.workers[0],) if self.is_shared else writers.values():
+            self._hidden[None if self.is_shared else worker.machine] = saved  # what was left behind is removed
             rename = functools.partial(self._rename, worker, saved)
             if is_last:
                 rename()
@@ -98,7 +102,9 @@ class Folders:
         if worker.is_alive and worker.is_suspended:
             worker.job.cluster.after(1.0, lambda: self._rename(worker, saved))
         elif worker.is_alive:
-            if self.holder is not None and self.holder.job is not worker.job:
+            if self._hidden.get(None if self.is_shared else worker.machine) is not saved:
+                return
+            if self.holder is not None and self.holder.job is not worker.job and not self.is_taken_over:
                 raise Violation(f"job {worker.job.name} saves into the folder of job {self.holder.job.name}")
             self.of(worker.machine).add(saved)
 

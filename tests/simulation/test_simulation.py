@@ -129,7 +129,7 @@ def test_a_living_node_that_is_taken_for_lost_is_found(monkeypatch: pytest.Monke
 
 
 def test_a_late_rank_that_saves_into_the_folder_of_a_later_job_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = Schedule(0, resubmitted=1.0, shared=True, faults=(Fault(0.1, "off", 0, 60.0, "checkpoint"),))
+    late = Schedule(0, resubmitted=1.0, shared=True, faults=(Fault(0.1, "off", 0, 18.0, "checkpoint"),))
     assert not any(violation(late._replace(seed=seed)) for seed in range(10))
     monkeypatch.setattr(Folders, "is_held", lambda *_: False)
     assert {violation(late._replace(seed=seed)) for seed in range(10)} >= {"job it saves into the folder of job again"}
