@@ -77,6 +77,7 @@ class Job:
         self.number, self.name = number, "again" if number else "it"
         self.folders: Folders | None = None
         self.answered: set[Machine] = set()
+        self.began = 0  # where its first attempt did
 
     def add(self, machine: Machine, spec: NodeSpec, lifeline: Lifeline | None = None) -> SimulatedAgent:
         """Start an agent."""

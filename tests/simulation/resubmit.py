@@ -44,6 +44,9 @@ class Saved(NamedTuple):
     trained: tuple[int, ...]
 
 
+_NONE = Saved(0, 0, ())
+
+
 class Folders:
     """Where a job keeps its checkpoints: on each of its machines, or in one folder that two jobs share.
 
@@ -78,10 +81,13 @@ class Folders:
                 return False
             self.is_taken_over = True
         self.holder = writer if self.is_shared else None
-        newest = max((it for machine in machines for it in self.of(machine)), default=Saved(0, 0, (0,) * job.samples))
+        newest = max(
+            (it for machine in machines for it in self.of(machine)), default=_NONE._replace(trained=(0,) * job.samples)
+        )
         for machine in machines:
             self.of(machine).add(newest)
         job.position, job.trained = newest.position, list(newest.trained)
+        job.began = newest.position if job.steps_last is None else job.began
         return True
 
     def save(self, training: Training, is_last: bool) -> None:
@@ -129,6 +135,7 @@ class Resubmission:
         self.desk = Machine(self.cluster, "desk")
         Machine(self.cluster, f"h{len(self.cluster.machines)}")  # another host of the target
         self.pending = 0
+        self._copied_from: list[Machine] = []
         self.refusal = ""
         self._jobs: Any = RemoteJobs(self)  # type: ignore[arg-type]
         self._jobs._submitted = self
@@ -212,6 +219,7 @@ class Resubmission:
         if machine in self.ask([machine], None)[0]:
             if folders is not self._folders:
                 folders.of(machine).update(self._folders.of(machine))
+                self._copied_from.append(machine)
             second.add(machine, spec)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -226,6 +234,9 @@ class Resubmission:
             raise Violation(f"a job that has ended cannot be resubmitted: {self.refusal}")
         for agent in self.second.living:
             raise Violation(f"{agent.participant.id} of the second job never ends: {agent.state.phase}")
+        left = [saved for machine in self._copied_from for saved in self._folders.of(machine)]
+        if self.second.steps_last is not None and self.second.began < max(left, default=_NONE).position:
+            raise Violation(f"the second job went on from {self.second.began}, and {max(left).position} was saved")
         has_succeeded = any(agent.end == ("SUCCEEDED", 0) for agent in self.second.agents)
         if has_succeeded and self.second.trained != [1] * self.second.samples:
             raise Violation(f"with the second job, samples were trained on {set(self.second.trained)} times")
