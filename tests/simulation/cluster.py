@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.node.rendezvous.messages import AgentStatus
 
 PORT = 29500
+_UNACKNOWLEDGED = 1.4  # seconds in which a kernel to which no acknowledgement comes sends a last message
 _BACKOFF = 4.0  # seconds after which a kernel sends again what a network that is well again has not delivered
 _LONG = 4096  # bytes
 _INFO = struct.Struct("=16xI32x2I")  # of Linux' tcp_info, as `rendezvous.silence` reads it
@@ -416,17 +417,29 @@ class Channel:
             if self.loop is not None:
                 self.loop.is_readable(self)
 
+    @property
+    def passes(self) -> bool:
+        """Whether the network delivers to this end, and acknowledgements to the other."""
+        here, there = self.process.machine, self.other.process.machine
+        return self.process.cluster.passes(there, here) and self.process.cluster.passes(here, there)
+
     def path_changes(self) -> None:
-        """What comes to this end is held back as long as the network does not deliver it."""
+        """What comes to this end is held back as long as the network does not deliver it, or no acknowledgement."""
         cluster = self.process.cluster
-        passes = cluster.passes(self.other.process.machine, self.process.machine)
-        if not passes and self.stalled_since is None:
-            self.stalled_since = cluster.now
-        elif passes and self.stalled_since is not None:
-            cluster.after(cluster.jitter(_BACKOFF), self._flow)
+        if self.passes:
+            if self.stalled_since is not None:
+                cluster.after(cluster.jitter(_BACKOFF), self._flow)
+        elif not cluster.passes(self.other.process.machine, self.process.machine):
+            self._stall()
+        else:
+            cluster.after(_UNACKNOWLEDGED, self._stall)
+
+    def _stall(self) -> None:
+        if self.stalled_since is None and not self.passes:
+            self.stalled_since = self.process.cluster.now
 
     def _flow(self) -> None:
-        if self.process.cluster.passes(self.other.process.machine, self.process.machine):
+        if self.passes:
             self.stalled_since = None
             held, self._held = self._held, []
             for message in held:

@@ -230,10 +230,14 @@ class Simulation:
         """A node may leave a job only if enough stay."""
         if agent.end != ("STOPPED", 0) or {fault.do for fault in self.it.faults} & {*_WAITS, "reboot"}:
             return
-        others = [it for it in self.job.agents if it is not agent and it.status.current["start"] is not None]
-        ends = [other.process.ended_at for other in others]
-        if sum(at > self.cluster.now - _KNOWN for at in ends) < agent.spec.least:
-            raise Violation(f"{agent.participant.id} left a job that needs it")
+        left_at = self.cluster.now
+
+        def check() -> None:
+            others = [it for it in self.job.agents if it is not agent and it.status.current["start"] is not None]
+            if sum(other.process.ended_at > left_at - _KNOWN for other in others) < agent.spec.least:
+                raise Violation(f"{agent.participant.id} left a job that needs it")
+
+        self.cluster.after(2 * self.it.latency, check)  # what they were told before it left has arrived
 
     def replace(self, agent: SimulatedAgent) -> None:
         """The scheduler starts another node if one is lost, and ends the job if one fails."""
@@ -376,7 +380,10 @@ class Simulation:
     def wait(self) -> None:
         """`paceline wait`: once `list` says how the job has ended, it has, unless a scheduler starts it again."""
         # A node that was silent may say later that the job has ended well; one that comes late, that it is alone.
-        is_clear = not {fault.do for fault in self.it.faults} & {*_WAITS, "reboot"} and self.first_at >= _BEGUN
+        # If the coordinator is gone, only the node that was asked to stop knows of it.
+        does = {fault.do for fault in self.it.faults}
+        agrees = not does & {*_WAITS, "reboot"} and not ("kill" in does and does & {*_CLIENTS})
+        is_clear = agrees and self.first_at >= _BEGUN
         if self.awaited is None and self.it.kind in ("fixed", "elastic") and is_clear and not self.pending:
             state = self.job.listed["state"]
             self.awaited = (state, self.job.stepped_at) if state in FINAL else None
