@@ -71,6 +71,10 @@ FOUND = {
         7, "elastic", least=2, latency=0.1, spread=6.0, stubborn=True, resubmitted=12.7,
         faults=(Fault(0.54, "off", 2, 11.9, "checkpoint"),),
     ),
+    "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
+        12147, nodes=3, grace=2.0, latency=0.1, stubborn=True,
+        faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),
+    ),
 }  # fmt: skip
 
 

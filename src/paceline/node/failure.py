@@ -15,7 +15,7 @@ from paceline.node.usual_messages import advice
 
 if TYPE_CHECKING:
     from paceline.contract.records import Cause
-    from paceline.node.journal.status import Failure
+    from paceline.node.journal.status import Failure, OtherFailure, Outcome
 
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 # What a rank prints if a peer is gone: such a failure is the consequence of another one.
@@ -30,12 +30,26 @@ _SYMPTOM = re.compile(
 _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 _TAIL_BYTES = 4096
+_MOST_TOLD, _MOST_LINES = 8, 6  # failures after the first one whose last lines are told, and how many of these
 _SEARCHED = 60  # lines of a log in which a usual message is searched: a C++ exception has its frames behind it
 
 
 def culprit(failures: list[Failure]) -> Failure:
     """The first failure; symptoms of other failures count only if there is nothing else."""
     return min(failures, key=lambda f: (f["symptom"], -f["age"]))
+
+
+def outcome(failures: list[Failure]) -> Outcome:
+    """The first failure in full, the others by rank and message, and of some of them the last lines."""
+    if not failures:
+        return {"failure": None, "others": []}
+    first = culprit(failures)
+    rest = sorted((f for f in failures if f is not first), key=lambda f: (f["rank"] is None, f["rank"] or 0))
+    others: list[OtherFailure] = [{"rank": f["rank"], "node": f["node"], "message": f["message"]} for f in rest]
+    for other, f in zip(others[:_MOST_TOLD], rest):
+        other["traceback"] = "\n".join(f["traceback"].rstrip("\n").split("\n")[-_MOST_LINES:])
+        other["collectives"] = f.get("collectives", "")
+    return {"failure": first, "others": others}
 
 
 def rank_failure(

@@ -16,7 +16,7 @@ from paceline.node.agent.attempt import FAILURE_GRACE, ORDER_WAIT, SYMPTOM_WAIT
 from paceline.node.agent.decider import decide
 from paceline.node.agent.decision import ANSWER_SECONDS, View
 from paceline.node.agent.state import begin
-from paceline.node.failure import TIMED_OUT
+from paceline.node.failure import TIMED_OUT, node_failure
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
 from paceline.node.signals import EXIT_REPLACED, HANDLED, LEAVE
@@ -119,7 +119,8 @@ class World:
             self.running.remove(rank)
             self.ended.append(rank)
         if failure:
-            self.failed.append({"signal": "", "symptom": False, **failure})
+            known = node_failure(0, "here", "exception", "a rank has failed")
+            self.failed.append({**known, "age": 1.0, **failure})
         self.happens({"on": "ranks changed"})
 
     def runs(self) -> World:
@@ -194,7 +195,7 @@ def test_a_rank_that_sigterm_ended_has_not_failed_if_the_job_is_being_stopped(on
     one.ends(0, signal="SIGTERM", symptom=True)
     assert one.state.deadlines == {"order": one.now + ORDER_WAIT}
     if halted:
-        one.hears("halt", signal=15, save=False, grace=None)
+        one.hears("halt", signal=15, save=False, grace=None, gone=[])
         assert one.sent == [{"do": "stopped"}]
     else:
         one.waits()
@@ -224,7 +225,7 @@ def test_a_node_whose_ranks_have_all_failed_waits_for_the_cause_on_another_node(
     one.ends(0, 1, symptom=True)
     assert one.sent == [{"do": "symptom"}]
     if halted:
-        one.hears("halt", signal=0, save=False, grace=None)
+        one.hears("halt", signal=0, save=False, grace=None, gone=[])
     else:
         before = one.now
         one.waits()
@@ -280,13 +281,13 @@ def test_a_second_ctrl_c_ends_the_ranks_at_once() -> None:
 def test_the_peers_of_a_failed_rank_get_less_time() -> None:
     one = World(node(), stubborn=("terminate",)).runs()
     one.ends(0, symptom=False)
-    one.hears("halt", signal=0, save=False, grace=None)
+    one.hears("halt", signal=0, save=False, grace=None, gone=[])
     assert one.state.deadlines == {"terminate": one.now + FAILURE_GRACE}
 
 
 def test_messages_wait_while_ranks_are_stopped() -> None:
     one = World(node(), stubborn=("terminate",)).runs()
-    one.hears("halt", signal=0, save=False, grace=None)
+    one.hears("halt", signal=0, save=False, grace=None, gone=[])
     one.hears("restart", attempt=1, restarts=1, why="", nodes=1, failure=None, others=[])
     one.hears("start", attempt=1)
     assert [record["event"] for record in one.records] == []
@@ -297,11 +298,11 @@ def test_messages_wait_while_ranks_are_stopped() -> None:
 
 def test_a_sweep_of_an_attempt_before_does_not_count() -> None:
     one = World(node()).runs()
-    one.hears("halt", signal=0, save=False, grace=None)
+    one.hears("halt", signal=0, save=False, grace=None, gone=[])
     assert one.is_swept
     one.stubborn = ("sweep",)
     one.runs()
-    one.hears("halt", signal=0, save=False, grace=None)
+    one.hears("halt", signal=0, save=False, grace=None, gone=[])
     assert one.state.deadlines == {"sweep": one.now + SWEEP_GRACE + SERVER_SECONDS}
 
 
@@ -324,7 +325,7 @@ def test_a_newcomer_whose_ranks_could_start_at_once() -> None:
 
 def test_a_time_limit_waits_until_ranks_that_are_being_stopped_have_ended() -> None:
     one = World(node(time_limit=1.0), stubborn=("terminate",)).runs()
-    one.hears("halt", signal=0, save=False, grace=None)
+    one.hears("halt", signal=0, save=False, grace=None, gone=[])
     one.waits()
     assert (one.done, one.state.timed_out) == (["terminate", "kill", "sweep", "stopped"], False)
     one.waits()
@@ -361,7 +362,7 @@ def test_a_node_that_leaves_waits_for_that_alone() -> None:
     assert [message["do"] for message in one.sent] == ["leave"]
     one.hears("wait", why="too few")
     assert list(one.state.deadlines) == ["leave"]
-    one.hears("halt", signal=0, save=True, grace=None)
+    one.hears("halt", signal=0, save=True, grace=None, gone=[])
     one.hears("finish", state="STOPPED", exit_code=0, failure=None, others=[])
     while one.waits():
         pass
@@ -402,6 +403,27 @@ def test_a_coordinator_that_is_gone() -> None:
     assert one.records[-1]["failure"]["cause"] == "node lost"
 
 
+@pytest.mark.parametrize("has_failed", ["a node", "a rank here", "a rank here, as a consequence"])
+def test_a_coordinator_that_is_gone_is_not_named_if_something_has_failed_before(has_failed: str) -> None:
+    one = World(node(nodes=3), leads=False).runs()
+    if "rank" in has_failed:
+        one.ends(0, 1, symptom="consequence" in has_failed)
+    gone = [node_failure(1, "h1", "node lost", "node 1 (h1) is gone")] if has_failed == "a node" else []
+    one.hears("halt", signal=0, save=False, grace=None, gone=gone)
+    one.hears("alone", why="node 0 (h0) is gone")
+    found = one.records[-1]
+    named = {"a node": "node 1 (h1) is gone", "a rank here": "a rank has failed"}.get(has_failed, "node 0 (h0) is gone")
+    assert (one.end, found["failure"]["message"], len(found["others"])) == (("FAILED", 1), named, 1)
+
+
+def test_what_an_attempt_before_has_lost_is_not_named() -> None:
+    one = World(node(nodes=3, max_restarts=1), leads=False).runs()
+    one.hears("halt", signal=0, save=False, grace=None, gone=[node_failure(1, "h1", "node lost", "h1 is gone")])
+    one.runs()
+    one.hears("alone", why="h0 is gone")
+    assert (one.records[-1]["failure"]["message"], one.records[-1]["others"]) == ("h0 is gone", [])
+
+
 def test_every_deadline_says_what_happens() -> None:
     """Those that are armed anywhere are in one of the two tables."""
     source = "\n".join(Path(it.__file__).read_text() for it in (attempt, decider, decision))
@@ -415,7 +437,7 @@ def test_every_deadline_says_what_happens() -> None:
 
 HALTS = st.fixed_dictionaries({
     "do": st.just("halt"), "signal": st.sampled_from([0, 2, 15]), "save": st.booleans(),
-    "grace": st.sampled_from([None, 1.0]),
+    "grace": st.sampled_from([None, 1.0]), "gone": st.just([]),
 })  # fmt: skip
 MESSAGES = st.one_of(
     HALTS,
@@ -503,7 +525,7 @@ def test_whatever_happens_an_agent_ends_or_waits_for_something(
     # Now the job is stopped, and nobody answers.
     world.has_met = world.has_met and not state.leaves
     world.happens({"on": "signal", "signal": signal.SIGQUIT})
-    world.hears("halt", signal=3, save=False, grace=None)
+    world.hears("halt", signal=3, save=False, grace=None, gone=[])
     let_time_pass(world)
     assert world.state.phase == "closed"
     assert [record["event"] for record in world.records].count("finished") == 1

@@ -99,6 +99,7 @@ class Attempt(Step):
         if self.state.start is None and self.state.halted:
             return
         number = order["signal"]
+        self.set(gone=tuple(order["gone"]) or self.state.gone)
         if number:
             self.set(halted_by=number)
             self.record_stop(number)

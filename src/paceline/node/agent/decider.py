@@ -161,7 +161,7 @@ class _Step(Attempt):
             return
         self.do({"do": "launch", "start": self.state.start})
         self.disarm("answer")
-        self.set(start=None, hung="", reported=False, halted=False, is_newcomer=False, waited=frozenset())
+        self.set(start=None, hung="", gone=(), reported=False, halted=False, is_newcomer=False, waited=frozenset())
         if self.state.has_no_client:  # another node may coordinate now
             self.lose_client()
 
@@ -270,7 +270,7 @@ class _Step(Attempt):
         if state.stop_signal or state.halted_by or state.leaves:  # the other nodes stop as well
             self.stop_alone()
         elif message["do"] == "alone":
-            self.fail(message["why"], "node lost")
+            self.fail(message["why"], "node lost", before=(*state.gone, *self.ranks.failures()))
         else:
             self.enter("searching")
             self.wait_for_others(message["why"])
@@ -370,7 +370,7 @@ class _Step(Attempt):
             self.stop_alone()
         else:
             self.send({"do": "stop", "signal": number})
-            halt: Halt = {"do": "halt", "signal": number, "save": False, "grace": None}
+            halt: Halt = {"do": "halt", "signal": number, "save": False, "grace": None, "gone": []}
             self.set(inbox=(*self.state.inbox, halt))
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.node.failure import node_failure
+from paceline.node.failure import culprit, node_failure, outcome
 from paceline.node.signals import EXIT_REPLACED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from paceline.contract.records import Cause, FinalState
     from paceline.node.journal.records import Record
-    from paceline.node.journal.status import Status
+    from paceline.node.journal.status import Failure, Status
     from paceline.node.ranks.launcher import Ranks
     from paceline.node.rendezvous.messages import ToCoordinator
     from paceline.node.rendezvous.participant import Participant
@@ -98,11 +100,16 @@ class Step:
         code = 128 + (self.state.stop_signal or self.state.halted_by or signal.SIGTERM)
         self.set(finish={"do": "finish", "state": "STOPPED", "exit_code": code, "failure": None, "others": []})
 
-    def fail(self, message: str, cause: Cause, exit_code: int = 1) -> None:
-        """End the job here for a reason that is not the failure of a rank; it goes on elsewhere if `EXIT_REPLACED`."""
+    def fail(self, message: str, cause: Cause, exit_code: int = 1, before: Iterable[Failure] = ()) -> None:
+        """End the job here for a reason that is not the failure of a rank; it goes on elsewhere if `EXIT_REPLACED`.
+
+        Args:
+            before: what has failed before.
+        """
         failure = node_failure(self.spec.node_rank or 0, self.host, cause, message, exit_code)
         state: FinalState = "STOPPED" if exit_code == EXIT_REPLACED else "FAILED"
-        self.set(finish={"do": "finish", "state": state, "exit_code": exit_code, "failure": failure, "others": []})
+        first = culprit(failures := [*before, failure])
+        self.set(finish={"do": "finish", "state": state, "exit_code": first["exit_code"], **outcome(failures)})
 
     # -- what is known -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from paceline.node.journal.status import Failure
     from paceline.node.rendezvous.messages import Alone, Finish, Halt, Search, Start, ToNode
     from paceline.node.spec import NodeSpec
 
@@ -46,6 +47,7 @@ class State:
         has_met_all: whether an attempt was proposed.
         join_within: seconds for the other nodes to come, at first.
         hung: why this attempt is a failure: a rank of this node keeps the others waiting; "" if it is none.
+        gone: the nodes that this attempt has lost, as far as the coordinator has said.
         timed_out: whether the time limit was reached.
         finish: how the job ends here, once that is decided.
     """
@@ -75,6 +77,7 @@ class State:
     has_met_all: bool = False
     timed_out: bool = False
     hung: str = ""
+    gone: tuple[Failure, ...] = ()
     finish: Finish | None = None
 
     @property

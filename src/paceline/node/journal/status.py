@@ -60,6 +60,13 @@ class OtherFailure(TypedDict, total=False):
     collectives: str
 
 
+class Outcome(TypedDict):
+    """What failed: the first failure in full, the others in short; None and none if nothing did."""
+
+    failure: Failure | None
+    others: list[OtherFailure]
+
+
 class GuardRecord(TypedDict):
     """Identifies the process above the agent."""
 

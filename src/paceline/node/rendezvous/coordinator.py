@@ -30,8 +30,9 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "start", "attempt", "node_rank", "nodes": [{"id", "host", "address", "listen", "slots",
                           "ports"}], "main_address", "main_port", "job", "standing"}
                          {"do": "go"}                                all have agreed: start your ranks
-                         {"do": "halt", "signal", "save", "grace"}   stop your ranks; signal 0 if none asked for it,
-                                                                     "save" lets them save their state first
+                         {"do": "halt", "signal", "save", "grace", "gone"}   stop your ranks; signal 0 if none asked
+                                                                     for it, "save" lets them save their state first,
+                                                                     "gone" are the losses of nodes known so far
                          {"do": "hung", "hang"}                      some ranks keep the others waiting
                          {"do": "restart", "attempt", "restarts", "failure", "others", "why", "nodes"}
                                                                      sent before the next "start"
@@ -50,7 +51,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.contract import RESUME_CODE
-from paceline.node.failure import culprit, node_failure
+from paceline.node.failure import culprit, node_failure, outcome
 from paceline.node.watching import hang
 
 from .quorum import Membership, Standing, rank_in
@@ -60,13 +61,12 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import FinalState
     from paceline.contract.stands import Stand
-    from paceline.node.journal.status import Failure, NodeEntry, OtherFailure
+    from paceline.node.journal.status import Failure, NodeEntry
 
     from .messages import (
         Finish,
         Halt,
         Join,
-        Outcome,
         Restart,
         StandingRecord,
         Start,
@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     Outbox = list[tuple[int, ToNode]]
 
 GATHERING, AGREEING, RUNNING, HALTING, FINISHED = "gathering", "agreeing", "running", "halting", "finished"
-_MOST_TOLD, _MOST_LINES = 8, 6  # failures after the first one whose last lines are told, and how many of these
 GONE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for the ranks of an attempt that has lost a node
 
 
@@ -282,8 +281,8 @@ class Coordinator:
         self._changes.append(why)
         if self.phase != HALTING:
             return self._halt(grace=GONE_GRACE)
-        halt: Halt = {"do": "halt", "signal": 0, "save": False, "grace": None if is_dead else GONE_GRACE}
-        return self._to_participants(halt) + (self._decide() if is_last else [])
+        halt = self._order_halt(grace=None if is_dead else GONE_GRACE)
+        return halt + (self._decide() if is_last else [])
 
     def _left(self, name: str, is_dead: bool) -> Outbox:
         """Handle the end of a node that was told to leave; one that does not answer may still count itself in."""
@@ -542,7 +541,11 @@ class Coordinator:
             return []
         self.phase = HALTING
         self._await_all()
-        return self._to_participants({"do": "halt", "signal": number, "save": save, "grace": grace})
+        return self._order_halt(number, save, grace)
+
+    def _order_halt(self, number: int = 0, save: bool = False, grace: float | None = None) -> Outbox:
+        halt: Halt = {"do": "halt", "signal": number, "save": save, "grace": grace, "gone": list(self._gone)}
+        return self._to_participants(halt)
 
     def _decide(self) -> Outbox:
         """No rank is left on any node: start another attempt, or end the job."""
@@ -589,11 +592,11 @@ class Coordinator:
         if not may:
             return self._disband(why)
         if len(self.members) < self.least:
-            return self._to_all({"do": "wait", "why": why, **_outcome(failures)})
+            return self._to_all({"do": "wait", "why": why, **outcome(failures)})
         starts = self._start()
         restart: Restart = {
             "do": "restart", "attempt": self.attempt, "restarts": self.restarts, "why": why,
-            "nodes": len(self._participants()), **_outcome(failures),
+            "nodes": len(self._participants()), **outcome(failures),
         }  # fmt: skip
         return self._to_participants(restart) + starts
 
@@ -630,17 +633,4 @@ def _range(least: int, most: int) -> str:
 
 
 def _finish(state: FinalState, exit_code: int, failures: list[Failure]) -> Finish:
-    return {"do": "finish", "state": state, "exit_code": exit_code, **_outcome(failures)}
-
-
-def _outcome(failures: list[Failure]) -> Outcome:
-    """The first failure in full, the others by rank and message, and of some of them the last lines."""
-    if not failures:
-        return {"failure": None, "others": []}
-    first = culprit(failures)
-    rest = sorted((f for f in failures if f is not first), key=lambda f: (f["rank"] is None, f["rank"] or 0))
-    others: list[OtherFailure] = [{"rank": f["rank"], "node": f["node"], "message": f["message"]} for f in rest]
-    for other, f in zip(others[:_MOST_TOLD], rest):
-        other["traceback"] = "\n".join(f["traceback"].rstrip("\n").split("\n")[-_MOST_LINES:])
-        other["collectives"] = f.get("collectives", "")
-    return {"failure": first, "others": others}
+    return {"do": "finish", "state": state, "exit_code": exit_code, **outcome(failures)}

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, Union
 
 from paceline.contract.records import FinalState
 from paceline.contract.stands import Hang, Stand
-from paceline.node.journal.status import Attempt, Failure, NodeEntry, OtherFailure
+from paceline.node.journal.status import Attempt, Failure, NodeEntry, Outcome
 
 
 class MembershipRecord(TypedDict):
@@ -33,13 +33,6 @@ class Offer(TypedDict):
 
     main_port: int
     ports: list[int]
-
-
-class Outcome(TypedDict):
-    """What failed: the first failure in full, the others in short; None and none if nothing did."""
-
-    failure: Failure | None
-    others: list[OtherFailure]
 
 
 class AgentStatus(TypedDict):
@@ -151,6 +144,7 @@ class Halt(TypedDict):  # noqa: D101
     signal: int
     save: bool
     grace: float | None
+    gone: list[Failure]
 
 
 class Restart(Outcome):  # noqa: D101
