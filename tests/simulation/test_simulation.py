@@ -72,7 +72,7 @@ FOUND = {
         faults=(Fault(0.54, "off", 2, 11.9, "checkpoint"),),
     ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
-        12147, nodes=3, grace=2.0, latency=0.1, stubborn=True,
+        0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),
     ),
 }  # fmt: skip
