@@ -181,7 +181,7 @@ class Simulation:
         joins = rank is None
         least = min(it.least, it.nodes) if it.kind == "elastic" else it.nodes
         most = it.nodes + 2 if it.kind == "elastic" else it.nodes
-        main = next(iter(self.doors), None) if joins else self.machines[0].address
+        main = next(iter(self.doors), None) if joins else (self.requeuer or self).machines[0].address
         return NodeSpec(
             job="it", job_id="id", program=Program("script", "train.py"), framework="torch", nproc=1,
             python=("python",), working_dir="/", node_rank=rank, nodes=most, least=least, expected=it.nodes,

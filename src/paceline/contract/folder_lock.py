@@ -3,7 +3,8 @@
 The lock is `flock` on the file `.paceline-holder` in the folder. Whoever can open a file can lock it, so only its user
 may open this one, from its beginning on. The kernel releases the lock when its process ends, for whatever reason. The
 file names the holder, as JSON, and is removed with the lock. Children of the holder do not hold it. On a network file
-system the lock is as reliable as `flock` between machines there.
+system the lock is as reliable as `flock` between machines there. A later attempt of a job replaces the file of one
+whose machine does not answer, so a holder must look before it writes whether it still is one (`is_kept`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _PATIENCE = 2.0  # seconds for a holder that was just killed to be gone, or for 
 _OWN_PATIENCE = 30.0  # the same for the attempt before of the same job
 _PAUSE = 0.02  # seconds between two tries
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+_GONE = (errno.ENOENT, errno.ESTALE)
 
 Holder = dict[str, Any]
 
@@ -74,7 +76,27 @@ class FolderLock:
         if entry is not None:
             entry.count += 1
         self.is_held = entry is not None
+        self._entry = entry
         self.release = weakref.finalize(self, _release, key, entry)
+
+    def is_kept(self) -> bool:
+        """Whether nobody has replaced or removed the file since it was locked, as far as there are locks."""
+        if self._entry is None:
+            return True
+        try:  # a network file system asks the server when a file is opened
+            fd = os.open(self._entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+        try:
+            return os.path.samestat(os.fstat(self._entry.fd), os.fstat(fd))
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+        finally:
+            os.close(fd)
 
 
 def holder_of(folder: Path) -> str | None:

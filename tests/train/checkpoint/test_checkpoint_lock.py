@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,7 +18,9 @@ from tests.conftest import GENEROUS, eventually  # noqa: E402
 from tests.train.checkpoint.checkpoint_ranks import Ranks, processes, rank_state, save, shared_state, single  # noqa: E402
 from tests.train.scripts import run as run_script  # noqa: E402
 
+from paceline.contract import folder_lock  # noqa: E402
 from paceline.contract.folder_lock import LOCK, FolderLock, FolderTaken, holder_of  # noqa: E402
+from paceline.train.checkpoint import disk_format  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError, CheckpointFolderTaken, CheckpointStore  # noqa: E402
 
 if TYPE_CHECKING:
@@ -129,6 +131,97 @@ def test_an_earlier_attempt_on_another_machine_is_not_waited_for(
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def _take_over(folder: Path, end: Connection) -> None:
+    os.environ.update(PACELINE_JOB_ID="it", PACELINE_ATTEMPT="1")
+    store = single(folder)
+    store.hold()
+    end.send(os.getpid())
+    step = end.recv()
+    while step:
+        save(store, step)
+        end.send(step)
+        step = end.recv()
+    store.close()
+
+
+@pytest.mark.parametrize("when", ["before it saves", "when it has saved", "when it has ended"])
+def test_an_attempt_that_was_cut_off_saves_nothing_where_a_later_one_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(folder_lock, "boot_id", lambda: "another")
+    monkeypatch.setenv("PACELINE_JOB_ID", "it")
+    cut_off = single(tmp_path)
+    save(cut_off, 1)
+    ours, theirs = processes.Pipe()
+    later = processes.Process(target=_take_over, args=(tmp_path, theirs))
+    later.start()
+    try:
+        assert ours.poll(GENEROUS)
+        by = f"held by .*pid {ours.recv()} on .* now"
+        if when != "before it saves":
+            ours.send(2)
+            assert ours.poll(GENEROUS)
+            ours.recv()
+        if when == "when it has ended":
+            ours.send(0)
+            later.join(GENEROUS)
+            by = "another run has saved there meanwhile"
+        for step in (2, 3):
+            with pytest.raises(
+                CheckpointFolderTaken, match=rf"cannot save step 2 in {tmp_path}: {by}; stop that first"
+            ):
+                save(cut_off, step)
+        if when != "when it has ended":
+            ours.send(4)
+            assert ours.poll(GENEROUS)
+    finally:
+        later.kill()
+        later.join()
+    cut_off.close()
+    expected = {"before it saves": [1, 4], "when it has saved": [1, 2, 4], "when it has ended": [1, 2]}[when]
+    assert [name for name in sorted(os.listdir(tmp_path)) if name != LOCK] == [f"step-{n:06d}" for n in expected]
+
+
+def test_an_attempt_that_was_cut_off_while_it_wrote_keeps_its_checkpoint_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves alone what the later one writes."""
+    monkeypatch.setenv("PACELINE_JOB_ID", "it")
+    cut_off = single(tmp_path)
+    save(cut_off, 1)
+    write, theirs = disk_format.write_manifest, tmp_path / ".saving-step-000003-abcd1234"
+
+    def begin(*args: Any) -> None:
+        write(*args)
+        (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).write_text(json.dumps({"what": folder_lock._WHAT}))
+        theirs.mkdir()
+        holder.append(subprocess.Popen(["flock", str(tmp_path / LOCK), "sleep", "infinity"], process_group=0))
+        eventually(lambda: holder_of(tmp_path), "it is locked")
+
+    holder: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(disk_format, "write_manifest", begin)
+    try:
+        with pytest.raises(CheckpointFolderTaken, match="held by another process now"):
+            save(cut_off, 2)
+        cut_off.close()
+    finally:
+        for process in holder:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert sorted(os.listdir(tmp_path)) == [LOCK, theirs.name, "step-000001"]
+
+
+def test_a_holder_whose_file_was_removed_locks_the_folder_again(tmp_path: Path) -> None:
+    store = single(tmp_path)
+    save(store, 1)
+    (tmp_path / LOCK).unlink()
+    save(store, 2)
+    assert f"pid {os.getpid()}" in (holder_of(tmp_path) or "")
+    store.close()
+    assert sorted(os.listdir(tmp_path)) == ["step-000001", "step-000002"]
 
 
 def test_a_file_that_is_not_ours_stays(tmp_path: Path) -> None:

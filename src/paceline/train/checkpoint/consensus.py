@@ -23,13 +23,13 @@ from paceline.train.control.connections import Messages
 from paceline.train.group.forks import forget_in_children
 from paceline.train.group.join import on_one_machine, share_object
 
-from .errors import CheckpointError, DamagedCheckpoint
+from .errors import CheckpointError, CheckpointFolderTaken, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-_OK, _FAILED, _LOST, _BY_DISK = b"+", b"-", b"!", b"d"
+_OK, _FAILED, _LOST, _BY_DISK, _TAKEN = b"+", b"-", b"!", b"d", b"t"
 
 
 class ExchangeError(CheckpointError):
@@ -210,7 +210,8 @@ class Agreement:
         """Do this rank's part. The error begins with `failed`, such as "cannot save".
 
         Raises:
-            CheckpointError: it failed on some rank; one line, the same on all ranks.
+            CheckpointError: it failed on some rank, with a CheckpointFolderTaken if that is raised too; one line, the
+                same on all ranks.
         """
         cause: Exception | None = None
         vote = b""
@@ -220,10 +221,11 @@ class Agreement:
             cause = error
             reason = error.strerror if isinstance(error, OSError) else str(error).strip()
             by_disk = isinstance(error, (OSError, DamagedCheckpoint)) or getattr(error, "by_disk", False)
-            vote = (
-                _BY_DISK if by_disk else _FAILED
-            ) + f"{self.who}{failed}: {(reason or type(error).__name__).splitlines()[0]}".encode()
+            kind = _TAKEN if isinstance(error, CheckpointFolderTaken) else _BY_DISK if by_disk else _FAILED
+            vote = kind + f"{self.who}{failed}: {(reason or type(error).__name__).splitlines()[0]}".encode()
         verdict = self.decide(vote, _first_failure)
+        if verdict[:1] == _TAKEN:
+            raise CheckpointFolderTaken(verdict[1:].decode()) from cause
         if verdict:
             raise CheckpointError(verdict[1:].decode(), by_disk=verdict[:1] == _BY_DISK) from cause
         return result

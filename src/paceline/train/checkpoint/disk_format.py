@@ -361,10 +361,19 @@ def remove_leftovers(folder: Path) -> None:
     """
     for path in folder.iterdir():
         if LEFTOVER.fullmatch(path.name):
-            if _is_leftover(path):
-                _remove_folder(path)
+            discard(path)
         elif PROBE.fullmatch(path.name) and _is_old_probe(path):
             path.unlink(missing_ok=True)
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint that was not committed, if there is one.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if _is_leftover(path):
+        _remove_folder(path)
 
 
 def _is_leftover(path: Path) -> bool:

@@ -248,7 +248,7 @@ class _Fetcher:
         except (OSError, DamagedCheckpoint, CheckpointError) as error:
             if temporary is not None:
                 with contextlib.suppress(OSError):
-                    disk_format.remove_leftovers(folder)
+                    disk_format.discard(temporary)
             reason = disk_format.describe(error, folder, needed) if isinstance(error, OSError) else str(error)
             raise CheckpointError(reason) from error
 

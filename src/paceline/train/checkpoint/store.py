@@ -27,7 +27,7 @@ import torch
 
 from paceline._version import __version__
 from paceline.contract.checkpoint import temporary_name
-from paceline.contract.folder_lock import FolderLock, FolderTaken
+from paceline.contract.folder_lock import FolderLock, FolderTaken, holder_of
 from paceline.train.group import sharded
 
 from . import disk_format, history
@@ -55,6 +55,7 @@ __all__ = [
 
 
 PART = re.compile(r"(?!rank-\d+$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_TAKEN = "stop that first, or choose another folder (checkpoint_dir=, --checkpoint-dir)"
 log = logging.getLogger("paceline")
 
 
@@ -122,7 +123,9 @@ class CheckpointStore:
         self._writes = writers[rank] == rank
         self._search = Search(self.folder, rank, writers, self._agreement)
         self._lock: FolderLock | None = None
-        self._holds = False  # the same on all ranks
+        self._holds, self._lost_folder = False, ""  # or why nothing may be saved any more; the same on all ranks
+        self._jobs: list[str] = []  # the PACELINE_JOB_ID of all ranks, each once: nodes started by hand have several
+        self._serial = 0  # of the checkpoint that this store has loaded or saved last
         self._staging = Staging()
         # One thread for all saves: starting a thread would wait until it runs, and then until it releases the GIL.
         self._background = ThreadPoolExecutor(1, "paceline-checkpoint")
@@ -141,35 +144,48 @@ class CheckpointStore:
         self._hold(f"cannot save checkpoints in {self.folder}")
 
     def _hold(self, failed: str) -> None:
+        if self._lost_folder:
+            raise CheckpointFolderTaken(self._lost_folder)
         if self._holds:
             return
         own = os.environ.get("PACELINE_JOB_ID", "").encode()
         try:
-            jobs = self._agreement.decide(own, lambda ids: b" ".join({*ids})).decode().split()
-            taken = self._agreement.together(failed, lambda: self._take_folder(jobs))
-            first = self._agreement.decide(taken.encode(), lambda reasons: next(filter(None, reasons), b""))
-            if first:
-                raise CheckpointFolderTaken(first.decode())
+            self._jobs = self._agreement.decide(own, lambda ids: b" ".join({*ids})).decode().split()
+            self._agreement.together(failed, self._take_folder)
         except CheckpointError:
             self._release()
             raise
         self._holds = True
 
-    def _take_folder(self, jobs: list[str]) -> str:
-        """Lock this rank's folder if this rank writes there; returns why it may not.
+    def _take_folder(self) -> None:
+        """Lock this rank's folder if this rank writes there.
 
-        Args:
-            jobs: the PACELINE_JOB_ID of all ranks, each once: nodes that are started by hand have different ones.
+        Raises:
+            CheckpointFolderTaken: another process holds it.
         """
         if self._writes and self._lock is None:
             try:
-                self._lock = FolderLock(self.folder, self._rank, jobs)
+                self._lock = FolderLock(self.folder, self._rank, self._jobs)
             except FolderTaken as error:
-                return (
-                    f"{self._agreement.who}cannot save checkpoints in {self.folder}: held by {error}; "
-                    "stop that first, or choose another folder (checkpoint_dir=, --checkpoint-dir)"
-                )
-        return ""
+                raise CheckpointFolderTaken(f"held by {error}; {_TAKEN}") from None
+
+    def _keep_folder(self, serial: int) -> None:
+        """Check that no later attempt has taken the folder over, as from one whose machine did not answer for a while.
+
+        Args:
+            serial: of the newest checkpoint there.
+
+        Raises:
+            CheckpointFolderTaken: one has, now or before.
+        """
+        if self._lock is None or self._lock.is_kept():
+            return
+        self._lock.release()
+        self._lock, holder = None, holder_of(self.folder)
+        if holder is not None or serial > self._serial:
+            by = "another run has saved there meanwhile" if holder is None else f"held by {holder} now"
+            raise CheckpointFolderTaken(f"{by}; {_TAKEN}")
+        self._take_folder()  # somebody has just removed the file
 
     def _release(self) -> None:
         lock, self._lock, self._holds = self._lock, None, False
@@ -239,7 +255,9 @@ class CheckpointStore:
                 format; the same on all ranks.
         """
         self.wait()
-        return self._search.newest(self.hold)
+        newest = self._search.newest(self.hold)
+        self._serial = 0 if newest is None else newest.manifest.serial
+        return newest
 
     def load(self, map_location: torch.device | str = "cpu") -> Checkpoint | None:
         """Read the newest intact checkpoint; None if there is none. See `latest`.
@@ -318,6 +336,8 @@ class CheckpointStore:
         try:
             self._save_now(step, staged)
         except CheckpointError as error:
+            if self._holds and isinstance(error, CheckpointFolderTaken):
+                self._lost_folder = str(error)
             if self._required or not error.by_disk:
                 raise
             self.lost = CheckpointError(f"{error}; {self._kept()}", by_disk=True)
@@ -345,15 +365,13 @@ class CheckpointStore:
         temporary = temporary_name(self.folder, step, ticket["id"])
         try:
             self._agreement.together(failed, lambda: self._write(temporary, step, staged, ticket, states))
+            self._agreement.together(failed, lambda: self._commit(temporary, step, ticket["serial"]))
         except CheckpointError:
             if self._writes:
                 with contextlib.suppress(OSError):
-                    disk_format.remove_leftovers(self.folder)
+                    disk_format.discard(temporary)
             raise
-        self._agreement.together(
-            failed, lambda: disk_format.commit(temporary, self.folder, step) if self._writes else None
-        )
-        self.last_saved_step = step
+        self.last_saved_step, self._serial = step, ticket["serial"]
         if self._writes:
             history.note(step, self.folder)
             self._prune()
@@ -364,8 +382,9 @@ class CheckpointStore:
             raise staged
         serial = 0
         if self._writes:
-            disk_format.remove_leftovers(self.folder)
             serial = max((saved.manifest.serial for saved in disk_format.scan(self.folder)[0]), default=0)
+            self._keep_folder(serial)
+            disk_format.remove_leftovers(self.folder)
         own, state = disk_format.rank_file(self._rank), io.BytesIO()
         torch.save(staged[own].rebuild(), state)
         names = unsafe_names(state)
@@ -428,9 +447,12 @@ class CheckpointStore:
             )
             disk_format.write_manifest(temporary, manifest)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                disk_format.remove_leftovers(self.folder)
             raise CheckpointError(disk_format.describe(error, self.folder, needed), by_disk=True) from error
+
+    def _commit(self, temporary: Path, step: int, serial: int) -> None:
+        if self._writes:
+            self._keep_folder(serial - 1)
+            disk_format.commit(temporary, self.folder, step)
 
     def _prune(self) -> None:
         """Remove all but the `keep` newest. A failure is logged, and tried again after the next save."""
