@@ -163,13 +163,15 @@ class Training:
             and before is not self
             and before.attempt >= self.attempt
             and not self.begins_anew(before)
+            and not any(worker.knows_nothing for worker in workers)
         ):
             raise Violation(f"attempt {self.attempt} of {self.ids} steps after {before.attempt} of {before.ids}")
         if self.job.answered and any(worker.machine in self.job.answered for worker in workers):
             raise Violation(f"attempt {self.attempt} of {self.ids} steps although the job was resubmitted")
         if self.position < 0 and self.job.folders is not None and not self.job.folders.load(self):
             return
-        self.job.steps_last, self.job.stepped_at = self, self.job.cluster.now
+        if not any(worker.knows_nothing for worker in workers):
+            self.job.steps_last, self.job.stepped_at = self, self.job.cluster.now
         if self.position < 0:
             self.position = self.saved = self.job.position
             self.began_at = self.job.cluster.now
@@ -188,6 +190,9 @@ class Training:
         first = self.workers[0]
         if first.machine.is_full:
             first.fail("no space left on device")
+            return
+        if self.job.folders is not None and not self.job.folders.is_held_by(first):
+            first.fail("held by a later attempt now")
             return
         if self.job.position != self.saved:
             raise Violation("a checkpoint was saved by another attempt meanwhile")
@@ -242,11 +247,21 @@ class Worker:
         A machine that is off stops nothing before it is on again, nor an agent that is suspended before it has run for
         as long as others may be silent.
         """
-        runs_since = max(self.machine.on_since, self.server.process.suspended_until + self.server.agent.spec.silence)
-        if self.is_alive and (self.is_suspended or self.job.cluster.now < runs_since + STOP_SECONDS):
+        process, agent, requeuer = self.server.process, self.server.agent, self.job.requeuer
+        runs_since = max(self.machine.on_since, process.suspended_until + agent.spec.silence)
+        if requeuer is not None:
+            runs_since = max(runs_since, agent.looked_at)
+        is_to_come = self.is_suspended or self.knows_nothing or self.job.cluster.now < runs_since + STOP_SECONDS
+        if self.is_alive and is_to_come:
             self.job.cluster.after(STOP_SECONDS, self.must_have_ended)
         elif self.is_alive and not self.is_slow:
             raise Violation(f"a rank of attempt {self.training.attempt} still runs on {self.machine.name}")
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether its agent was cut off from the disk on which it sees that the job was started again."""
+        requeuer = self.job.requeuer
+        return requeuer is not None and self.server.agent.looked_at < requeuer.started_at
 
     @property
     def is_slow(self) -> bool:
@@ -499,6 +514,7 @@ class SimulatedAgent(Agent):
             self.loop, spec, Network(process),
             offer=self._offer, deliver=self._deliver, fail=self._fail, is_over=self._is_over,
         )  # fmt: skip
+        self.looked_at = job.cluster.now  # at the disk that all nodes share
         name = f"{machine.name}.{len(job.agents)}"
         self.participant.id = f"{name}-{spec.node_rank}" if spec.peers else name
         self.lifeline = lifeline
@@ -534,6 +550,7 @@ class SimulatedAgent(Agent):
         if requeuer is None or self.state.finish is not None:
             return
         if requeuer.reaches(self.process.machine):
+            self.looked_at = self.job.cluster.now
             if self.spec.current != ("start", str(requeuer.disk.start)):
                 self.urgent.append({"on": "elsewhere"})
             if requeuer.disk.stop:

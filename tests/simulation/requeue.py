@@ -35,6 +35,7 @@ class Requeuer:
 
     Attributes:
         start: the number of the last start.
+        started_at: when that was.
         first_attempt: the number of its first attempt.
         is_ending: whether all agents of this start are being ended.
     """
@@ -44,6 +45,7 @@ class Requeuer:
         self.simulation, self.cluster, self.disk = simulation, simulation.cluster, disk
         self.machines = list(simulation.machines)
         self.start = self.first_attempt = self._losses = 0
+        self.started_at = 0.0
         self._is_preempted = self.is_ending = self._is_decided = False
 
     @property
@@ -99,7 +101,7 @@ class Requeuer:
             if not self.reaches(machine) or machine.processes:
                 self.machines[number] = Machine(cluster, f"h{len(cluster.machines)}")
         begun = [agent.status.current["attempt"] for agent in before if agent.status.current["start"] is not None]
-        self.start += 1
+        self.start, self.started_at = self.start + 1, cluster.now
         self.disk.start, self.first_attempt = self.start, max(begun, default=-1) + 1
         for rank, machine in enumerate(self.machines):
             if rank:

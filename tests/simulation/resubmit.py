@@ -52,13 +52,11 @@ class Folders:
 
     Attributes:
         holder: the rank that has locked the folder that is shared.
-        is_taken_over: whether a rank has replaced one of the same job that it took for lost, and that may come back.
     """
 
     def __init__(self, is_shared: bool) -> None:
         self.is_shared = is_shared
         self.holder: Worker | None = None
-        self.is_taken_over = False
         self._saved: dict[Machine | None, set[Saved]] = {}
         self._hidden: dict[Machine | None, Saved] = {}  # that have all files, and not their names yet
 
@@ -68,6 +66,10 @@ class Folders:
     def is_held(self) -> bool:
         """Whether a rank holds the folder that is shared."""
         return self.holder is not None and self.holder.is_alive
+
+    def is_held_by(self, worker: Worker) -> bool:
+        """Whether a rank may save, as far as it sees."""
+        return not self.is_shared or self.holder is worker
 
     def load(self, training: Training) -> bool:
         """Begin with the newest checkpoint; False as long as another job's rank holds the folder."""
@@ -79,7 +81,6 @@ class Folders:
                 if is_late:
                     writer.fail(f"cannot save checkpoints: held by job {self.holder.job.name}")
                 return False
-            self.is_taken_over = True
         self.holder = writer if self.is_shared else None
         newest = max(
             (it for machine in machines for it in self.of(machine)), default=_NONE._replace(trained=(0,) * job.samples)
@@ -110,9 +111,10 @@ class Folders:
         elif worker.is_alive:
             if self._hidden.get(None if self.is_shared else worker.machine) is not saved:
                 return
-            if self.holder is not None and self.holder.job is not worker.job and not self.is_taken_over:
+            if self.is_held_by(worker):
+                self.of(worker.machine).add(saved)
+            elif self.holder is not None and self.holder.job is not worker.job:
                 raise Violation(f"job {worker.job.name} saves into the folder of job {self.holder.job.name}")
-            self.of(worker.machine).add(saved)
 
 
 def _who(worker: Worker) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from paceline.node.spec import NodeSpec, Program
 from .cluster import PORT, Cluster, Machine
 from .job import Job, Lifeline, Violation
 from .requeue import DOWN, Disk, Requeuer
-from .resubmit import Resubmission
+from .resubmit import Folders, Resubmission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +164,7 @@ class Simulation:
         self.cluster.after(_LOOK, self.look)
         self.requeuer = Requeuer(self, Disk(self.cluster, "disk")) if it.kind == "requeued" else None
         self.job.requeuer = self.requeuer
+        self.job.folders = None if self.requeuer is None else Folders(is_shared=True)
         self.again = Resubmission(self, it.resubmitted, it.shared) if it.resubmitted else None
         for rank in range(it.nodes):
             self.start(rank, self.machines[rank], it.spread if rank else 0.5)

@@ -139,6 +139,16 @@ def test_a_late_rank_that_saves_into_the_folder_of_a_later_job_is_found(monkeypa
     assert {violation(late._replace(seed=seed)) for seed in range(10)} >= {"job it saves into the folder of job again"}
 
 
+def test_a_rank_that_comes_back_and_saves_where_a_later_attempt_does_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Schedule(
+        26316, "requeued", restarts=2, grace=25.0, latency=0.4,
+        faults=(Fault(20.1, "split", 2, 84.2), Fault(21.69, "suspend all", 0, 45.0)),
+    )  # fmt: skip
+    assert not violation(it)
+    monkeypatch.setattr(Folders, "is_held_by", lambda *_: True)
+    assert violation(it) == "a checkpoint was saved by another attempt meanwhile"
+
+
 def test_a_job_that_runs_and_is_resubmitted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resubmit, "refuse_running", lambda *_: None)
     assert "although the job was resubmitted" in violation(Schedule(0, resubmitted=15.0))
