@@ -492,6 +492,8 @@ class Simulation:
         others = {fault.do for fault in self.it.faults} & {*_WAITS, *_SCALES, "disk full"}
         if self.first is None or self.first_at < _BEGUN or others:
             return
+        if not any(agent.status.current["start"] for agent in self.last):  # nodes that were missing have ended it
+            return
         what, machine, rank = self.first
         states = {state for state, _ in filter(None, map(ends.get, self.last))}
         # A stop comes to all nodes within a second, an interrupt to one, which tells the others.

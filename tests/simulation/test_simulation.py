@@ -71,6 +71,14 @@ FOUND = {
         7, "elastic", least=2, latency=0.1, spread=6.0, stubborn=True, resubmitted=12.7,
         faults=(Fault(0.54, "off", 2, 11.9, "checkpoint"),),
     ),
+    "a node left while newcomers were about to begin, and with it what the job had computed": Schedule(
+        1200177, "elastic", nodes=4, join=2.5, grace=25.0, latency=0.4, spread=6.0,
+        faults=(Fault(0.06, "scale in", after="stopped", nth=2), Fault(10.25, "kill", 3)),
+    ),
+    "a node gave up although the others, which were dead, could not have gone on without it": Schedule(
+        1123554, "elastic", nodes=3, grace=25.0, latency=0.4,
+        faults=(Fault(1.67, "kill", 2, after="waiting"), Fault(20.84, "kill", 3)),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

@@ -33,6 +33,21 @@ def test_of_two_groups_that_cannot_talk_one_at_most_goes_on(members: list[int], 
     assert not (membership.has_majority(one, known[0]) and membership.has_majority(other, known[1]))
 
 
+@pytest.mark.parametrize("ids", ["ab", "ba", "abc", "bca", "abcd", "bcda"])
+def test_others_that_may_not_go_on_do_not_whatever_they_know(ids: str) -> None:
+    """a is alive; each of the others is dead and known to be, or goes on, knows a death, or does neither."""
+    membership = Membership(tuple(ids), ids[0])
+    found = set()
+    for sides in itertools.product("dgkn", repeat=len(ids) - 1):
+        side = dict(zip(sorted(ids)[1:], sides, strict=True))
+        dead, go, known = ([name for name in side if side[name] == part] for part in "dgk")
+        may = Standing(1, 0, True, (membership,)).others_may_go_on("a", dead)
+        does = membership.has_majority(go, [*dead, *known])
+        assert may or not does
+        found.add((may, does))
+    assert (False, False) in found
+
+
 @pytest.mark.parametrize(
     ("ids", "present", "dead", "goes_on"),
     [

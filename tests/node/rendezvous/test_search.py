@@ -44,6 +44,9 @@ class Agent:
         self.looks += 1
         raise ConnectionRefusedError
 
+    def may_have_gone_on(self) -> bool:
+        return True
+
     def agent_died(self, name: str) -> None:
         self.dead.add(name)
 
@@ -80,7 +83,7 @@ def test_it_ends_when_the_others_have(loop: Loop, monkeypatch: pytest.MonkeyPatc
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         nodes = [entry("a", port), entry("b", 1), entry("c", other.port if c_searches else port), entry("d", port)]
-        it = Search(loop, Agent(), nodes, Network(loop, TOKEN), 0.0)
+        it = Search(loop, Agent(), nodes, Network(loop, TOKEN))
         assert not it.run(NEVER, lambda: False) and it.is_in_vain
     other.close()
 
@@ -96,7 +99,7 @@ def test_it_goes_on_as_long_as_there_is_hope(loop: Loop, monkeypatch: pytest.Mon
         if how == "d does not answer":
             nodes[3] = entry("d", silent)
         agent = Agent(["a", "d"] if how == "a and d are known to be dead" else ())
-        it = Search(loop, agent, nodes, Network(loop, TOKEN), 0.0)
+        it = Search(loop, agent, nodes, Network(loop, TOKEN))
         it.run(NEVER, lambda: agent.looks == 2)
         assert not it.is_in_vain
     other.close()

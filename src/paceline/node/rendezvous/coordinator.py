@@ -404,6 +404,11 @@ class Coordinator:
             return self._halt(save=True)
         return []
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether all that take part in this attempt have begun, so that each of them knows the job's state."""
+        return self.standing is not None and self.standing.agreed and self.standing.attempt == self.attempt
+
     def _newcomers(self) -> list[_Member]:
         return [member for member in self.members.values() if member.prepared and not member.takes_part]
 
@@ -416,7 +421,7 @@ class Coordinator:
             return []
         if self.phase == GATHERING and self.replaces:
             return self._dismiss([member])
-        if self.phase in (GATHERING, AGREEING):
+        if self.phase in (GATHERING, AGREEING) or not self._has_begun:
             member.wants_to_leave = True
             return []
         if not member.takes_part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 from dataclasses import replace
@@ -85,6 +86,8 @@ class Participant:
         self._leads_others = False  # whether the leader runs an attempt in which this node takes no part
         self._dead: set[str] = set()
         self._others_stop_by: float | None = None  # during a search: when lost nodes have stopped their ranks
+        self._none_goes_on_until = -math.inf  # in the last attempt without this node
+        self._none_went_on = False  # without this node, before the search
         self.last_call_until: float | None = None  # there are enough nodes, and others may come until then
         self._news = 0  # messages of the coordinator to this agent
 
@@ -394,9 +397,10 @@ class Participant:
         since = self._loop.now() if followed is None else followed.last_seen
         self._others_stop_by = since + self._spec.silence + STOP_SECONDS
         # Others that do not hear of this node wait for so long before they go on without it.
-        has_ended = followed is not None and self._leader_id in dead
-        proof_until = followed.alive_at + STOP_SECONDS - CONNECT_SECONDS if followed and has_ended else 0.0
-        search = Search(self._loop, self, self._nodes, self._network, proof_until)
+        heard = followed.alive_at if followed is not None and self._leader_id in dead else -math.inf
+        self._none_goes_on_until = heard + STOP_SECONDS - CONNECT_SECONDS
+        self._none_went_on = self._loop.now() < heard + self._spec.silence
+        search = Search(self._loop, self, self._nodes, self._network)
         if not search.run(search_by, self._is_over):
             why = (
                 "this node was cut off from the others, and they have ended meanwhile; paceline get"
@@ -424,6 +428,13 @@ class Participant:
         if self._spec.peers or self.standing is None:
             return True
         return self.standing.may_go_on(self.standing.members - set(ended), self._dead)
+
+    def may_have_gone_on(self) -> bool:
+        """Whether other agents may have gone on with the job by now, without this one."""
+        if self._loop.now() <= self._none_goes_on_until:
+            return False
+        needed = self.standing is not None and not self.standing.others_may_go_on(self.id, self._dead)
+        return not (needed and self._none_went_on)
 
     def agent_died(self, name: str) -> None:
         """Record that an agent is dead, and let the coordinator know if it is here."""

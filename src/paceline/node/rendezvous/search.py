@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         def may_still_go_on(self, ended: Collection[str]) -> bool:
             """Whether the job could go on here if all agents came that have not ended."""
 
+        def may_have_gone_on(self) -> bool:
+            """Whether other agents may have gone on with the job by now, without this one."""
+
         def agent_died(self, name: str) -> None:
             """Record that an agent is dead."""
 
@@ -63,27 +66,23 @@ class Search:
     """Finds the coordinator of the job, or makes this agent the coordinator.
 
     The first living agent in the order of the last attempt should lead, unless another one does already. An agent whose
-    port refuses connections is dead. Until `proof_until` this proves that it died in the last attempt; later it may
-    have gone on with other nodes, and ended with them.
+    port refuses connections is dead. It died in the last attempt unless it may have gone on with others, and ended with
+    them.
 
     Attributes:
         is_in_vain: whether so many agents have ended for a while that the job cannot go on here.
     """
 
-    def __init__(
-        self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], network: Network, proof_until: float
-    ) -> None:
+    def __init__(self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], network: Network) -> None:
         """Nothing is asked before `run`.
 
         Args:
             nodes: those of the last attempt, by node rank.
-            proof_until: until when a refused connection proves a death, by the monotonic clock.
         """
         self._loop = loop
         self._searcher = searcher
         self._nodes = nodes
         self._network = network
-        self._proof_until = proof_until
         self._in_vain_since: float | None = None
 
     @property
@@ -149,7 +148,7 @@ class Search:
         ended = {name for name, answer in survey.answers.items() if answer == "refused"}
         for name, answer in survey.answers.items():
             if answer == "refused":
-                if self._loop.now() <= self._proof_until:
+                if not self._searcher.may_have_gone_on():
                     self._searcher.agent_died(name)
             elif isinstance(answer, dict) and answer["id"] == name:
                 living[name] = answer
