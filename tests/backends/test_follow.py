@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.backends.base import Incomplete, LogLines
-from paceline.backends.follow import Nodes, lines, wait
+from paceline.backends.follow import Nodes, arriving, lines, wait
 from paceline.job.errors import UserError
 from paceline.node.logs.following import Event, Output
 from paceline.node.logs.readers import Readers
@@ -41,29 +41,35 @@ class Source:
         if self._last is not None:
             raise self._last
 
-    def close(self) -> None:
-        pass
-
 
 def line(time: float, rank: int, text: str, attempt: int = 0) -> LogLines:
     return LogLines(time, attempt, rank, "o", text.encode())
 
 
-@given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.integers(0, 5)), min_size=1, max_size=5), st.booleans())
-def test_clocks_lose_no_line_and_keep_the_order_of_each_node(clocks: list[tuple[float, int]], follow: bool) -> None:
+@given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.integers(0, 5)), min_size=1, max_size=5))
+def test_clocks_lose_no_line_and_keep_the_order_of_each_node(clocks: list[tuple[float, int]]) -> None:
     nodes = {
         rank: [line(skew + number, rank, f"{rank}.{number}") for number in range(count)]
         for rank, (skew, count) in enumerate(clocks)
     }
-    found = list(lines({rank: Source(those) for rank, those in nodes.items()}, Lost, follow=follow))
+    found = list(lines({rank: Source(those) for rank, those in nodes.items()}, Lost))
     for rank, those in nodes.items():
         assert [it for it in found if it.rank == rank] == those
     assert len(found) == sum(map(len, nodes.values()))
 
 
+def shown(nodes: dict[int, Source], *, follow: bool) -> Iterator[LogLines]:
+    if not follow:
+        return lines(nodes, Lost)
+    readers: Readers[int, LogLines] = Readers()
+    for rank, source in nodes.items():
+        readers.add(rank, source)
+    return arriving(readers, Lost)
+
+
 def test_lines_of_several_nodes_are_in_the_order_of_attempts_and_time() -> None:
     one, other = [line(1, 0, "a"), line(3, 0, "c"), line(0, 0, "e", 1)], [line(2, 1, "b"), line(9, 1, "d")]
-    found = lines({0: Source(one), 1: Source(other)}, Lost, follow=False)
+    found = lines({0: Source(one), 1: Source(other)}, Lost)
     assert [it.text for it in found] == [b"a", b"b", b"c", b"d", b"e"]
 
 
@@ -73,17 +79,17 @@ def test_a_node_that_does_not_answer(follow: bool, when: str) -> None:
     nodes = {0: Source([line(1, 0, "a")]), 1: Source([], **{when: Lost("n1 is lost")})}
     found = []
     with pytest.raises(Incomplete, match="n1 is lost; lines of its ranks may be missing"):
-        found.extend(lines(nodes, Lost, follow=follow))
+        found.extend(shown(nodes, follow=follow))
     assert [it.text for it in found] == [b"a"]
 
 
 def test_when_no_lines_can_be_read() -> None:
     with pytest.raises(Lost, match="one"):
-        lines({0: Source([], Lost("one"))}, Lost, follow=True)
+        lines({0: Source([], Lost("one"))}, Lost)
     with pytest.raises(Lost):
-        lines({0: Source([], Lost("one")), 1: Source([], Lost("other"))}, Lost, follow=False)
+        lines({0: Source([], Lost("one")), 1: Source([], Lost("other"))}, Lost)
     with pytest.raises(UserError, match="no attempt 7"):
-        lines({0: Source([]), 1: Source([], UserError("no attempt 7"))}, Lost, follow=False)
+        lines({0: Source([]), 1: Source([], UserError("no attempt 7"))}, Lost)
 
 
 def test_waiting() -> None:

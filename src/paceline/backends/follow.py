@@ -2,9 +2,9 @@
 
 The interface. A backend supplies for each node
 
-- to `lines` and `arriving` a `Source`: the node's lines in their order, of the attempt and from the position that the
-  query names. With `follow` it ends when the node writes no more. It raises `lost`, a class of `UserError`, if the node
-  does not answer, or lines are gone: then the lines of the others are shown, and `Incomplete` follows.
+- to `lines` a `Source`: the node's lines in their order, of the attempt and from the position that the query names; and
+  to `arriving` those of all nodes as they come, until none writes any more. They raise `lost`, a class of `UserError`,
+  if a node does not answer, or lines are gone: then the lines of the others are shown, and `Incomplete` follows.
 - to `Nodes` the output of its ranks and the records of its journal, in their order, and whether it takes part: `enter`
   when it does, `leave` when it has nothing more to say. A node whose `restarting` is late is waited for until it comes
   or leaves, at most for `patience` seconds.
@@ -27,6 +27,7 @@ from paceline.node.logs.following import Event, Output
 from paceline.node.logs.readers import Ended, Readers, in_order
 
 from .base import Incomplete, LogLines
+from .remote.crowd import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -56,12 +57,19 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[LogLines]:
         """The lines."""
 
+
+class Arrivals(Protocol):
+    """The lines of several nodes as they come; `Readers` are such."""
+
+    def take(self) -> tuple[Any, LogLines | Ended] | None:
+        """A node, and its next lines or its end; None when all have ended."""
+
     def close(self) -> None:
-        """End an iteration that another thread does."""
+        """Take no more."""
 
 
-def lines(sources: Mapping[Any, Source], lost: type[UserError], *, follow: bool) -> Iterator[LogLines]:
-    """The lines of all nodes: in the order of time, or, followed, as they come.
+def lines(sources: Mapping[Any, Source], lost: type[UserError]) -> Iterator[LogLines]:
+    """The lines of all nodes, in the order of time; those of a single one as they come.
 
     Raises:
         UserError: there are no such lines, or no node answers.
@@ -71,11 +79,6 @@ def lines(sources: Mapping[Any, Source], lost: type[UserError], *, follow: bool)
         (source,) = sources.values()
         source.open()
         return _of_one(source, lost)
-    if follow:
-        readers: Readers[Any, LogLines] = Readers()
-        for node, source in sources.items():
-            readers.add(node, source)
-        return arriving(readers, lost)
     failed = opened(sources)
     for error in failed.values():
         if not isinstance(error, lost) or len(failed) == len(sources):
@@ -90,22 +93,13 @@ def _of_one(source: Source, lost: type[UserError]) -> Iterator[LogLines]:
         _refuse_incomplete([error])
 
 
-def opened(sources: Mapping[Node, Source]) -> dict[Node, Exception]:
+def opened(sources: Mapping[Node, Source]) -> dict[Node, UserError]:
     """Open several sources at once; returns the errors of those that cannot be."""
-    readers: Readers[Node, None] = Readers()
-    for node, source in sources.items():
-        readers.add(node, _opening(source))
-    ends = iter(readers.take, None)
-    return {node: end.error for node, end in ends if isinstance(end, Ended) and end.error is not None}
+    found = at_once(sources, lambda node: sources[node].open())
+    return {node: error for node, error in found.items() if error is not None}
 
 
-def _opening(source: Source) -> Iterator[None]:
-    source.open()
-    return
-    yield
-
-
-def _merged(sources: list[Source], failed: list[Exception], lost: type[UserError]) -> Iterator[LogLines]:
+def _merged(sources: list[Source], failed: list[UserError], lost: type[UserError]) -> Iterator[LogLines]:
     def read(source: Source) -> Iterator[LogLines]:
         try:
             yield from source
@@ -116,12 +110,12 @@ def _merged(sources: list[Source], failed: list[Exception], lost: type[UserError
     _refuse_incomplete(failed)
 
 
-def arriving(readers: Readers[Any, LogLines], lost: type[UserError]) -> Iterator[LogLines]:
+def arriving(readers: Arrivals, lost: type[UserError]) -> Iterator[LogLines]:
     """The lines as they come, until all readers have ended; see `lines` for errors."""
-    failed: list[Exception] = []
+    failed: list[UserError] = []
     with contextlib.closing(readers):
         for _, found in iter(readers.take, None):
-            if not isinstance(found, Ended):
+            if isinstance(found, LogLines):
                 yield found
             elif isinstance(found.error, lost):
                 failed.append(found.error)
@@ -130,7 +124,7 @@ def arriving(readers: Readers[Any, LogLines], lost: type[UserError]) -> Iterator
     _refuse_incomplete(failed)
 
 
-def _refuse_incomplete(failed: list[Exception]) -> None:
+def _refuse_incomplete(failed: list[UserError]) -> None:
     if failed:
         raise Incomplete("\n".join(f"{error}; lines of its ranks may be missing" for error in failed))
 

@@ -52,6 +52,15 @@ rank=$((${{host#h}} - 1)); cd {folder}
 if [ -e silent/$host ]; then exec sleep 600; fi
 read -r program; read -r order; read -r request
 say() {{ printf '%s\\n' "$1"; }}
+write() {{
+    line=0
+    while [ $line -lt {lines} ]; do
+        text="$host $line"
+        say "{{$1, \\"bytes\\": $((${{#text}} + 1))}}
+$text"
+        line=$((line + 1))
+    done
+}}
 now() {{ read -r up rest < /proc/uptime; say "{{\\"now\\": $(({booted} + ${{up%.*}})).${{up#*.}}}}"; }}
 id=none; [ -e id ] && read -r id < id
 case $request in *'"do": "start"'*) id=${{request#*'"job_id": "'}}; id=${{id%%'"'*}}; say "$id" > id;; esac
@@ -76,13 +85,7 @@ case $request in
     case $order in
     keep) say "{{\\"kept\\": $report}}"; read -r order;;
     hold)
-        line=0
-        while [ $line -lt {lines} ]; do
-            text="$host $line"
-            say "{{\\"output\\": [0, $rank, 0, \\"out\\"], \\"bytes\\": $((${{#text}} + 1))}}
-$text"
-            line=$((line + 1))
-        done
+        write "\\"output\\": [0, $rank, 0, \\"out\\"]"
         while [ ! -e over ] && [ {lines} = 0 ]; do read -r order || exit; done
         say '{{"event": "finished", "details": {{"time": 1.0, "state": "SUCCEEDED", "exit_code": 0, "failure": null, "others": [], "took": 0.1}}}}'
         say '{{"gone": 0, "pid": 4711, "log": "/log"}}';;
@@ -94,6 +97,10 @@ $text"
 *'"do": "nodes"'*) say "{{\\"node\\": $node}}";;
 *'"do": "events"'*) say '{{"events": []}}';;
 *'"do": "stop"'*) say it > stopped/$host; say '{{"names": ["it"]}}';;
+*'"do": "logs"'*)
+    say '{{"begin": true}}'
+    write "\\"lines\\": [1.0, 0, $rank, \\"o\\"]"
+    say '{{"end": true}}';;
 *'"do": "wait"'*) say '{{"ended": "it"}}'; say '{{"end": true}}';;
 *) say '{{"error": "a stand-in does not know this request"}}';;
 esac
@@ -123,7 +130,7 @@ class ManyHosts:
         """Make them.
 
         Args:
-            lines: how many lines each writes in a job in the foreground; 0: they run until they are told to end.
+            lines: how many lines each writes; with 0, jobs in the foreground run until they are told to end.
         """
         self.folder = folder
         self.names = [f"h{number}" for number in range(1, count + 1)]
@@ -252,7 +259,8 @@ def main() -> None:
             hosts = ManyHosts(Path(folder), count, given.lines)
             run = ("run", "--tee", "all", "--on", "many", "--nnodes", str(count), "--", "/bin/true")
             submit = ("submit", "--on", "many", "--nnodes", str(count), "--name", "it", "--", "/bin/true")
-            verbs = (run, submit, ("list",), ("top", "node", "--on", "many"), ("stop", "--on", "many", "it"))
+            logs = ("logs", "-f", "--all", "--on", "many", "it")
+            verbs = (run, submit, ("list",), logs, ("top", "node", "--on", "many"), ("stop", "--on", "many", "it"))
             for verb in verbs:
                 if verb[0] == "list" and given.silent:
                     hosts.silence(hosts.names[:: max(1, count // given.silent)][: given.silent])
@@ -263,7 +271,7 @@ def main() -> None:
                     for (_, width), value in zip(head, values, strict=True)
                 )
                 row = f"{count:>5}  {' '.join(verb)[:18]:<20}{''.join(cells)}"
-                print(row, f" {it.said.count(chr(10))} lines" if verb[0] == "run" else "", flush=True)
+                print(row, f" {it.said.count(chr(10))} lines" if verb[0] in ("run", "logs") else "", flush=True)
                 if it.exit_code:
                     print(it.said[-600:])
                 for path in Path(folder, "home").glob("**/silent.json"):

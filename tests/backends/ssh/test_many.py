@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/proc/uptime"), reason="the 
 
 COUNT = 40
 SILENT = 2
+LOGS = ("logs", "--all", "--on", "many", "it")
 SUBMIT = ("submit", "--on", "many", "--nnodes", str(COUNT), "--name", "it", "--", "/bin/true")
 
 
@@ -135,10 +136,13 @@ def test_who_takes_longer_than_the_others_is_told_while_it_is_waited_for(monkeyp
 
 def test_all_lines_of_all_hosts_come(tmp_path: Path) -> None:
     hosts = ManyHosts(tmp_path, COUNT, lines=20)
-    done = cost(hosts, "run", "--tee", "all", "--on", "many", "--nnodes", str(COUNT), "--", "/bin/true")
-    assert done.exit_code == 0, done.said
-    shown: dict[str, list[int]] = {}
-    for line in done.said.splitlines():
-        if found := re.search(r"(h[0-9]+) ([0-9]+)$", line):
-            shown.setdefault(found[1], []).append(int(found[2]))
-    assert shown == {name: list(range(20)) for name in hosts.names}, "none is lost, and each host's keep their order"
+    run = ("run", "--tee", "all", "--on", "many", "--nnodes", str(COUNT), "--", "/bin/true")
+    for verb in run, SUBMIT, (*LOGS, "-f"), LOGS:
+        done = cost(hosts, *verb)
+        assert done.exit_code == 0, done.said
+        shown: dict[str, list[int]] = {}
+        for line in done.said.splitlines():
+            if found := re.search(r"(h[0-9]+) ([0-9]+)$", line):
+                shown.setdefault(found[1], []).append(int(found[2]))
+        expected = {name: list(range(20)) for name in hosts.names if verb != SUBMIT}
+        assert shown == expected, "none is lost, and each host's keep their order"

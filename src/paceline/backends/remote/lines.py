@@ -10,7 +10,13 @@ from paceline.backends.base import LogLines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .connection import Answers, Host, Request
+    from .connection import Answer, Answers, Host, Request
+
+
+def lines_of(answer: Answer) -> LogLines:
+    """The lines in an answer."""
+    moment, attempt, rank, stream = answer["lines"]
+    return LogLines(moment, attempt, rank, stream, answer["data"])
 
 
 class RemoteLines:
@@ -25,7 +31,6 @@ class RemoteLines:
         self._host, self._request = host, request
         self._stack = contextlib.ExitStack()
         self._answers: Answers | None = None
-        self._is_closed = False
 
     def open(self) -> None:
         """Wait for the first answer.
@@ -34,16 +39,11 @@ class RemoteLines:
             UserError: it is an error, or does not come.
         """
         try:
-            answers = self._stack.enter_context(self._host.listen(self._request, opened=self._connected))
-            next(answers)
+            self._answers = self._stack.enter_context(self._host.listen(self._request))
+            next(self._answers)
         except BaseException:
             self._stack.close()
             raise
-
-    def _connected(self, answers: Answers) -> None:
-        self._answers = answers
-        if self._is_closed:
-            answers.stop()
 
     def __iter__(self) -> Iterator[LogLines]:
         """The lines.
@@ -58,11 +58,4 @@ class RemoteLines:
             for answer in self._answers:
                 if "end" in answer:
                     return
-                moment, attempt, rank, stream = answer["lines"]
-                yield LogLines(moment, attempt, rank, stream, answer["data"])
-
-    def close(self) -> None:
-        """Close the connection; also while another thread reads from it."""
-        self._is_closed = True
-        if self._answers is not None:
-            self._answers.stop()
+                yield lines_of(answer)

@@ -192,7 +192,7 @@ class Slurm(Backend):
         from paceline.backends.remote.lines import RemoteLines
 
         request = {"do": "slurm_logs", "name": name, "query": dataclasses.asdict(query)}
-        return lines({name: RemoteLines(self._login, request)}, UserError, follow=query.follow)
+        return lines({name: RemoteLines(self._login, request)}, UserError)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The nodes of the cluster; what Slurm has allocated counts as used."""

@@ -396,15 +396,19 @@ class Ssh(Backend):
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
-        from paceline.backends.follow import lines
+        from paceline.backends.follow import arriving, lines
         from paceline.backends.remote.crowd import need_files
         from paceline.backends.remote.lines import RemoteLines
+
+        from .lines import Followed
 
         # Of an elastic job some hosts may have left, and have nothing of its last attempt.
         hosts = self._jobs.last_hosts_of(name) if query.attempt is None else self._jobs.hosts_of(name)
         need_files(len(hosts))
         request = {"do": "logs", "name": name, "query": dataclasses.asdict(query), "checked": len(hosts) == 1}
-        return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable, follow=query.follow)
+        if query.follow and len(hosts) > 1:
+            return arriving(Followed(hosts, request), Unreachable)
+        return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable)
 
 
 def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:

@@ -227,7 +227,7 @@ def lines(cluster: Cluster, job: Found, query: LogQuery, *, is_over: bool) -> It
         if any(it.is_cut() for name, it in sources.items() if name not in failed):
             return _kept(kept_reader.read(cluster, job, where), query)
     if not query.follow:
-        return follow.lines(sources, Lost, follow=False) if sources else iter(())
+        return follow.lines(sources, Lost) if sources else iter(())
     for name in follow.opened(sources):  # its node may answer later
         del sources[name]
     follower = Follower(
