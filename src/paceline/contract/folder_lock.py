@@ -72,7 +72,9 @@ class FolderLock:
         entry = _held.get(key)
         if entry is None or not _is_at(entry.fd, folder / LOCK):
             fd = _take(folder / LOCK, who)
-            entry = None if fd is None else _held.setdefault(key, _Held(fd, folder / LOCK))
+            entry = None if fd is None else _Held(fd, folder / LOCK)
+            if entry is not None:
+                _held[key] = entry
         if entry is not None:
             entry.count += 1
         self.is_held = entry is not None

@@ -215,13 +215,18 @@ def test_an_attempt_that_was_cut_off_while_it_wrote_keeps_its_checkpoint_to_itse
 
 
 def test_a_holder_whose_file_was_removed_locks_the_folder_again(tmp_path: Path) -> None:
+    other = FolderLock(tmp_path, 0)  # of the same process
     store = single(tmp_path)
     save(store, 1)
     (tmp_path / LOCK).unlink()
+    assert not other.is_kept()
     save(store, 2)
     assert f"pid {os.getpid()}" in (holder_of(tmp_path) or "")
+    other.release()
+    assert holder_of(tmp_path) is not None
     store.close()
     assert sorted(os.listdir(tmp_path)) == ["step-000001", "step-000002"]
+    FolderLock(tmp_path, 0).release()
 
 
 def test_a_file_that_is_not_ours_stays(tmp_path: Path) -> None:
