@@ -79,6 +79,10 @@ FOUND = {
         1123554, "elastic", nodes=3, grace=25.0, latency=0.4,
         faults=(Fault(1.67, "kill", 2, after="waiting"), Fault(20.84, "kill", 3)),
     ),
+    "list said FAILED of a job whose end only a node knew that was about to join": Schedule(
+        2070134, "elastic", restarts=1, grace=2.0, spread=6.0,
+        faults=(Fault(0.0, "kill", 2, after="finish"), Fault(34.0, "scale out", 2), Fault(35.07, "kill", 1)),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

@@ -260,6 +260,8 @@ def test_a_scheduler_that_decides_the_end_is_believed(data: st.DataObject) -> No
         ([part(is_elastic=True, state="RUNNING", nodes=1, attempt=1),
           part(1, is_elastic=True, state="RESTARTING")], "RUNNING"),  # node 1 was lost, and comes back
         ([part(alive=False, state="RUNNING"), part(1, state="SUCCEEDED", exit_code=0, finished=5.0)], "SUCCEEDED"),
+        ([part(alive=False, is_elastic=True, state="RUNNING", nodes=1, attempt=1),  # node 1, about to join, knows it
+          part(1, is_elastic=True, state="SUCCEEDED", start=None, exit_code=0, finished=5.0)], "SUCCEEDED"),
     ],
 )  # fmt: skip
 def test_the_state_of_a_job_without_a_scheduler(parts: list[Part], expected: str) -> None:

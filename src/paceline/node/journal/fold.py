@@ -241,8 +241,10 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
     parts = sorted(parts, key=order)
     there, first, count = last_attempt(parts), parts[0], _in_last(parts)
     # A node that hangs does not know yet that the job has ended, and an agent that was killed could not record how; the
-    # others know it. From an elastic job a node may have gone while others go on.
-    ended = [part for part in parts[:count] if part["state"] in FINAL and part["exit_code"] is not None]
+    # others know it, also those that were about to join if it has succeeded. From an elastic job a node may have gone
+    # while others go on.
+    known = [*parts[:count], *(part for part in parts[count:] if part["state"] == "SUCCEEDED")]
+    ended = [part for part in known if part["state"] in FINAL and part["exit_code"] is not None]
     goes_on = any(part["is_elastic"] for part in parts) and any(_state_of(part) in _UNFINISHED for part in there)
     # Nodes that are about to join, or to come back, do not hold up those that run.
     runs = any(part["has_begun"] and not is_over(part) for part in parts[:count])
