@@ -135,6 +135,11 @@ class Machine:
         """Its clock, in seconds since the epoch, which is set anew now and then."""
         return 1e9 + self.cluster.now + self.wall_ahead
 
+    @property
+    def was_off(self) -> bool:
+        """Whether it is off, or was."""
+        return self.is_off or self.on_since > 0.0
+
     def turn_off(self, seconds: float, reboots: bool) -> None:
         """Without power, or suspended as a whole; only a process of a machine that does not reboot goes on."""
         self.is_off = True
@@ -187,6 +192,11 @@ class Process:
     @property
     def is_suspended(self) -> bool:
         return self.cluster.now < self.suspended_until
+
+    @property
+    def unread(self) -> list[str]:
+        """What each message does that has come to it."""
+        return [line.split(b'"', 4)[3].decode() for channel in self.channels for line in channel.inbox]
 
     def suspend(self, seconds: float) -> None:
         self.suspended_until = max(self.suspended_until, self.cluster.now + seconds)
@@ -320,22 +330,20 @@ class SimulatedLoop(Loop):
         return False
 
     def _wait(self, timeout: float | None) -> None:
-        if self._signals:
-            signals, self._signals = sorted(self._signals), []
-            for number in signals:
-                self._on_signal(number)
-        elif self._readable:
-            for key in list(self._readable):
-                if key in self._readable:
-                    del self._readable[key]
-                    source, callback = self._watched[key]
-                    callback()
-                    if source.is_readable:
-                        self.is_readable(source)
-        elif timeout != 0.0:
+        if not self._signals and not self._readable and timeout != 0.0:
             self._has_waited = True
             if timeout is not None:
                 self.wake(timeout + 1e-9)  # never before the deadline
+        signals, self._signals = sorted(self._signals), []
+        for number in signals:
+            self._on_signal(number)
+        for key in list(self._readable):
+            if key in self._readable:
+                del self._readable[key]
+                source, callback = self._watched[key]
+                callback()
+                if source.is_readable:
+                    self.is_readable(source)
 
 
 class Socket:
@@ -367,6 +375,7 @@ class Channel:
 
     Attributes:
         stalled_since: since when nothing comes from the other kernel.
+        inbox: what has come, and is not read.
     """
 
     limit = 0
@@ -378,14 +387,14 @@ class Channel:
         self.loop: SimulatedLoop | None = None
         self.stalled_since: float | None = None
         self._held: list[bytes | None] = []
-        self._inbox: list[bytes] = []
+        self.inbox: list[bytes] = []
         self._is_open, self._is_ended = True, False
         self._last = 0.0
         process.channels.append(self)
 
     @property
     def is_readable(self) -> bool:
-        return bool(self._inbox) or self._is_ended
+        return bool(self.inbox) or self._is_ended
 
     def fileno(self) -> int:
         return 1 if self._is_open else -1
@@ -413,7 +422,7 @@ class Channel:
             if message is None:
                 self._is_ended = True
             else:
-                self._inbox.append(message)
+                self.inbox.append(message)
             if self.loop is not None:
                 self.loop.is_readable(self)
 
@@ -446,8 +455,8 @@ class Channel:
                 self._arrive(message)
 
     def receive(self) -> list[Message]:
-        if self._inbox:
-            lines, self._inbox = self._inbox, []
+        if self.inbox:
+            lines, self.inbox = self.inbox, []
             return [self.process.cluster.parsed(line) for line in lines]
         if self._is_ended or not self._is_open:
             raise ChannelClosed("the other side closed the connection", is_dead=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _NOWHERE = Path("/nonexistent/rank.json")
 _STEPS = 4  # between two checkpoints
-_IMPORT, _FORK, _SYMPTOM, _LAST_WORDS = 2.0, 0.1, 2.0, 4.0  # seconds at most
+_IMPORT, _FORK, _SYMPTOM, _CLEANUP, _LAST_WORDS = 2.0, 0.1, 2.0, 5.5, 4.0  # seconds at most
 
 
 class Violation(AssertionError):
@@ -53,6 +53,8 @@ class Job:
         samples: how many an epoch has.
         obeys: whether ranks save their state and end at SIGTERM; else it just kills them.
         stubborn: whether SIGTERM does nothing.
+        lingers: a rank that does not end before it is killed, once it was asked to; None if there is none.
+        is_only_stopped: whether the job was stopped, and nothing else happened.
         steps: whether ranks train; else they wait.
         trained: how often each sample was trained on, in what checkpoints have.
         folders: where its checkpoints are; None if all its machines always have the newest one.
@@ -62,9 +64,10 @@ class Job:
 
     def __init__(
         self, cluster: Cluster, samples: int, *, obeys: bool = True, stubborn: bool = False, steps: bool = True,
-        number: int = 0,
+        number: int = 0, lingers: int | None = None,
     ) -> None:  # fmt: skip
         self.cluster, self.samples, self.obeys, self.stubborn, self.steps = cluster, samples, obeys, stubborn, steps
+        self.lingers, self.is_only_stopped = lingers, False
         self.agents: list[SimulatedAgent] = []
         self.trainings: dict[tuple[int, tuple[str, ...]], Training] = {}
         self.steps_last: Training | None = None
@@ -219,6 +222,7 @@ class Worker:
         self.is_alive, self.is_ending = True, False
         self.is_cleaning_up = False  # it has left its peers, and will end with an error that is not recorded yet
         self.failure: dict[str, Any] | None = None
+        self.terminated_at: float | None = None
         agent = server.agent
         start = agent.status.current["start"]
         assert start is not None
@@ -270,7 +274,7 @@ class Worker:
         return machine.is_off or bool(machine.slowness) or self.server.process.is_suspended
 
     def end_soon(self, status: int, seconds: float) -> None:
-        if not self.is_ending:
+        if not self.is_ending and not self.lingers:
             self.is_ending = True
             self.job.cluster.after(self.job.cluster.jitter(seconds), lambda: self.end(status))
 
@@ -287,7 +291,7 @@ class Worker:
         """It leaves its peers, cleans up, and ends with an error; only then it is known that it failed first."""
         if self.is_alive and not self.is_ending:
             self.is_cleaning_up = True
-            self.job.cluster.after(self.job.cluster.jitter(_LAST_WORDS), lambda: self.fail("it has exited"))
+            self.job.cluster.after(self.job.cluster.jitter(_CLEANUP), lambda: self.fail("it has exited"))
 
     def fail(self, message: str, symptom: bool = False) -> None:
         """An exception ends it; its peers notice that before its process has ended."""
@@ -299,12 +303,25 @@ class Worker:
     def lose_peer(self) -> None:
         if self.is_suspended:
             self.job.cluster.after(1.0, self.lose_peer)
-        elif not self.is_cleaning_up:
+        elif not self.is_cleaning_up and not self.lingers:
             self.fail("Connection closed by peer", symptom=True)
 
+    @property
+    def lingers(self) -> bool:
+        """Whether it was asked to end, and takes its time."""
+        return self.terminated_at is not None and self.rank.placement.rank == self.job.lingers
+
     def signal(self, number: int) -> None:
+        now = self.job.cluster.now
+        if number == signal.SIGTERM and self.terminated_at is None:
+            self.terminated_at = now
         if number == signal.SIGKILL:
+            since = now - (self.terminated_at or 0.0)
+            if self.is_alive and self.job.is_only_stopped and since < self.server.agent.spec.grace - 3 * _FORK:
+                raise Violation(f"a rank on {self.machine.name} was killed {since:.1f} s after it was asked to end")
             self.end(number)
+        elif self.lingers:
+            pass
         elif number == signal.SIGUSR2 or (number == signal.SIGTERM and self.job.obeys and not self.job.stubborn):
             self.training.is_to_save = True
         elif number in (signal.SIGTERM, signal.SIGINT) and not self.job.stubborn:
@@ -544,6 +561,18 @@ class SimulatedAgent(Agent):
         if event["on"] == "broken":
             raise Violation(event["why"])
         super()._decide(event)
+        failure = (self.state.finish or {}).get("failure")
+        if event["on"] == "time" and failure and failure["cause"] == "nodes missing" and self.participant.leads:
+            missing = self.participant._link.coordinator.missing
+            if 0 < missing <= self.process.unread.count("join"):
+                raise Violation(f"{self.participant.id} gave up although enough nodes have come")
+
+    def _deliver(self, message: Any) -> None:
+        if message["do"] == "start":
+            ids = [node["id"] for node in message["nodes"]]
+            if len(ids) != len(set(ids)):
+                raise Violation(f"an attempt has a node twice: {ids}")
+        super()._deliver(message)
 
     def _look_at_disk(self) -> None:
         requeuer = self.job.requeuer

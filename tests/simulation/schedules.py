@@ -72,6 +72,8 @@ class Schedule(NamedTuple):
     spread: float = 2.0  # seconds in which all nodes start, the first one before the others
     obeys: bool = True
     stubborn: bool = False
+    lingers: int | None = None  # a rank that ends only when it is killed, once it was asked to
+    nproc: int = 1  # ranks per node
     faults: tuple[Fault, ...] = ()
     resubmitted: float = 0.0  # seconds after which a client tries that first; 0 if never
     shared: bool = False  # whether the two jobs keep their checkpoints in one folder
@@ -130,7 +132,7 @@ def _schedule(seed: int) -> Schedule:
         latency=rng.choice((0.002, 0.1, 0.4)), spread=rng.choice((2.0, 6.0)) if kind == "elastic" else 2.0,
         grace=rng.choice((2.0, 8.0, 25.0)),
         obeys=rng.random() < 0.7, stubborn=rng.random() < 0.15,
-        faults=tuple(sorted(faults)),
+        faults=tuple(sorted(faults)), nproc=rng.choice((1, 1, 1, 2)), lingers=rng.choice((None, None, None, 0, 1, 2)),
     )  # fmt: skip
 
 
@@ -150,7 +152,7 @@ class Simulation:
     def __init__(self, it: Schedule, log: list[str] | None = None) -> None:
         self.it = it
         self.cluster = Cluster(random.Random(it.seed), it.latency, log)
-        self.job = Job(self.cluster, SAMPLES, obeys=it.obeys, stubborn=it.stubborn)
+        self.job = Job(self.cluster, SAMPLES, obeys=it.obeys, stubborn=it.stubborn, lingers=it.lingers)
         self.machines = [Machine(self.cluster, f"h{number}") for number in range(it.nodes)]
         self.first: tuple[str, str, int | None] | None = None  # what, which machine, and which rank
         self.first_at = 0.0
@@ -184,7 +186,7 @@ class Simulation:
         most = it.nodes + 2 if it.kind == "elastic" else it.nodes
         main = next(iter(self.doors), None) if joins else (self.requeuer or self).machines[0].address
         return NodeSpec(
-            job="it", job_id="id", program=Program("script", "train.py"), framework="torch", nproc=1,
+            job="it", job_id="id", program=Program("script", "train.py"), framework="torch", nproc=it.nproc,
             python=("python",), working_dir="/", node_rank=rank, nodes=most, least=least, expected=it.nodes,
             joins=joins, hosts=() if joins else tuple(f"h{i}" for i in range(it.nodes)),
             peers=tuple(f"h{i}" for i in range(it.nodes)) if it.kind == "replaced" else (),
@@ -333,16 +335,11 @@ class Simulation:
         elif do == "fork server ends" and agent.ranks.has_server:
             self.note(do, machine)
             agent.ranks._channel.end_unexpectedly()
-        elif do == "rank fails":
-            for worker in agent.ranks._channel.workers.values() if agent.ranks.has_server else ():
-                if worker.is_alive and not worker.is_ending:
-                    self.note(do, machine, worker.rank.placement.rank)
-                    worker.fail("it failed")
-        elif do == "rank exits" and agent.ranks.has_server and agent.ranks._channel.workers.get(0) is not None:
-            worker = agent.ranks._channel.workers[0]
-            if worker.is_alive and not worker.is_ending:
+        elif do in ("rank fails", "rank exits") and agent.ranks.has_server:
+            worker = agent.ranks._channel.workers.get(fault.node % self.it.nproc)
+            if worker is not None and worker.is_alive and not worker.is_ending:
                 self.note("rank fails", machine, worker.rank.placement.rank)
-                worker.exit()
+                worker.fail("it failed") if do == "rank fails" else worker.exit()
         elif do == "scale in":
             self.note(do, machine)
             agent.signal(LEAVE)
@@ -364,6 +361,9 @@ class Simulation:
             self.first, self.first_at = (what, machine.name, rank), self.cluster.now
         else:
             self.second_at = min(self.second_at, self.cluster.now)
+        is_stop = what in ("stop", "interrupt") and self.it.kind in ("fixed", "elastic")
+        is_first = self.second_at == float("inf") and "disk full" not in {fault.do for fault in self.it.faults}
+        self.job.is_only_stopped = is_stop and is_first
 
     def look(self) -> None:
         """What `list` says of a job that has trained for a while, and to which nothing has happened."""
@@ -426,12 +426,41 @@ class Simulation:
         if self.again is not None:  # other schedules check how one job must end
             return
         self.check_outcome(ends)
+        self.check_attempts()
+        self.check_majority()
         if self.must_succeed:
+            if len(ends) == len(self.job.agents) and self.job.listed["state"] == "FAILED":
+                raise Violation("the job has failed although it could go on")
             for agent, end in ends.items():
                 has_begun = agent.status.current["start"] is not None  # else it ends alone, or with those that it joins
                 if end is not None and end[0] == "FAILED" and has_begun and agent in self.last:
                     why = (agent.status.current["failure"] or {}).get("message")
                     raise Violation(f"{agent.participant.id} has failed although the job could go on: {why}")
+
+    def check_attempts(self) -> None:
+        """An attempt ends only if a rank fails, or if other nodes take part in the next one."""
+        if {fault.do for fault in self.it.faults} & {*_WAITS, "reboot", "kill", "preempt", "terminate"}:
+            return
+        nodes = {attempt: set(ids) for attempt, ids in self.job.trainings}
+        for agent in self.job.agents:
+            for _, record in agent.dir.records:
+                if record["event"] != "restarting" or record["failure"] is not None:
+                    continue
+                attempt = record["attempt"]
+                if attempt in nodes and nodes[attempt] == nodes.get(attempt - 1):
+                    raise Violation(f"attempt {attempt} has the nodes of the one before: {record['why']}")
+
+    def check_majority(self) -> None:
+        """Nodes go on without one that is cut off if one of them knows that they have the majority."""
+        does = [fault.do for fault in self.it.faults]
+        is_one = does.count("off") == 1 and not {*does} - {"off", "scale out", *_HARMLESS}
+        if self.it.kind != "elastic" or self.it.least > 1 or self.it.join < SILENCE or not is_one:
+            return
+        there = [agent.participant for agent in self.job.agents if not agent.process.machine.was_off]
+        agreed = [it.standing for it in there if it.standing is not None and it.standing.agreed]
+        newest = max(agreed, key=lambda standing: standing.attempt, default=None)
+        if newest and newest.may_go_on({it.id for it in there}, ()) and self.job.listed["state"] != "SUCCEEDED":
+            raise Violation(f"nodes that have the majority of attempt {newest.attempt} did not go on")
 
     def check_list(self, ends: dict[SimulatedAgent, tuple[str, int] | None]) -> None:
         """What `list` says in the end."""
@@ -504,8 +533,9 @@ class Simulation:
         stepped = self.job.stepped_at
         if is_stopped and stepped > self.first_at + self.it.grace + _STOPS_WITHIN:
             raise Violation(f"a job that was stopped at {self.first_at:.1f} s has trained until {stepped:.1f} s")
-        if what == "rank fails" and self.it.kind == "fixed" and not self.it.restarts and len(self.it.faults) == 1:
-            found = {(agent.status.current["failure"] or {}).get("rank") for agent in ends}
+        if what == "rank fails" and self.it.kind in ("fixed", "elastic") and self.second_at == float("inf"):
+            records = [record for agent in ends for _, record in agent.dir.records if record.get("failure")]
+            found = {record["failure"]["rank"] for record in records}
             if found != {rank}:
                 raise Violation(f"rank {rank} failed first, and {found} is named")
         if what == "kill" and self.it.kind == "fixed" and not self.it.restarts:
