@@ -87,6 +87,9 @@ FOUND = {
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),
     ),
+    "a machine that was suspended believed that its coordinator had died just now, and went on alone": Schedule(
+        1, "elastic", nodes=4, faults=(Fault(12.0, "off", 1, 70.0), Fault(17.0, "kill")),
+    ),
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 1.0
 BEAT = encode({"do": "beat"})
+_GAP = 3 * BEAT_SECONDS  # between two messages; if it is longer, the other side or this one was silent
 STOP_SECONDS = 5.0  # after which a node that has lost its coordinator has certainly stopped its ranks
 PART: Message = {"do": "part"}  # the sender is alive, and ends this connection
 
@@ -38,7 +39,7 @@ class Link:
         channel: the authenticated connection.
         last_seen: when something of the other side was received last; once it is lost, or of its kernel.
         alive_at: a time at which the other side certainly ran: what is received may have been sent long before, if this
-            process was stopped meanwhile.
+            process was stopped meanwhile, or has come after a silence: the network holds back what it cannot deliver.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Link:
             is_stopping: whether the job is being stopped: then only messages count, not what a kernel answers.
         """
         self.channel = channel
-        self.last_seen = self.alive_at = self._beaten = loop.now()
+        self.last_seen = self.alive_at = self._beaten = self._flows_since = loop.now()
         self._loop, self._silence = loop, silence
         self._received, self._lost, self._is_stopping = received, lost, is_stopping
         self._is_open = True
@@ -97,7 +98,7 @@ class Link:
             return
         now = self._loop.now()
         since = None if self._is_stopping() else since_packet(self.channel.socket)
-        was_running = now - self._beaten < 3 * BEAT_SECONDS  # a process that was stopped has received nothing meanwhile
+        was_running = now - self._beaten < _GAP  # a process that was stopped has received nothing meanwhile
         limit = exceeded(now - self.last_seen, since, self._silence) if was_running else None
         if limit is not None:
             self.last_seen = max(self.last_seen, now - (now if since is None else since))
@@ -111,13 +112,16 @@ class Link:
 
     def _read(self) -> None:
         before, self.last_seen = self.last_seen, self._loop.now()
+        if self.last_seen - before > _GAP:
+            self._flows_since = self.last_seen
         try:
             for message in self.channel.receive():
                 if message == PART:
                     raise ChannelClosed("the other side ended the connection")
                 if message["do"] != "beat":
                     self._received(message)
-            self.alive_at = max(self.alive_at, self._loop.unread_since)
+            if self.last_seen - self._flows_since > _GAP:  # what was held back comes at once
+                self.alive_at = max(self.alive_at, self._loop.unread_since)
         except ChannelClosed as error:
             if not self._is_open:
                 return
