@@ -124,8 +124,11 @@ def _schedule(seed: int) -> Schedule:
             delay = rng.choice((0.0, rng.uniform(0.0, 0.5), rng.uniform(0.0, 4.0)))
             moment = {"at": round(delay, 2), "after": rng.choice(_MOMENTS), "nth": rng.choice((1, 1, 2, 3, 4, 6))}
             faults[-1] = faults[-1]._replace(**moment)
-    if kind == "elastic" and rng.random() < 0.3:
+    what_first = rng.random() if kind == "elastic" else 1.0
+    if what_first < 0.3:
         faults[:2] = _change(rng)
+    elif what_first < 0.5:
+        faults[:3] = _losses(rng)
     return Schedule(
         seed, kind, nodes=rng.choice((2, 2, 3, 3, 4)), restarts=rng.choice((0, 0, 1, 2)),
         least=rng.choice((1, 1, 2, 3)), join=40.0 if kind == "replaced" else rng.choice((2.5, 40.0)),
@@ -144,6 +147,25 @@ def _change(rng: random.Random) -> list[Fault]:
     then = rng.choice(("prepare", "prepared", "halt", "stopped", "start", "start", "ready", "go", "search", "join"))
     delay = rng.choice((0.0, 0.0, rng.uniform(0.0, 0.5)))
     return [first, Fault(round(delay, 2), what, rng.choice((0, 1, 2)), round(seconds, 1), then, rng.randint(1, 8))]
+
+
+def _losses(rng: random.Random) -> list[Fault]:
+    """Nodes are lost one after the other, before all have noticed, or when the rest has just begun again."""
+    faults, at = [], rng.uniform(6.0, 20.0)
+    for number in range(rng.choice((2, 2, 3))):
+        do = rng.choice(("split", "off", "suspend", "kill") if number == 0 else ("split", "suspend", "kill", "kill"))
+        fault = Fault(
+            round(at, 2), do, rng.choice((0, 0, 1, 2, 3)), round(rng.choice((rng.uniform(9.0, 20.0), 60.0)), 1)
+        )
+        at += rng.choice((0.0, rng.uniform(0.0, 4.0), rng.uniform(4.0, 16.0)))
+        if number and rng.random() < 0.3:
+            fault = fault._replace(
+                at=round(rng.uniform(0.0, 8.0), 2),
+                after=rng.choice(("start", "waiting", "search")),
+                nth=rng.randint(1, 8),
+            )
+        faults.append(fault)
+    return faults
 
 
 class Simulation:
