@@ -233,11 +233,11 @@ def test_symptoms_halt_the_others_once_no_other_node_can_report_the_cause(last: 
     assert [(peer, message["do"]) for peer, message in told] == [(0, "halt"), (1, "halt"), (2, "halt")]
 
 
-def test_nodes_know_which_ones_are_lost_before_they_may_lose_their_coordinator() -> None:
+def test_nodes_know_which_one_was_lost_first_before_they_may_lose_their_coordinator() -> None:
     coordinator = Coordinator(4, 4, 0)
     elastic(coordinator, 4)
     told = [coordinator.lost(2), coordinator.lost(1)]
-    assert [[[it["node"] for it in halt["gone"]] for _, halt in halts] for halts in told] == [[[2]] * 3, [[2, 1]] * 2]
+    assert [[[it["node"] for it in halt["gone"]] for _, halt in halts] for halts in told] == [[[2]] * 3, [[2]] * 2]
 
 
 def test_the_last_lines_of_ranks_that_failed_later_are_told() -> None:

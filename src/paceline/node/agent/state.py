@@ -47,7 +47,7 @@ class State:
         has_met_all: whether an attempt was proposed.
         join_within: seconds for the other nodes to come, at first.
         hung: why this attempt is a failure: a rank of this node keeps the others waiting; "" if it is none.
-        gone: the nodes that this attempt has lost, as far as the coordinator has said.
+        gone: the first loss of a node in this attempt, if the coordinator has told of one.
         timed_out: whether the time limit was reached.
         finish: how the job ends here, once that is decided.
     """

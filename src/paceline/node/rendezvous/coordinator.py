@@ -32,7 +32,7 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "go"}                                all have agreed: start your ranks
                          {"do": "halt", "signal", "save", "grace", "gone"}   stop your ranks; signal 0 if none asked
                                                                      for it, "save" lets them save their state first,
-                                                                     "gone" are the losses of nodes known so far
+                                                                     "gone" has the first loss of a node, if any
                          {"do": "hung", "hang"}                      some ranks keep the others waiting
                          {"do": "restart", "attempt", "restarts", "failure", "others", "why", "nodes"}
                                                                      sent before the next "start"
@@ -549,7 +549,7 @@ class Coordinator:
         return self._order_halt(number, save, grace)
 
     def _order_halt(self, number: int = 0, save: bool = False, grace: float | None = None) -> Outbox:
-        halt: Halt = {"do": "halt", "signal": number, "save": save, "grace": grace, "gone": list(self._gone)}
+        halt: Halt = {"do": "halt", "signal": number, "save": save, "grace": grace, "gone": self._gone[:1]}
         return self._to_participants(halt)
 
     def _decide(self) -> Outbox:
