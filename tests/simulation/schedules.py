@@ -445,8 +445,6 @@ class Simulation:
                     living = [name for name in _NAME.findall(said) if self.lives(name, at)]
                     if "did not answer" in said or (" gone" in said and living):
                         raise Violation(f"{agent.participant.id} took a living node for lost: {said}")
-        if self.again is not None:  # other schedules check how one job must end
-            return
         self.check_outcome(ends)
         self.check_attempts()
         self.check_majority()
