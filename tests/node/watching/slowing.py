@@ -175,7 +175,9 @@ _EACH = "while not step():\n    work(0.05)\n    {what}\n"
 # name → ranks, script, what is said of it.
 CAUSES: dict[str, tuple[int, str, str]] = {
     "no workers": (1, _LOADER.format(reads="work(0.005)", workers="1 if FIXED else 0"), "0 workers read"),
-    "data, with the library": (1, _LIBRARY, "[5-9]. % of each step waits for data at script.py.*num_workers="),
+    # What helps depends on whether other processes leave a core free.
+    "data, with the library": (1, _LIBRARY,
+                               "[5-9]. % of each step waits for data at script.py.*(num_workers=|no core is free)"),
     "slow storage": (1, _LOADER.format(reads="time.sleep(0.01)", workers="2 if FIXED else 0"),
                      "0 workers read it from slow storage; num_workers="),
     "too few workers": (1, _LOADER.format(reads="time.sleep(0.02)", workers="4 if FIXED else 1"),
