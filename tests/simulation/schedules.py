@@ -459,7 +459,8 @@ class Simulation:
 
     def check_attempts(self) -> None:
         """An attempt ends only if a rank fails, or if other nodes take part in the next one."""
-        if {fault.do for fault in self.it.faults} & {*_WAITS, "reboot", "kill", "preempt", "terminate"}:
+        does = {fault.do for fault in self.it.faults}
+        if does & {*_WAITS, "reboot", "kill", "preempt", "terminate"}:
             return
         nodes = {attempt: set(ids) for attempt, ids in self.job.trainings}
         for agent in self.job.agents:
@@ -467,7 +468,10 @@ class Simulation:
                 if record["event"] != "restarting" or record["failure"] is not None:
                     continue
                 attempt = record["attempt"]
-                if attempt in nodes and nodes[attempt] == nodes.get(attempt - 1):
+                left = (
+                    "scale in" in does and " joins" in record["why"]
+                )  # one that has joined may leave before it begins
+                if attempt in nodes and nodes[attempt] == nodes.get(attempt - 1) and not left:
                     raise Violation(f"attempt {attempt} has the nodes of the one before: {record['why']}")
 
     def check_majority(self) -> None:
@@ -525,6 +529,9 @@ class Simulation:
         if {"kill", "scale in"} & {
             *does
         } and self.it.join < SILENCE:  # the search for another coordinator may take longer
+            return False
+        paused = sum(it.seconds + _SLACK for it in self.it.faults if it.do in ("suspend", "slow"))
+        if "kill" in does and paused > SILENCE:  # the others cannot know whether it went on before it was killed
             return False
         if "kill" in does and (self.it.kind == "fixed" or (self.it.kind == "elastic" and self.it.least > 1)):
             return False

@@ -80,7 +80,7 @@ class Participant:
         self._listener = network.listener(self._status, self._admit)
         self._link: Leader | Link | None = None
         self._parted: list[Leader | Link] = []
-        self._nodes: list[NodeEntry] = []  # of the last attempt
+        self._nodes: list[NodeEntry] = []  # of the last attempt, and of the one before until all have agreed
         self._leader: tuple[str, int] | None = None  # address of the coordinator
         self._leader_id = ""
         self._leads_others = False  # whether the leader runs an attempt in which this node takes no part
@@ -312,16 +312,19 @@ class Participant:
             self.last_call_until = until = self._loop.now() + seconds
             self._loop.after(seconds, lambda: self._end_last_call(link, until))
             return
-        if message["do"] == "start" or message["do"] == "prepare":
+        if message["do"] == "prepare":
             self._nodes = message["nodes"]
-        if message["do"] == "start":
+        elif message["do"] == "start":
             own = next(number for number, node in enumerate(message["nodes"]) if node["id"] == self.id)
             message = {**message, "node_rank": own}
             self._leads_others = False
             self.standing = Standing.from_dict(message["standing"])
+            before = self.standing.members - {node["id"] for node in message["nodes"]}  # they count until all agree
+            self._nodes = [*message["nodes"], *(node for node in self._nodes if node["id"] in before)]
         elif message["do"] == "go":
             assert self.standing is not None
             self.standing = replace(self.standing, agreed=True, asked=self.standing.asked[-1:])
+            self._nodes = [node for node in self._nodes if node["id"] in self.standing.members]
         self._news += 1
         self._deliver_to_agent(message)
 
