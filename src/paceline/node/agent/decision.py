@@ -56,7 +56,9 @@ class Step:
 
     def set(self, **changes: Any) -> None:
         """Change the state."""
-        self.state = replace(self.state, **changes)
+        state = self.state
+        if any(getattr(state, name) != value for name, value in changes.items()):
+            self.state = replace(state, **changes)
 
     def do(self, action: Action) -> None:
         """Have something done."""
