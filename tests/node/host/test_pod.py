@@ -127,6 +127,18 @@ def test_signals_reach_the_job(container: Container) -> None:
     assert container.report()["state"] == "STOPPED"
 
 
+def test_a_signal_ends_it_before_the_job_is_unpacked(container: Container) -> None:
+    """The first process of a container ignores what it does not handle."""
+    piece = container.here / "archive-000"
+    piece.unlink()
+    os.mkfifo(piece)
+    process = container.start("print('runs')")
+    with piece.open("wb"):  # it waits for what comes
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (128 + signal.SIGTERM, b"", b"")
+
+
 def test_a_job_that_cannot_run_says_why_in_its_message(container: Container) -> None:
     process = container.start("print()", framework="paddle", script="train.py")
     _, err = process.communicate(timeout=120)

@@ -2,8 +2,12 @@
 
 # It joins the pieces of the archive and of the code, which came in ConfigMaps, and becomes the program in the archive.
 # The archive is unpacked: from a folder, the processes after the first read their modules as bytecode.
+# The first process of a container ignores signals that it does not handle, so that comes first of all.
 START = r"""
-import glob, json, os, sys
+import signal, sys
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: sys.exit(128 + number))
+import glob, json, os
 here, work, message = sys.argv[1:4]
 def refuse(why):
     sys.stderr.write("paceline: " + why + chr(10))
