@@ -54,7 +54,7 @@ class Job:
         obeys: whether ranks save their state and end at SIGTERM; else it just kills them.
         stubborn: whether SIGTERM does nothing.
         lingers: a rank that does not end before it is killed, once it was asked to; None if there is none.
-        is_only_stopped: whether the job was stopped, and nothing else happened.
+        only_stopped_at: when the job was stopped, if nothing else happened; infinity if not.
         steps: whether ranks train; else they wait.
         trained: how often each sample was trained on, in what checkpoints have.
         folders: where its checkpoints are; None if all its machines always have the newest one.
@@ -67,7 +67,7 @@ class Job:
         number: int = 0, lingers: int | None = None,
     ) -> None:  # fmt: skip
         self.cluster, self.samples, self.obeys, self.stubborn, self.steps = cluster, samples, obeys, stubborn, steps
-        self.lingers, self.is_only_stopped = lingers, False
+        self.lingers, self.only_stopped_at = lingers, float("inf")
         self.agents: list[SimulatedAgent] = []
         self.trainings: dict[tuple[int, tuple[str, ...]], Training] = {}
         self.steps_last: Training | None = None
@@ -316,8 +316,9 @@ class Worker:
         if number == signal.SIGTERM and self.terminated_at is None:
             self.terminated_at = now
         if number == signal.SIGKILL:
-            since = now - (self.terminated_at or 0.0)
-            if self.is_alive and self.job.is_only_stopped and since < self.server.agent.spec.grace - 3 * _FORK:
+            asked_at = self.terminated_at or 0.0
+            since, is_stop = now - asked_at, asked_at >= self.job.only_stopped_at
+            if self.is_alive and is_stop and since < self.server.agent.spec.grace - 3 * _FORK:
                 raise Violation(f"a rank on {self.machine.name} was killed {since:.1f} s after it was asked to end")
             self.end(number)
         elif self.lingers:

@@ -383,9 +383,10 @@ class Simulation:
             self.first, self.first_at = (what, machine.name, rank), self.cluster.now
         else:
             self.second_at = min(self.second_at, self.cluster.now)
-        is_stop = what in ("stop", "interrupt") and self.it.kind in ("fixed", "elastic")
+        # Before that, ranks may be stopped because others join, and have had their grace to save.
+        is_stop = what in ("stop", "interrupt") and self.it.kind in ("fixed", "elastic") and self.first_at >= _BEGUN
         is_first = self.second_at == float("inf") and "disk full" not in {fault.do for fault in self.it.faults}
-        self.job.is_only_stopped = is_stop and is_first
+        self.job.only_stopped_at = self.first_at if is_stop and is_first else float("inf")
 
     def look(self) -> None:
         """What `list` says of a job that has trained for a while, and to which nothing has happened."""

@@ -83,6 +83,10 @@ FOUND = {
         2070134, "elastic", restarts=1, grace=2.0, spread=6.0,
         faults=(Fault(0.0, "kill", 2, after="finish"), Fault(34.0, "scale out", 2), Fault(35.07, "kill", 1)),
     ),
+    "a node that was suspended while it met its new coordinator took it for one that had just been there": Schedule(
+        4017769, "elastic", nodes=4, restarts=1, latency=0.4, nproc=2,
+        faults=(Fault(10.65, "kill"), Fault(13.05, "suspend", 2, 60.0)),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

@@ -266,6 +266,7 @@ class Participant:
             OSError: it does not answer.
             PermissionError: it does not know the token.
         """
+        begun = self._loop.now()
         channel, status = self._network.connect(address, timeout)
         if not status["leads"]:
             channel.close()
@@ -278,6 +279,7 @@ class Participant:
             received=lambda message: self._deliver(link, cast("ToNode", message)),
             lost=lambda is_dead, why: self._lose_leader(link, is_dead, why or "it ended the connection"),
         )
+        link.alive_at = begun  # its answers may have waited here since then, if this process was suspended
         self._leader, self._leader_id, self._leads_others = address, status["id"], status["has_started"]
         self._address = self._spec.local_address or self._only or own
         self._join()
