@@ -195,8 +195,9 @@ class Process:
 
     @property
     def unread(self) -> list[str]:
-        """What each message does that has come to it."""
-        return [line.split(b'"', 4)[3].decode() for channel in self.channels for line in channel.inbox]
+        """What each message does that has come to it, on a connection that it still reads."""
+        watched = [channel for channel in self.channels if id(channel) in self.loop._watched]
+        return [line.split(b'"', 4)[3].decode() for channel in watched for line in channel.inbox]
 
     def suspend(self, seconds: float) -> None:
         self.suspended_until = max(self.suspended_until, self.cluster.now + seconds)
