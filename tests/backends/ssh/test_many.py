@@ -81,8 +81,8 @@ def test_too_few_open_files_are_told_before_anything_is_started(hosts: ManyHosts
     refused = run(96, 128, *SUBMIT)
     assert refused.returncode == 2
     assert refused.stderr == (
-        f"paceline: connections to {COUNT} hosts need 224 open files, and this process may have 128; "
-        "raise its limit (ulimit -Hn), or name at most 16 hosts\n"
+        f"paceline: connections to {COUNT} hosts need 344 open files, and this process may have 128; "
+        "raise its limit (ulimit -Hn), or name at most 9 hosts\n"
     )
     assert not hosts.asked_routes()
     for verb in SUBMIT, ("list",):
@@ -90,7 +90,7 @@ def test_too_few_open_files_are_told_before_anything_is_started(hosts: ManyHosts
         assert done.returncode == 0, done.stderr
     refused = run(96, 128, "logs", "--on", "many", "it")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "need 224 open files" in refused.stderr
+    assert "need 344 open files" in refused.stderr
 
 
 def test_a_bounded_number_of_things_is_done_at_once_and_more_if_these_do_not_come_on() -> None:

@@ -24,7 +24,7 @@ _LEAST_OVERDUE = 1.0  # seconds in which a host is not overdue
 _OVERDUE = 1.5  # times as long as the others have taken at most
 _NOTICE = 2.0  # seconds until it is said who is overdue, and until it is said again
 _OTHERS = 64  # open files besides those of connections
-_OF_HOST = 4  # open files of a connection: three, and another one while its process starts
+_OF_HOST, _OF_START = 3, 4  # open files of a connection, and others while its process starts
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -186,14 +186,16 @@ def need_files(hosts: int) -> None:
     Raises:
         UserError: it may not open as many files.
     """
-    needed = _OF_HOST * hosts + _OTHERS
+    needed = _OF_HOST * hosts + _OF_START * min(hosts, AT_ONCE) + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
+        left = hard - _OTHERS
+        most = max(1, left // (_OF_HOST + _OF_START), (left - _OF_START * AT_ONCE) // _OF_HOST)
         raise UserError(
             f"connections to {hosts} hosts need {needed} open files, and this process may have {hard}; "
-            f"raise its limit (ulimit -Hn), or name at most {max(1, (hard - _OTHERS) // _OF_HOST)} hosts"
+            f"raise its limit (ulimit -Hn), or name at most {most} hosts"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
