@@ -87,18 +87,14 @@ class FolderLock:
             return True
         try:  # a network file system asks the server when a file is opened
             fd = os.open(self._entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                return os.path.samestat(os.fstat(self._entry.fd), os.fstat(fd))
+            finally:
+                os.close(fd)
         except OSError as error:
             if error.errno in _GONE:
                 return False
             raise
-        try:
-            return os.path.samestat(os.fstat(self._entry.fd), os.fstat(fd))
-        except OSError as error:
-            if error.errno in _GONE:
-                return False
-            raise
-        finally:
-            os.close(fd)
 
 
 def holder_of(folder: Path) -> str | None:
