@@ -223,6 +223,7 @@ class Worker:
         self.is_cleaning_up = False  # it has left its peers, and will end with an error that is not recorded yet
         self.failure: dict[str, Any] | None = None
         self.terminated_at: float | None = None
+        self.had_grace = False  # to save, because others join
         agent = server.agent
         start = agent.status.current["start"]
         assert start is not None
@@ -315,9 +316,12 @@ class Worker:
         now = self.job.cluster.now
         if number == signal.SIGTERM and self.terminated_at is None:
             self.terminated_at = now
+        if number == signal.SIGUSR2:
+            self.had_grace = True
         if number == signal.SIGKILL:
             asked_at = self.terminated_at or 0.0
-            since, is_stop = now - asked_at, asked_at >= self.job.only_stopped_at
+            since = now - asked_at
+            is_stop = asked_at >= self.job.only_stopped_at and not self.had_grace
             if self.is_alive and is_stop and since < self.server.agent.spec.grace - 3 * _FORK:
                 raise Violation(f"a rank on {self.machine.name} was killed {since:.1f} s after it was asked to end")
             self.end(number)

@@ -383,8 +383,7 @@ class Simulation:
             self.first, self.first_at = (what, machine.name, rank), self.cluster.now
         else:
             self.second_at = min(self.second_at, self.cluster.now)
-        # Before that, ranks may be stopped because others join, and have had their grace to save.
-        is_stop = what in ("stop", "interrupt") and self.it.kind in ("fixed", "elastic") and self.first_at >= _BEGUN
+        is_stop = what in ("stop", "interrupt") and self.it.kind in ("fixed", "elastic")
         is_first = self.second_at == float("inf") and "disk full" not in {fault.do for fault in self.it.faults}
         self.job.only_stopped_at = self.first_at if is_stop and is_first else float("inf")
 
@@ -468,10 +467,9 @@ class Simulation:
             for _, record in agent.dir.records:
                 if record["event"] != "restarting" or record["failure"] is not None:
                     continue
-                attempt = record["attempt"]
-                left = (
-                    "scale in" in does and " joins" in record["why"]
-                )  # one that has joined may leave before it begins
+                attempt, changes = record["attempt"], set(record["why"].split(", "))
+                joined = {it.removesuffix(" joins") for it in changes if it.endswith(" joins")}
+                left = {f"{name} {how}" for name in joined for how in ("leaves", "is gone")} & changes
                 if attempt in nodes and nodes[attempt] == nodes.get(attempt - 1) and not left:
                     raise Violation(f"attempt {attempt} has the nodes of the one before: {record['why']}")
 

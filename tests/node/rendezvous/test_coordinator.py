@@ -277,6 +277,21 @@ def test_a_node_that_leaves_stays_when_the_others_are_gone() -> None:
     assert told[0][1]["why"] == "node 1 (h) is gone"
 
 
+@pytest.mark.parametrize(("end", "why"), [("lost", "h joins, h is gone"), ("leave", "h joins, h leaves")])
+def test_that_a_newcomer_has_gone_before_it_took_part_is_said(end: str, why: str) -> None:
+    coordinator = Coordinator(1, 2, 0, expected=1)
+    elastic(coordinator, 1)
+    coordinator.receive(1, {**join(2, 1), "nodes": [1, 2]})
+    coordinator.receive(1, {"do": "prepared"})
+    coordinator.receive(0, {"do": "called"})
+    told = coordinator.lost(1) if end == "lost" else coordinator.receive(1, {"do": "leave"})
+    assert [m["do"] for _, m in told] == ([] if end == "lost" else ["finish"])
+    told = coordinator.receive(0, {"do": "stopped", "failures": [], "main_port": 1, "ports": []})
+    assert [(m["do"], m.get("why"), len(m["nodes"]) if m["do"] == "start" else m["nodes"]) for _, m in told] == [
+        ("restart", why, 1), ("start", None, 1),
+    ]  # fmt: skip
+
+
 LOST = {"do": "leave or stop", "signal": 1}
 STOPPED = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
 

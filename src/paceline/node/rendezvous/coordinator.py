@@ -144,7 +144,7 @@ class Coordinator:
         self.standing: Standing | None = None
         self.dead: set[str] = set()
         self._leavers: dict[int, str] = {}  # nodes that were told to leave, and may not know it yet
-        self._next: tuple[str, list[Failure]] | None = None  # why there is another attempt, which waits for their end
+        self._next: list[Failure] | None = None  # of the attempt that has ended, if another one waits for their end
         self.has_started = False
         self._in_last_call = False
         self._gone: list[Failure] = []
@@ -259,6 +259,8 @@ class Coordinator:
             return []
         if is_dead:
             self.dead.add(member.id)
+        if _joins(member) in self._changes:  # it is lost before the attempt begins that it was to take part in
+            self._changes.append(f"{member.name} is gone")
         if self.phase == GATHERING and self.is_closed:
             rank = member.joined["node_rank"] or 0
             why = f"node {rank} ({member.name}) is gone" + ("" if is_dead else f": {why}")
@@ -400,7 +402,7 @@ class Coordinator:
         if self.phase == GATHERING and self._next is None and len(self.members) >= self.least and self._may_go_on():
             return self._start()
         if self.phase == RUNNING and (newcomers := self._newcomers()):
-            self._changes += [f"{member.name} joins" for member in newcomers]
+            self._changes += [_joins(member) for member in newcomers]
             return self._halt(save=True)
         return []
 
@@ -425,6 +427,7 @@ class Coordinator:
             member.wants_to_leave = True
             return []
         if not member.takes_part:
+            self._changes += [_leaves(member)] if _joins(member) in self._changes else []
             return self._dismiss([member])
         if not self.replaces and len(self._staying()) <= self.least:
             return self._stop(member.or_stop) if member.or_stop else []
@@ -572,12 +575,11 @@ class Coordinator:
         self._choose_leaving()
         if stops := [member.or_stop for member in participants if member.or_stop and not member.is_leaving]:
             return self._finish("STOPPED", 128 + stops[0], [])
-        why = ", ".join(dict.fromkeys(self._changes))
         self._gone.clear()
         self.preempted = self.final = False
         self.attempt += 1
         self.phase = GATHERING
-        self._next = why, failures
+        self._next = failures
         outbox = self._dismiss([member for member in participants if member.leaves and member is not self.members[0]])
         return outbox + self._go_on()
 
@@ -591,7 +593,8 @@ class Coordinator:
         may = self._may_go_on(staying, self.dead | ({own.id} if own.leaves else set()))
         if self._next is None or (self._leavers and not may):
             return []
-        (why, failures), self._next = self._next, None
+        why = ", ".join(dict.fromkeys(self._changes))
+        failures, self._next = self._next, None
         if own.leaves:
             return self._dismiss([own])
         if not may:
@@ -627,6 +630,10 @@ class Coordinator:
 
     def _to_participants(self, message: ToNode) -> Outbox:
         return [(peer, message) for peer, member in self.members.items() if member.takes_part]
+
+
+def _joins(member: _Member) -> str:
+    return f"{member.name} joins"
 
 
 def _leaves(member: _Member) -> str:
