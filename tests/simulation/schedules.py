@@ -390,9 +390,11 @@ class Simulation:
     def look(self) -> None:
         """What `list` says of a job that has trained for a while, and to which nothing has happened."""
         self.cluster.after(_LOOK, self.look)
-        now, training = self.cluster.now, self.job.steps_last
+        now, training, requeuer = self.cluster.now, self.job.steps_last, self.job.requeuer
         self.wait()
         if training is None or training.is_to_save or training.is_over or not training.can_step:
+            return
+        if requeuer is not None and training.attempt < requeuer.first_attempt:  # it has been started again since
             return
         if now < max(training.began_at, self.happened_at) + _TRUE_WITHIN:
             return
@@ -528,6 +530,8 @@ class Simulation:
         if {"kill", "scale in"} & {
             *does
         } and self.it.join < SILENCE:  # the search for another coordinator may take longer
+            return False
+        if does.count("kill") > 2 and self.it.latency > 0.1:  # those that died last may have gone on before
             return False
         paused = sum(it.seconds + _SLACK for it in self.it.faults if it.do in ("suspend", "slow"))
         if "kill" in does and paused > SILENCE:  # the others cannot know whether it went on before it was killed
