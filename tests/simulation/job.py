@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 _NOWHERE = Path("/nonexistent/rank.json")
 _STEPS = 4  # between two checkpoints
-_IMPORT, _FORK, _SYMPTOM, _CLEANUP, _LAST_WORDS = 2.0, 0.1, 2.0, 5.5, 4.0  # seconds at most
+_IMPORT, _FORK, _SYMPTOM, _LAST_WORDS = 2.0, 0.1, 2.0, 4.0  # seconds at most
+CLEANUP = 5.5  # seconds at most, from the exit of a rank to its end
 
 
 class Violation(AssertionError):
@@ -292,7 +293,7 @@ class Worker:
         """It leaves its peers, cleans up, and ends with an error; only then it is known that it failed first."""
         if self.is_alive and not self.is_ending:
             self.is_cleaning_up = True
-            self.job.cluster.after(self.job.cluster.jitter(_CLEANUP), lambda: self.fail("it has exited"))
+            self.job.cluster.after(self.job.cluster.jitter(CLEANUP), lambda: self.fail("it has exited"))
 
     def fail(self, message: str, symptom: bool = False) -> None:
         """An exception ends it; its peers notice that before its process has ended."""

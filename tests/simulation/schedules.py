@@ -15,14 +15,14 @@ from paceline.node.signals import EXIT_REPLACED, LEAVE
 from paceline.node.spec import NodeSpec, Program
 
 from .cluster import PORT, Cluster, Machine
-from .job import Job, Lifeline, Violation
+from .job import CLEANUP, Job, Lifeline, Violation
 from .requeue import DOWN, Disk, Requeuer
 from .resubmit import Folders, Resubmission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .job import SimulatedAgent
+    from .job import SimulatedAgent, Worker
 
 SILENCE = 10.0  # seconds
 SAMPLES = 60
@@ -178,6 +178,7 @@ class Simulation:
         self.machines = [Machine(self.cluster, f"h{number}") for number in range(it.nodes)]
         self.first: tuple[str, str, int | None] | None = None  # what, which machine, and which rank
         self.first_at = 0.0
+        self.exiting: Worker | None = None  # a rank of which it is not known before its end that it failed
         self.second_at = float("inf")
         self.stopped_at: float | None = None
         self.in_vain: list[SimulatedAgent] = []
@@ -361,6 +362,7 @@ class Simulation:
             worker = agent.ranks._channel.workers.get(fault.node % self.it.nproc)
             if worker is not None and worker.is_alive and not worker.is_ending:
                 self.note("rank fails", machine, worker.rank.placement.rank)
+                self.exiting = worker if do == "rank exits" else None
                 worker.fail("it failed") if do == "rank fails" else worker.exit()
         elif do == "scale in":
             self.note(do, machine)
@@ -517,8 +519,11 @@ class Simulation:
         losses, failures = ("kill",), ("rank fails", "rank exits", "fork server ends")
         does = [fault.do for fault in self.it.faults]
         again = ("preempt",) if self.it.kind == "requeued" else ()
+        all_come = self.it.join > self.it.spread + _KNOWN
         if self.first is None and "disk full" not in does:  # it had ended before the first fault
-            return (self.it.kind == "elastic" and self.it.least == 1) or self.it.join > self.it.spread + _KNOWN
+            return (self.it.kind == "elastic" and self.it.least == 1) or all_come
+        if not self.job.trainings and not all_come:
+            return False
         is_alone = len(does) == 1 and "suspend all" in does
         if not is_alone and {*does} - {*losses, *failures, "suspend", "slow", *_SCALES, *_HARMLESS, *again}:
             return False
@@ -566,7 +571,8 @@ class Simulation:
         if what == "rank fails" and self.it.kind in ("fixed", "elastic") and self.second_at == float("inf"):
             records = [record for agent in ends for _, record in agent.dir.records if record.get("failure")]
             found = {record["failure"]["rank"] for record in records}
-            if found != {rank}:
+            is_cut_short = self.exiting is not None and self.exiting.had_grace and self.it.grace < CLEANUP
+            if found != {rank} and not is_cut_short:
                 raise Violation(f"rank {rank} failed first, and {found} is named")
         if what == "kill" and self.it.kind == "fixed" and not self.it.restarts:
             for agent in ends:
