@@ -232,12 +232,16 @@ class Worker:
         self.training = self.job.training(rank.placement.attempt, ids, rank.placement.world_size)
         for other in self.job.workers:
             if other.is_alive and other.training is not self.training:
-                is_late = other.training.attempt > self.training.attempt and not self.training.begins_anew(
-                    other.training
-                )
-                (self.must_end if is_late else other.must_have_ended)()
+                (self.must_end if self._is_late(other) else other.must_have_ended)()
         self.job.workers = [*(it for it in self.job.workers if it.is_alive), self]
         self.training.join(self)
+
+    def _is_late(self, other: Worker) -> bool:
+        """Whether a rank that runs already belongs to a later start of the job, or a later attempt."""
+        start, its = self.server.agent.spec.current, other.server.agent.spec.current
+        if start is not None and its is not None and start != its:
+            return int(start[1]) < int(its[1])
+        return other.training.attempt > self.training.attempt and not self.training.begins_anew(other.training)
 
     @property
     def is_suspended(self) -> bool:
