@@ -87,6 +87,10 @@ FOUND = {
         4017769, "elastic", nodes=4, restarts=1, latency=0.4, nproc=2,
         faults=(Fault(10.65, "kill"), Fault(13.05, "suspend", 2, 60.0)),
     ),
+    "list said RESTARTING of a job that trained without a node that was cut off just before that attempt": Schedule(
+        21243812, "elastic", nodes=4, restarts=2, least=3, grace=8.0, latency=0.4, spread=6.0,
+        faults=(Fault(0.0, "split", seconds=20.1, after="restarting"),),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

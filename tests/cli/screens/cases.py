@@ -54,7 +54,8 @@ def job(
         ]  # fmt: skip
         status: Status = {  # type: ignore[typeddict-item]
             "state": state, "node_rank": number, "attempt": 0, "restarts": 0, "nodes": len(hosts),
-            "world_size": 2 * len(hosts), "start": {} if has_begun else None, "ranks": ranks if has_begun else [],
+            "world_size": 2 * len(hosts), "ranks": ranks if has_begun else [],
+            "start": {"attempt": 0} if has_begun else None,
             "started": NOW - age + 60 if has_begun else None, "finished": NOW - age / 2 if is_over else None,
             "exit_code": {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 143}.get(state), "failure": failure,
             "devices": devices,

@@ -47,7 +47,8 @@ def rank(number: int, state: str) -> dict[str, Any]:
 
 def part(node: int = 0, alive: bool | None = True, *, is_elastic: bool = False, nodes: int = 2, **status: Any) -> Part:
     """A part of a job that has recorded this."""
-    begun = {"start": {"attempt": 0}, "nodes": nodes, "node_rank": node, "ranks": [rank(node, "RUNNING")]}
+    start = {"attempt": status.get("attempt", 0)}
+    begun = {"start": start, "nodes": nodes, "node_rank": node, "ranks": [rank(node, "RUNNING")]}
     recorded = {**begun, "created": 1.0, **status} if status else {}
     return part_of(
         cast("Any", recorded), alive=alive, host=f"host{node}", why="" if alive else DEAD, written=9.0,
@@ -259,6 +260,8 @@ def test_a_scheduler_that_decides_the_end_is_believed(data: st.DataObject) -> No
           part(1, is_elastic=True, state="STARTING", start=None)], "RUNNING"),  # node 1 is about to join
         ([part(is_elastic=True, state="RUNNING", nodes=1, attempt=1),
           part(1, is_elastic=True, state="RESTARTING")], "RUNNING"),  # node 1 was lost, and comes back
+        ([part(is_elastic=True, state="RESTARTING", nodes=3, attempt=1, start={"attempt": 0}),  # it was cut off just
+          *(part(node, is_elastic=True, state="RUNNING", attempt=1) for node in (1, 2))], "RUNNING"),  # before that
         ([part(alive=False, state="RUNNING"), part(1, state="SUCCEEDED", exit_code=0, finished=5.0)], "SUCCEEDED"),
         ([part(alive=False, is_elastic=True, state="RUNNING", nodes=1, attempt=1),  # node 1, about to join, knows it
           part(1, is_elastic=True, state="SUCCEEDED", start=None, exit_code=0, finished=5.0)], "SUCCEEDED"),

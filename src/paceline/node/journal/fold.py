@@ -40,6 +40,7 @@ if TYPE_CHECKING:
             alive: whether a process works on it; None if that is not known.
             why: why nothing works on it although no end is recorded, or why it is not known whether something does.
             has_begun: whether it takes part in an attempt, or did.
+            is_in_attempt: whether it takes part in this attempt, or did; else it is about to.
             nodes, ranks: how many the job has, if its agent knows it.
             job_id: identifies the job on all its machines.
             hosts: names of the job's nodes as the user gave them; empty if unknown.
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         host: str
         node_rank: int
         has_begun: bool
+        is_in_attempt: bool
         nodes: int | None
         ranks: int | None
         job_id: str | None
@@ -146,11 +148,13 @@ def part_of(
         checkpoint: that was saved last.
     """
     state, failure = status.get("state", "PENDING"), status.get("failure")
+    start, attempt = status.get("start"), int(status.get("attempt", 0))
     return {
         "state": state, "alive": alive, "why": why, "host": host, "node_rank": int(status.get("node_rank") or 0),
-        "has_begun": status.get("start") is not None, "nodes": status.get("nodes"),
+        "has_begun": start is not None, "is_in_attempt": start is not None and start.get("attempt") == attempt,
+        "nodes": status.get("nodes"),
         "ranks": status.get("world_size"), "job_id": job_id, "hosts": hosts, "is_elastic": is_elastic,
-        "attempt": int(status.get("attempt", 0)), "restarts": int(status.get("restarts", 0)),
+        "attempt": attempt, "restarts": int(status.get("restarts", 0)),
         "exit_code": status.get("exit_code") if state in FINAL else None, "started": status.get("started"),
         "finished": status.get("finished") if state in FINAL else written, "noticed": noticed,
         "instances": [_instance(rank, host) for rank in status.get("ranks", ())],
@@ -203,9 +207,16 @@ def fold(job: JobFacts, parts: Sequence[Part], scheduler: Scheduler | None = Non
     return {**job, "nodes": nodes or job["nodes"], "ranks": ranks or job["ranks"], **state}
 
 
-def order(part: Part) -> tuple[int, bool, int]:
-    """The key by which those come first that are in the last attempt: from an elastic job others may have gone."""
-    return -part["attempt"], not part["has_begun"], part["node_rank"]
+def order(part: Part) -> tuple[int, bool, bool, int]:
+    """The key by which those come first that are in the last attempt: from an elastic job others may have gone.
+
+    A node that was cut off from the others just before an attempt has the number of that attempt as well.
+    """
+    return -part["attempt"], not _is_in_attempt(part), not part["has_begun"], part["node_rank"]
+
+
+def _is_in_attempt(part: Part) -> bool:
+    return part.get("is_in_attempt", part["has_begun"])  # older hosts do not report it
 
 
 def last_attempt(parts: Sequence[Part]) -> list[Part]:
@@ -223,7 +234,7 @@ def is_over(part: Part) -> bool:
 def _in_last(parts: list[Part]) -> int:
     """How many of these parts, in order, are in the last attempt."""
     last = [part for part in parts if part["attempt"] == parts[0]["attempt"]]
-    begun = sum(part["has_begun"] for part in last)
+    begun = sum(_is_in_attempt(part) for part in last)
     return begun if begun >= (parts[0]["nodes"] or 1) else len(last)
 
 
