@@ -179,6 +179,7 @@ class Simulation:
         self.first: tuple[str, str, int | None] | None = None  # what, which machine, and which rank
         self.first_at = 0.0
         self.exiting: Worker | None = None  # a rank of which it is not known before its end that it failed
+        self.unbegun: list[SimulatedAgent] = []  # agents whose fork server ended before they took part in an attempt
         self.second_at = float("inf")
         self.stopped_at: float | None = None
         self.in_vain: list[SimulatedAgent] = []
@@ -357,6 +358,8 @@ class Simulation:
             cluster.after(fault.seconds, lambda: setattr(machine, "is_full", False))
         elif do == "fork server ends" and agent.ranks.has_server:
             self.note(do, machine)
+            if agent.status.current["start"] is None:
+                self.unbegun.append(agent)
             agent.ranks._channel.end_unexpectedly()
         elif do in ("rank fails", "rank exits") and agent.ranks.has_server:
             worker = agent.ranks._channel.workers.get(fault.node % self.it.nproc)
@@ -522,7 +525,7 @@ class Simulation:
         all_come = self.it.join > self.it.spread + _KNOWN
         if self.first is None and "disk full" not in does:  # it had ended before the first fault
             return (self.it.kind == "elastic" and self.it.least == 1) or all_come
-        if not self.job.trainings and not all_come:
+        if (not self.job.trainings and not all_come) or (self.unbegun and self.it.kind == "requeued"):
             return False
         is_alone = len(does) == 1 and "suspend all" in does
         if not is_alone and {*does} - {*losses, *failures, "suspend", "slow", *_SCALES, *_HARMLESS, *again}:
@@ -559,7 +562,7 @@ class Simulation:
         if not any(agent.status.current["start"] for agent in self.last):  # nodes that were missing have ended it
             return
         what, machine, rank = self.first
-        states = {state for state, _ in filter(None, map(ends.get, self.last))}
+        states = {end[0] for agent in self.last if (end := ends.get(agent)) is not None and agent not in self.unbegun}
         # A stop comes to all nodes within a second, an interrupt to one, which tells the others.
         is_heard = self.second_at > self.first_at + self.it.latency + (1.1 if what == "stop" else 0.1)
         is_stopped = what in ("stop", "interrupt") and is_heard
