@@ -357,7 +357,7 @@ class Socket:
         return self._channel.process.machine.address, 0
 
     def getsockopt(self, *_: int) -> bytes:
-        since = self._channel.stalled_since
+        since = self._channel.silent_since
         milliseconds = 200 if since is None else int(1000 * (self._channel.process.cluster.now - since))
         return _INFO.pack(1448, milliseconds, milliseconds)
 
@@ -375,7 +375,7 @@ class Channel:
     """One end of a connection, as `eventloop.channel.Channel` is to its owner.
 
     Attributes:
-        stalled_since: since when nothing comes from the other kernel.
+        silent_since: since when no packet comes from the other kernel.
         inbox: what has come, and is not read.
     """
 
@@ -386,7 +386,8 @@ class Channel:
     def __init__(self, process: Process) -> None:
         self.process, self.socket = process, Socket(self)
         self.loop: SimulatedLoop | None = None
-        self.stalled_since: float | None = None
+        self.silent_since: float | None = None
+        self._is_stalled = False
         self._held: list[bytes | None] = []
         self.inbox: list[bytes] = []
         self._is_open, self._is_ended = True, False
@@ -417,7 +418,7 @@ class Channel:
         cluster.after(at - cluster.now, lambda: other._arrive(message))
 
     def _arrive(self, message: bytes | None) -> None:
-        if self.stalled_since is not None:
+        if self._is_stalled:
             self._held.append(message)
         elif self._is_open:
             if message is None:
@@ -437,20 +438,33 @@ class Channel:
         """What comes to this end is held back as long as the network does not deliver it, or no acknowledgement."""
         cluster = self.process.cluster
         if self.passes:
-            if self.stalled_since is not None:
+            if self._is_stalled:
                 cluster.after(cluster.jitter(_BACKOFF), self._flow)
+        elif self._is_stalled:
+            self._listen()
         elif not cluster.passes(self.other.process.machine, self.process.machine):
             self._stall()
         else:
             cluster.after(_UNACKNOWLEDGED, self._stall)
 
     def _stall(self) -> None:
-        if self.stalled_since is None and not self.passes:
-            self.stalled_since = self.process.cluster.now
+        if not self._is_stalled and not self.passes:
+            self._is_stalled = True
+            self._listen()
+            self.other._listen()
+
+    def _listen(self) -> None:
+        """Whether packets come: what the other end sends, or acknowledgements of what it receives."""
+        if not self._is_stalled or (self.passes and not self.other._is_stalled):
+            self.silent_since = None
+        elif self.silent_since is None:
+            self.silent_since = self.process.cluster.now
 
     def _flow(self) -> None:
         if self.passes:
-            self.stalled_since = None
+            self._is_stalled = False
+            self._listen()
+            self.other._listen()
             held, self._held = self._held, []
             for message in held:
                 self._arrive(message)
