@@ -91,6 +91,10 @@ FOUND = {
         21243812, "elastic", nodes=4, restarts=2, least=3, grace=8.0, latency=0.4, spread=6.0,
         faults=(Fault(0.0, "split", seconds=20.1, after="restarting"),),
     ),
+    "a rank that started late failed as the others had saved and ended, and that ended the job": Schedule(
+        33117280, "elastic", grace=2.0, latency=0.1, spread=6.0, lingers=0,
+        faults=(Fault(0.0, "suspend", 1, 18.6, after="go"), Fault(12.27, "scale in", 2)),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

@@ -292,6 +292,15 @@ def test_that_a_newcomer_has_gone_before_it_took_part_is_said(end: str, why: str
     ]  # fmt: skip
 
 
+def test_a_rank_that_starts_when_the_others_have_saved_and_ended_has_not_failed() -> None:
+    coordinator = Coordinator(1, 2, 0)
+    elastic(coordinator, 2)
+    assert [m["do"] for _, m in coordinator.receive(0, {"do": "leave"})] == ["halt"] * 2
+    assert coordinator.receive(0, {"do": "stopped", "failures": [], "main_port": 1, "ports": []}) == []
+    late = {"do": "stopped", "failures": [failed(1, 1.0, symptom=True)], "main_port": 1, "ports": []}
+    assert [(peer, m["do"]) for peer, m in coordinator.receive(1, late)] == [(0, "finish"), (1, "search")]
+
+
 LOST = {"do": "leave or stop", "signal": 1}
 STOPPED = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
 

@@ -140,6 +140,7 @@ class Coordinator:
         self._awaited: set[int] = set()  # peers that take part and have not answered the last order, or how it went
         self._silent: set[int] = set()  # lost ones of them whose ranks may still run
         self._has_symptom = False
+        self._saves = False  # the ranks were asked to save their state and end, as nodes join or leave
         self._hung: object = None  # the hang of this attempt that was said last
         self.standing: Standing | None = None
         self.dead: set[str] = set()
@@ -547,7 +548,7 @@ class Coordinator:
             return self._finish("STOPPED", 128 + number, []) if number else []
         if self.phase not in (AGREEING, RUNNING):
             return []
-        self.phase = HALTING
+        self.phase, self._saves = HALTING, save
         self._await_all()
         return self._order_halt(number, save, grace)
 
@@ -559,7 +560,7 @@ class Coordinator:
         """No rank is left on any node: start another attempt, or end the job."""
         participants = self._participants()
         failures = [failure for member in participants for failure in member.failures]
-        if self.changes and self._gone:  # failures that the loss of a node has caused do not count
+        if (self.changes and self._gone) or self._saves:  # failures that others have caused by ending do not count
             failures = [failure for failure in failures if not failure["symptom"]]
         if not self.is_elastic:  # such a loss itself does, if the job needs all nodes
             failures += self._gone
