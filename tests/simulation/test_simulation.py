@@ -95,6 +95,10 @@ FOUND = {
         33117280, "elastic", grace=2.0, latency=0.1, spread=6.0, lingers=0,
         faults=(Fault(0.0, "suspend", 1, 18.6, after="go"), Fault(12.27, "scale in", 2)),
     ),
+    "a failure counted twice when a node was lost while the next attempt was agreed": Schedule(
+        34113374, "elastic", restarts=1, grace=2.0, latency=0.4, lingers=0,
+        faults=(Fault(16.24, "fork server ends"), Fault(18.69, "kill", 1)),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

@@ -51,6 +51,7 @@ class World:
         self.done: list[str] = []
         self.sent: list[dict[str, Any]] = []
         self.records: list[dict[str, Any]] = []
+        self.reported: list[list[Any]] = []  # failures of attempts that were halted
         self.stubborn = stubborn
         self.status: dict[str, Any] = {
             "state": "STARTING", "started": None, "start": None, "waiting": None, "node_rank": 0,
@@ -141,6 +142,8 @@ class World:
             self.records += cast("list[dict[str, Any]]", action["records"])
             self.status.update(action["changes"])
             return
+        if action["do"] == "send stopped":
+            self.reported.append(action["failures"])
         if action["do"] == "send" or action["do"] == "send stopped":
             self.sent.append(cast("dict[str, Any]", action.get("message", {"do": "stopped"})))
             return
@@ -422,6 +425,17 @@ def test_what_an_attempt_before_has_lost_is_not_named() -> None:
     one.runs()
     one.hears("alone", why="h0 is gone")
     assert (one.records[-1]["failure"]["message"], one.records[-1]["others"]) == ("h0 is gone", [])
+
+
+@pytest.mark.parametrize("what", ["rank", "fork server"])
+def test_what_an_attempt_before_has_reported_is_not_reported_of_one_that_never_began(what: str) -> None:
+    one = World(node(nodes=3, max_restarts=1), leads=False).runs()
+    one.server_failure = "it ended" if what == "fork server" else ""
+    one.ends(0, symptom=False)
+    one.hears("halt", signal=0, save=False, grace=None, gone=[])
+    one.hears("start", attempt=1)
+    one.hears("halt", signal=0, save=False, grace=None, gone=[])
+    assert [len(failures) for failures in one.reported] == [1, 0]
 
 
 def test_every_deadline_says_what_happens() -> None:

@@ -103,20 +103,23 @@ class Attempt(Step):
         if number:
             self.set(halted_by=number)
             self.record_stop(number)
-        if self.state.halted:
-            self.report_stopped()
+        if self.state.halted:  # it has not begun here; what failed before has been reported
+            self.report_stopped([])
             return
         longest = FAILURE_GRACE if order["grace"] is None else order["grace"]
         self.stop(order, self.spec.grace if number else min(longest, self.spec.grace), number, save=order["save"])
 
-    def report_stopped(self) -> None:
+    def failures(self) -> list[Failure]:
+        """What has failed here in the attempt."""
+        if why := self.ranks.server_failure:
+            return [node_failure(self.node_rank, self.host, self.ranks.server_cause, why)]
+        if self.state.hung:
+            return [node_failure(self.node_rank, self.host, "hang", self.state.hung)]
+        return self.ranks.failures()
+
+    def report_stopped(self, failures: list[Failure]) -> None:
         """No rank of the attempt is left here."""
         self.set(start=None)
-        failures = self.ranks.failures()
-        if self.state.hung:
-            failures = [node_failure(self.node_rank, self.host, "hang", self.state.hung)]
-        if why := self.ranks.server_failure:
-            failures = [node_failure(self.node_rank, self.host, self.ranks.server_cause, why)]
         self.write()
         self.do({"do": "send stopped", "failures": failures})
         self.await_answer()

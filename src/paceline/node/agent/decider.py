@@ -285,7 +285,7 @@ class _Step(Attempt):
         if because is None:
             self.end()
         elif because["do"] == "halt":
-            self.report_stopped()
+            self.report_stopped(self.failures())
         else:
             self.go_on_without(because)
 
