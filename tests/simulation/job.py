@@ -59,7 +59,7 @@ class Job:
         steps: whether ranks train; else they wait.
         trained: how often each sample was trained on, in what checkpoints have.
         folders: where its checkpoints are; None if all its machines always have the newest one.
-        answered: the machines that answered when it was resubmitted.
+        answered: the agents on machines that answered when it was resubmitted.
         failed: the failures of ranks that were no consequence of another, in the order in which they happened.
     """
 
@@ -80,7 +80,7 @@ class Job:
         self.requeuer: Requeuer | None = None
         self.number, self.name = number, "again" if number else "it"
         self.folders: Folders | None = None
-        self.answered: set[Machine] = set()
+        self.answered: set[SimulatedAgent] = set()
         self.began = 0  # where its first attempt did
 
     def add(self, machine: Machine, spec: NodeSpec, lifeline: Lifeline | None = None) -> SimulatedAgent:
@@ -170,7 +170,7 @@ class Training:
             and not any(worker.knows_nothing for worker in workers)
         ):
             raise Violation(f"attempt {self.attempt} of {self.ids} steps after {before.attempt} of {before.ids}")
-        if self.job.answered and any(worker.machine in self.job.answered for worker in workers):
+        if self.job.answered and any(worker.server.agent in self.job.answered for worker in workers):
             raise Violation(f"attempt {self.attempt} of {self.ids} steps although the job was resubmitted")
         if self.position < 0 and self.job.folders is not None and not self.job.folders.load(self):
             return

@@ -203,7 +203,8 @@ class Resubmission:
 
     def _start(self, chosen: list[Machine], least: int) -> None:
         first, simulation = self.first, self.simulation
-        first.answered = {*self.ask(self.all, None)[0]}
+        answers, _ = self.ask(self.all, None)  # another client may add machines later
+        first.answered = {agent for agent in first.agents if agent.process.machine in answers}
         self.second = second = Job(self.cluster, first.samples, obeys=first.obeys, number=1)
         second.folders = folders = self._folders if self._folders.is_shared else Folders(False)
         names = tuple(it.name for it in chosen)
