@@ -389,6 +389,7 @@ class Simulation:
         else:
             self.second_at = min(self.second_at, self.cluster.now)
         is_stop = what in ("stop", "interrupt") and self.it.kind in ("fixed", "elastic")
+        is_stop = is_stop and "terminate" not in {fault.do for fault in self.it.faults}  # ranks end before all know
         is_first = self.second_at == float("inf") and "disk full" not in {fault.do for fault in self.it.faults}
         self.job.only_stopped_at = self.first_at if is_stop and is_first else float("inf")
 

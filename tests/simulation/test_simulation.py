@@ -99,6 +99,10 @@ FOUND = {
         34113374, "elastic", restarts=1, grace=2.0, latency=0.4, lingers=0,
         faults=(Fault(16.24, "fork server ends"), Fault(18.69, "kill", 1)),
     ),
+    "a machine whose network came back just when it had been given up went on for seconds beside the others": Schedule(
+        36088451, "elastic", restarts=2, join=2.5, grace=2.0, latency=0.1, spread=6.0,
+        faults=(Fault(0.0, "one way", 1, 11.5, "go", 4), Fault(11.55, "scale out", 1), Fault(33.71, "preempt", 1, 7.8)),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

@@ -10,6 +10,7 @@ Both sides send a message every second; a side that sends nothing for long count
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from typing import TYPE_CHECKING, cast
 
@@ -51,6 +52,7 @@ class Link:
         received: Callable[[Message], None],
         lost: Callable[[bool, str], None],
         is_stopping: Callable[[], bool] = lambda: False,
+        follows: bool = False,
     ) -> None:
         """Begin to read, and to send.
 
@@ -60,11 +62,14 @@ class Link:
             lost: called when it is lost, with whether it is known to be dead, and why it counts as lost if not; "" if
                 the connection has ended.
             is_stopping: whether the job is being stopped: then only messages count, not what a kernel answers.
+            follows: whether the other side coordinates. After a silence of its kernel it may have given this side up,
+                and go on soon; that it has not, only a message shows.
         """
         self.channel = channel
         self.last_seen = self.alive_at = self._beaten = self._flows_since = loop.now()
         self._loop, self._silence = loop, silence
-        self._received, self._lost, self._is_stopping = received, lost, is_stopping
+        self._received, self._lost, self._is_stopping, self._follows = received, lost, is_stopping, follows
+        self._quiet_since = math.inf  # when the last packet came before such a silence, if no message has come since
         self._is_open = True
         loop.watch(channel, self._read)
         self._beat()
@@ -98,8 +103,11 @@ class Link:
             return
         now = self._loop.now()
         since = None if self._is_stopping() else since_packet(self.channel.socket)
+        if self._follows and since is not None and since > _GAP:
+            self._quiet_since = min(self._quiet_since, now - since)
         was_running = now - self._beaten < _GAP  # a process that was stopped has received nothing meanwhile
-        limit = exceeded(now - self.last_seen, since, self._silence) if was_running else None
+        counted = None if since is None else max(since, now - self._quiet_since)
+        limit = exceeded(now - self.last_seen, counted, self._silence) if was_running else None
         if limit is not None:
             self.last_seen = max(self.last_seen, now - (now if since is None else since))
             self.part()
@@ -111,7 +119,7 @@ class Link:
         self._loop.after(BEAT_SECONDS, self._beat)
 
     def _read(self) -> None:
-        before, self.last_seen = self.last_seen, self._loop.now()
+        before, self.last_seen, self._quiet_since = self.last_seen, self._loop.now(), math.inf
         if self.last_seen - before > _GAP:
             self._flows_since = self.last_seen
         try:

@@ -278,6 +278,7 @@ class Participant:
             self._spec.silence,
             received=lambda message: self._deliver(link, cast("ToNode", message)),
             lost=lambda is_dead, why: self._lose_leader(link, is_dead, why or "it ended the connection"),
+            follows=True,
         )
         link.alive_at = begun  # its answers may have waited here since then, if this process was suspended
         self._leader, self._leader_id, self._leads_others = address, status["id"], status["has_started"]
