@@ -62,8 +62,8 @@ class Link:
             lost: called when it is lost, with whether it is known to be dead, and why it counts as lost if not; "" if
                 the connection has ended.
             is_stopping: whether the job is being stopped: then only messages count, not what a kernel answers.
-            follows: whether the other side coordinates. After a silence of its kernel it may have given this side up,
-                and go on soon; that it has not, only a message shows.
+            follows: whether the other side coordinates. After almost so long a silence of its kernel it may have given
+                this side up, and go on soon; that it has not, only a message shows.
         """
         self.channel = channel
         self.last_seen = self.alive_at = self._beaten = self._flows_since = loop.now()
@@ -103,7 +103,7 @@ class Link:
             return
         now = self._loop.now()
         since = None if self._is_stopping() else since_packet(self.channel.socket)
-        if self._follows and since is not None and since > _GAP:
+        if self._follows and since is not None and since > max(_GAP, self._silence - _GAP):
             self._quiet_since = min(self._quiet_since, now - since)
         was_running = now - self._beaten < _GAP  # a process that was stopped has received nothing meanwhile
         counted = None if since is None else max(since, now - self._quiet_since)
