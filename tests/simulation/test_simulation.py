@@ -103,6 +103,10 @@ FOUND = {
         36088451, "elastic", restarts=2, join=2.5, grace=2.0, latency=0.1, spread=6.0,
         faults=(Fault(0.0, "one way", 1, 11.5, "go", 4), Fault(11.55, "scale out", 1), Fault(33.71, "preempt", 1, 7.8)),
     ),
+    "a coordinator that was suspended went on at once without a node that had just given it up": Schedule(
+        40098714, "elastic", nodes=3, grace=25.0, latency=0.1, spread=6.0, obeys=False, lingers=1,
+        faults=(Fault(9.52, "suspend", 0, 14.9), Fault(13.1, "split", 2, 7.2)),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

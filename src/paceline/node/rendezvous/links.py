@@ -203,7 +203,8 @@ class Leader:
         self._post(self.coordinator.lost(peer, is_dead, why or "it does not answer"))
         if not is_dead:
             now = self._loop.now()
-            seconds = min(link.last_seen + self._silence, now) + STOP_SECONDS - now
+            was_stopped = now - self._loop.unread_since > _GAP  # then the kernel here has answered meanwhile
+            seconds = (now if was_stopped else min(link.last_seen + self._silence, now)) + STOP_SECONDS - now
             self._loop.after(max(0.0, seconds), lambda: self._post(self.coordinator.has_stopped(peer)))
 
     def _post(self, outbox: Outbox) -> None:
