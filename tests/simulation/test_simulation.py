@@ -107,6 +107,9 @@ FOUND = {
         40098714, "elastic", nodes=3, grace=25.0, latency=0.1, spread=6.0, obeys=False, lingers=1,
         faults=(Fault(9.52, "suspend", 0, 14.9), Fault(13.1, "split", 2, 7.2)),
     ),
+    "what a node had sent before its coordinator was suspended came when it had connected again": Schedule(
+        42028361, "replaced", restarts=1, grace=25.0, latency=0.4, nproc=2, faults=(Fault(2.41, "off", 0, 12.9, "meet"),),
+    ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
         faults=(Fault(19.91, "kill", 1), Fault(20.45, "reboot", 2, 68.3)),

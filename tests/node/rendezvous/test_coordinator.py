@@ -301,6 +301,16 @@ def test_a_rank_that_starts_when_the_others_have_saved_and_ended_has_not_failed(
     assert [(peer, m["do"]) for peer, m in coordinator.receive(1, late)] == [(0, "finish"), (1, "search")]
 
 
+def test_what_a_node_sent_before_it_connected_again_does_not_count() -> None:
+    coordinator = Coordinator(2, 2, 0)
+    coordinator.receive(0, join(2))
+    coordinator.receive(2, join(2, 1))
+    agree(coordinator, 1)
+    assert [m["do"] for _, m in coordinator.receive(2, {"do": "ready"})] == ["go"] * 2
+    assert coordinator.receive(1, join(2, 1)) == coordinator.lost(1, is_dead=False) == []
+    assert [m["do"] for _, m in coordinator.receive(2, {"do": "failed"})] == ["halt"] * 2
+
+
 LOST = {"do": "leave or stop", "signal": 1}
 STOPPED = {"do": "stopped", "failures": [], "main_port": 1, "ports": []}
 

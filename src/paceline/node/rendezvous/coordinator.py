@@ -309,6 +309,8 @@ class Coordinator:
     def _join(self, peer: int, message: Join) -> Outbox:
         outbox: Outbox = []
         other = self._peer_of.get(message["id"])
+        if other in self.members and other > peer:  # the network has held this back; the node has connected again
+            return []
         if other in self.members:  # it reconnects before its loss was noticed
             if self.phase == GATHERING:
                 del self.members[other]
