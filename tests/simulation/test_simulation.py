@@ -108,7 +108,8 @@ FOUND = {
         faults=(Fault(9.52, "suspend", 0, 14.9), Fault(13.1, "split", 2, 7.2)),
     ),
     "what a node had sent before its coordinator was suspended came when it had connected again": Schedule(
-        42028361, "replaced", restarts=1, grace=25.0, latency=0.4, nproc=2, faults=(Fault(2.41, "off", 0, 12.9, "meet"),),
+        42028361, "replaced", restarts=1, grace=25.0, latency=0.4, nproc=2,
+        faults=(Fault(2.41, "off", 0, 12.9, "meet"),),
     ),
     "the coordinator, which was lost later, was named instead of the node that was lost first": Schedule(
         0, nodes=3, grace=2.0, latency=0.1, stubborn=True,
