@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import greenlet
 
-from paceline.node.eventloop.channel import ChannelClosed, encode
+from paceline.node.eventloop.channel import ChannelClosed, decode, encode
 from paceline.node.eventloop.loop import Loop
 from paceline.node.rendezvous.links import BEAT
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 PORT = 29500
 _UNACKNOWLEDGED = 1.4  # seconds in which a kernel to which no acknowledgement comes sends a last message
 _BACKOFF = 4.0  # seconds after which a kernel sends again what a network that is well again has not delivered
-_LONG = 4096  # bytes
 _INFO = struct.Struct("=16xI32x2I")  # of Linux' tcp_info, as `rendezvous.silence` reads it
 
 
@@ -66,12 +65,16 @@ class Cluster:
             call()
 
     def parsed(self, line: bytes) -> dict[str, Any]:
-        """A message; of the last long line, which many receive, a copy that shares its values."""
-        if len(line) < _LONG:
-            return json.loads(line)  # type: ignore[no-any-return]
+        """A message; of the last compressed one, which many receive, a copy that shares its values."""
+        if line.startswith(b"{"):
+            return decode(line)
         if line is not self._parsed[0]:
-            self._parsed = line, json.loads(line)
+            self._parsed = line, decode(line)
         return dict(self._parsed[1])
+
+    def text(self, line: bytes) -> str:
+        """How the JSON of a message begins."""
+        return line[:100].decode() if line.startswith(b"{") else json.dumps({"do": self.parsed(line)["do"]})
 
     def at_moment(self, name: str, number: int, call: Callable[[], None]) -> None:
         """Call at the n-th message, record or action of this name."""
@@ -407,7 +410,7 @@ class Channel:
         if line is not BEAT:
             cluster = self.process.cluster
             cluster.messages, cluster.bytes = cluster.messages + 1, cluster.bytes + len(line)
-            text = line[:100].decode()
+            text = cluster.text(line)
             cluster.moment(text.split('"', 4)[3])
             cluster.write(f"{self.process.machine.name} → {self.other.process.machine.name}  {text}")
         self._transmit(line)

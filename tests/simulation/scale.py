@@ -1,7 +1,7 @@
 """What it costs to coordinate many nodes: `python -m tests.simulation.scale 10 100 1000 --plot FILE`.
 
 It prints a table, and draws it. The agents are real; their network is simulated, so that ten thousand fit into one
-process. CPU seconds are those of the agent that coordinates.
+process. CPU seconds are those of the agent that coordinates, and of one that does not.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 class Cost(NamedTuple):
-    """What a phase costs: messages and bytes of all, CPU seconds of the coordinator."""
+    """What a phase costs: messages and bytes of all, CPU seconds of the coordinator and of another node."""
 
     messages: int
     bytes: int
     seconds: float
+    of_another: float
 
 
 class Scale:
@@ -39,7 +40,7 @@ class Scale:
         self.job = Job(self.cluster, samples=1, steps=False)
         self.nodes = nodes
         self.names = tuple(f"h{number}" for number in range(nodes))
-        self._seconds = 0.0
+        self._seconds = [0.0, 0.0]
         machines = [Machine(self.cluster, name) for name in self.names]
         for rank, machine in enumerate(machines):
             self.cluster.after(self.cluster.jitter(2.0), lambda rank=rank, machine=machine: self._start(rank, machine))
@@ -52,19 +53,23 @@ class Scale:
             main_port=PORT, detached=True, join_timeout=600.0,
         )  # fmt: skip
         agent = self.job.add(machine, spec)
-        if rank == 0:
-            agent.process.go_on = lambda: self._timed(agent.process)  # type: ignore[method-assign]
+        if rank < len(self._seconds):
+            agent.process.go_on = lambda: self._timed(agent.process, rank)  # type: ignore[method-assign]
 
-    def _timed(self, process: Process) -> None:
+    def _timed(self, process: Process, rank: int) -> None:
         before = time.process_time()
         Process.go_on(process)
-        self._seconds += time.process_time() - before
+        self._seconds[rank] += time.process_time() - before
 
     def runs(self, until: float) -> Cost:
         """The cost of what happens until then."""
-        before = self.cluster.messages, self.cluster.bytes, self._seconds
+        before = self._cost()
         self.cluster.run(until, lambda: False)
-        return Cost(self.cluster.messages - before[0], self.cluster.bytes - before[1], self._seconds - before[2])
+        return Cost(*(now - then for now, then in zip(self._cost(), before, strict=True)))  # type: ignore[arg-type]
+
+    def _cost(self) -> Cost:
+        """The cost so far."""
+        return Cost(self.cluster.messages, self.cluster.bytes, *self._seconds)
 
 
 def costs(nodes: int) -> tuple[Cost, Cost]:
@@ -82,7 +87,10 @@ def costs(nodes: int) -> tuple[Cost, Cost]:
 
 def row(nodes: int, start: Cost, loss: Cost) -> str:
     """A row of the table."""
-    each = [f"{cost.messages:,} | {cost.bytes // nodes:,} | {cost.seconds:.2f} s" for cost in (start, loss)]
+    each = [
+        f"{cost.messages:,} | {cost.bytes // nodes:,} | {cost.seconds:.2f} s | {1000 * cost.of_another:.1f} ms"
+        for cost in (start, loss)
+    ]
     return f"| {nodes:,} | {each[0]} | {1000 * start.seconds / nodes:.2f} ms | {each[1]} |"
 
 
@@ -113,8 +121,8 @@ def main() -> None:
     parser.add_argument("nodes", type=int, nargs="*", default=[2, 10, 100, 1000])
     parser.add_argument("--plot", type=Path, help="a picture, .svg or .png")
     options = parser.parse_args()
-    print("| nodes | start: messages | bytes per node | CPU | per join | loss of a node: messages", end="")
-    print(" | bytes per node | CPU |\n|---|---|---|---|---|---|---|---|")
+    print("| nodes | start: messages | bytes per node | CPU | of another node | per join | loss: messages", end="")
+    print(" | bytes per node | CPU | of another node |\n" + "|---" * 10 + "|")
     found = {}
     for nodes in options.nodes:
         found[nodes] = costs(nodes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.node.eventloop.channel import Channel, ChannelClosed, MessageAltered
+from paceline.node.eventloop.channel import Channel, ChannelClosed, MessageAltered, decode, encode
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -41,7 +43,7 @@ def test_messages_survive_any_cut(sent: list[dict[str, object]], piece: int) -> 
 def test_large_messages_wait_for_a_slow_reader() -> None:
     ours, theirs = socket.socketpair()
     writer, reader = Channel(ours), Channel(theirs)
-    sent = [{"n": n, "text": "x" * 100_000} for n in range(50)]
+    sent = [{"n": n, "text": os.urandom(50_000).hex()} for n in range(50)]
     for message in sent:
         writer.send(message)
     assert writer.wants_write
@@ -55,7 +57,11 @@ def test_large_messages_wait_for_a_slow_reader() -> None:
 
 
 @pytest.mark.parametrize(
-    "nonsense", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"17\n", b"x" * 5000, b"[" * 4000 + b"\n"]
+    "nonsense",
+    [
+        *(b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"17\n", b"x" * 5000, b"[" * 4000 + b"\n"),
+        *(b"z\n", b"zz\n", b"zMTc=\n", encode({"text": "x" * 10_000})[:60] + b"\n"),
+    ],
 )
 def test_nonsense_closes(nonsense: bytes) -> None:
     ours, theirs = socket.socketpair()
@@ -63,6 +69,23 @@ def test_nonsense_closes(nonsense: bytes) -> None:
         reader = Channel(theirs, limit=4096)
         ours.send(nonsense)
         with pytest.raises(ChannelClosed):
+            reader.receive()
+        reader.close()
+
+
+def test_long_messages_are_compressed_and_short_ones_are_not() -> None:
+    nodes = {"nodes": [{"id": f"h{number}.{number:08x}", "host": f"h{number}"} for number in range(1000)]}
+    assert len(encode(nodes)) < len(json.dumps(nodes)) / 3
+    assert decode(encode(nodes)) == nodes
+    assert encode({"do": "go"}) == b'{"do": "go"}'
+
+
+def test_a_message_that_is_too_long_once_decompressed_closes() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        reader = Channel(theirs, limit=4096)
+        ours.send(encode({"text": "x" * 1_000_000}) + b"\n")
+        with pytest.raises(ChannelClosed, match="of more than 4096 bytes"):
             reader.receive()
         reader.close()
 

@@ -169,7 +169,7 @@ def test_recorded_messages_do_not_authenticate(meeting: Meeting) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "error"),
     [
-        (b'"challenge": "2:', b'"challenge": "2:0', PermissionError),
+        (b'"challenge": "3:', b'"challenge": "3:0', PermissionError),
         (b'"joins": false', b'"joins": true', ChannelClosed),
         (b'"leads": true', b'"leads": false', MessageAltered),
         (b'"leader": null', b'"leader": ["192.0.2.9", 1]', MessageAltered),
@@ -204,7 +204,7 @@ def test_another_version_is_told_so(meeting: Meeting) -> None:
             connect("127.0.0.1", older.getsockname()[1], b"token", GENEROUS, joins=True)
         thread.join(GENEROUS)
     answers = meeting.while_open(lambda: talk(meeting.listener.port, line(challenge="00"), line(joins=True)))
-    assert json.loads(answers[0])["challenge"].startswith("2:")
+    assert json.loads(answers[0])["challenge"].startswith("3:")
     assert answers[1:] in ([], [b""])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import errno
 import hmac
 import itertools
 import json
 import socket
+import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ Message = dict[str, Any]
 MAX_LINE = 16 * 1024 * 1024
 _MARK = 2 * CHECKSUM_SIZE  # characters of a checksum, before its message
 _PIECES = 64  # that are given to the kernel at once
+_LONG = 4096  # bytes of a message that is compressed
+_COMPRESSED = b"z"  # what the line of such a message begins with
 
 
 class ChannelClosed(ConnectionError):
@@ -142,7 +146,7 @@ class Channel:
         while (end := self._incoming.find(b"\n")) >= 0:
             line = bytes(self._incoming[:end])
             del self._incoming[: end + 1]
-            messages.append(_parse(self._check(line)))
+            messages.append(decode(self._check(line), self.limit))
         if closed and not messages:
             raise ChannelClosed("the other side closed the connection", is_dead=True)
         return messages
@@ -173,15 +177,31 @@ class Channel:
 
 
 def encode(message: Mapping[str, object]) -> bytes:
-    """The line of a message, without its end."""
-    return json.dumps(message).encode()
+    """The line of a message, without its end: compressed if it is long, as one that names all nodes of a large job."""
+    line = json.dumps(message).encode()
+    if len(line) < _LONG:
+        return line
+    return _COMPRESSED + binascii.b2a_base64(zlib.compress(line), newline=False)
 
 
-def _parse(line: bytes) -> Message:
+def decode(line: bytes, limit: int = MAX_LINE) -> Message:
+    """The message of a line.
+
+    Raises:
+        ChannelClosed: it is none, or is longer than `limit` bytes.
+    """
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        message = json.loads(_decompressed(line[1:], limit) if line.startswith(_COMPRESSED) else line)
+    except (ValueError, RecursionError, zlib.error) as error:
         raise ChannelClosed(f"not a message: {line[:40]!r}") from error
     if not isinstance(message, dict):
         raise ChannelClosed(f"not a message: {line[:40]!r}")
+    return message
+
+
+def _decompressed(encoded: bytes, limit: int) -> bytes:
+    decompressor = zlib.decompressobj()
+    message = decompressor.decompress(binascii.a2b_base64(encoded), limit)
+    if decompressor.unconsumed_tail:
+        raise ChannelClosed(f"a message of more than {limit} bytes")
     return message

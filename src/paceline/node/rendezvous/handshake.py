@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_PENDING = 64
 PENDING_SECONDS = 10.0
 PENDING_BYTES = 4096
-_PROTOCOL = "2:"  # begins every challenge; a version of paceline that speaks another one has another
+_PROTOCOL = "3:"  # begins every challenge; a version of paceline that speaks another one has another
 
 
 def _challenge() -> str:

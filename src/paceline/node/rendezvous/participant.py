@@ -327,7 +327,8 @@ class Participant:
         elif message["do"] == "go":
             assert self.standing is not None
             self.standing = replace(self.standing, agreed=True, asked=self.standing.asked[-1:])
-            self._nodes = [node for node in self._nodes if node["id"] in self.standing.members]
+            members = self.standing.members
+            self._nodes = [node for node in self._nodes if node["id"] in members]
         self._news += 1
         self._deliver_to_agent(message)
 
