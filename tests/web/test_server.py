@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import socket
 import threading
 import urllib.request
@@ -12,7 +14,7 @@ import pytest
 from tests.conftest import free_port
 from tests.typed import refusal
 
-from paceline.web import server
+from paceline.web import safety, server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +53,7 @@ def test_a_client_that_does_not_finish_its_request_is_closed(served: server.Page
 
 @pytest.mark.parametrize("sent", [b"", b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"])
 def test_others_are_answered_meanwhile(served: server.Page, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    """More connections that wait than the server has."""
+    """More connections wait than may: the oldest are closed."""
     monkeypatch.setattr(server, "_PATIENCE", 600.0)
     silent = [socket.create_connection(("127.0.0.1", port_of(served)), 60) for _ in range(300)]
     for client in silent:
@@ -59,7 +61,53 @@ def test_others_are_answered_meanwhile(served: server.Page, monkeypatch: pytest.
             client.sendall(sent)
     with urllib.request.urlopen(f"http://127.0.0.1:{port_of(served)}/", timeout=60) as answer:
         assert b"app.js" in answer.read()
+    with contextlib.suppress(ConnectionResetError):
+        assert not silent[0].recv(1)
     for client in silent:
+        client.close()
+
+
+def test_others_are_answered_if_all_come_at_once(served: server.Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that are closed for newer ones do not count, though what was begun for them has not ended yet."""
+    monkeypatch.setattr(server, "_PATIENCE", 600.0)
+    begun = b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+    received, holds, may_go_on = threading.Semaphore(0), threading.Event(), threading.Event()
+    receive = server._Impatient.data_received
+
+    def data_received(self: server._Impatient, data: bytes) -> None:
+        if data == b"hold":
+            holds.set()
+            assert may_go_on.wait(60)
+        receive(self, data)
+        received.release()
+
+    monkeypatch.setattr(server._Impatient, "data_received", data_received)
+
+    def connections(number: int, sent: bytes) -> list[socket.socket]:
+        found = [socket.create_connection(("127.0.0.1", port_of(served)), 60) for _ in range(number)]
+        for client in found:
+            client.sendall(sent)
+        return found
+
+    session = http.client.HTTPConnection("127.0.0.1", port_of(served), timeout=60)
+    session.request("POST", "/api/session", json.dumps({"token": served.url.partition("#token=")[2]}))
+    answer = session.getresponse()
+    headers = {"Cookie": answer.headers["Set-Cookie"].partition(";")[0], safety.KEY_HEADER: json.load(answer)["key"]}
+    pages = [http.client.HTTPConnection("127.0.0.1", port_of(served), timeout=60) for _ in range(3)]
+    for page in pages:
+        page.request("GET", "/api/changes", headers=headers)
+        assert page.getresponse().status == 200  # it is open, and stays so
+    while received.acquire(blocking=False):
+        pass
+    silent = connections(server._MOST_WAITING, begun)
+    assert all(received.acquire(timeout=60) for _ in silent)
+    silent += connections(1, b"hold")
+    assert holds.wait(60)
+    silent += connections(2 * server._MOST_WAITING, begun)
+    (asks,) = connections(1, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    may_go_on.set()
+    assert b" 200 " in asks.recv(65536)
+    for client in [*silent, asks, session, *pages]:
         client.close()
 
 

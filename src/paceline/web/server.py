@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
-_MOST_CONNECTIONS = 256
-_MOST_WAITING = 128  # of them, for their clients to send a request
+_MOST_WAITING = 128  # connections, for their clients to send a request
+_MOST_CONNECTIONS = 8 * _MOST_WAITING  # one that is closed for a newer one counts some turns of the loop longer
 _PATIENCE = 10.0  # seconds in which a client has sent a request
 _BACKLOG = 128
 
