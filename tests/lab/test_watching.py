@@ -28,9 +28,10 @@ def ends(client: Client) -> str:
 
 def waits(client: Client, host: Host, *names: str) -> tuple[subprocess.Popen[str], set[int]]:
     """Start `wait`, until a host waits for the end of a job; returns the processes there that do."""
+    before = blocked(host)
     process = client.start("wait", "--on", "lab", *names)
-    eventually(lambda: blocked(host), f"{host.name} waits")
-    return process, blocked(host)
+    eventually(lambda: blocked(host) - before, f"{host.name} waits")
+    return process, blocked(host) - before
 
 
 def blocked(host: Host) -> set[int]:
@@ -51,6 +52,7 @@ def test_a_job_that_loses_a_host_and_succeeds_has_succeeded_for_who_waits_and_fo
     of_the_job = set(second.processes())
     logs = client.start("logs", "-f", "--all", "--on", "lab", "it")
     line(logs, "h2 1 of 2")
+    eventually(lambda: blocked(second), "logs wait there too")
     waiting, _ = waits(client, second, "it")
     kill(set(second.processes()) - of_the_job)  # first: otherwise they may still tell how it ended there
     kill(of_the_job)  # and nothing of a look that comes meanwhile
