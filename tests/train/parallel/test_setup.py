@@ -329,21 +329,20 @@ def test_what_cannot_be_set_up() -> None:
     assert launch(refused) == ["setup takes modules and optimizers, not dict"]
 
 
-def half_precision() -> tuple[Any, Any, Any]:
+def half_precision(compile: bool | str) -> tuple[Any, Any, Any]:
     with paceline.init() as run:
-        model = run.setup(build(), strategy=paceline.Strategy(precision="bf16"))
         inner = {}
-        model.get_submodule("2" if run.world_size == 1 else "module.2").register_forward_hook(
-            lambda m, i, o: inner.update(dtype=o.dtype)
-        )
+        module = build()
+        module[2].register_forward_hook(lambda m, i, o: inner.update(dtype=o.dtype))
+        model = run.setup(module, strategy=paceline.Strategy(precision="bf16", compile=compile))
         out = model(torch.randn(4, 3))
         run.backward(out.pow(2).mean())
         return inner["dtype"], out.dtype, next(model.parameters()).grad.dtype
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_bf16_computes_in_half_precision_and_gives_floats(nproc: int) -> None:
-    assert launch(half_precision, nproc=nproc) == [(torch.bfloat16, torch.float32, torch.float32)] * nproc
+@pytest.mark.parametrize(("nproc", "compile"), [(1, False), (2, False), (1, "eager"), (2, "eager")])
+def test_bf16_computes_in_half_precision_and_gives_floats(nproc: int, compile: bool | str) -> None:
+    assert launch(half_precision, (compile,), nproc) == [(torch.bfloat16, torch.float32, torch.float32)] * nproc
 
 
 def copies(precision: str) -> list[float]:

@@ -79,10 +79,10 @@ class Model:
             log.warning("sync_batchnorm has no effect on the CPU: torch has it for GPUs only")
         elif strategy.sync_batchnorm and group.world_size > 1:
             module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-        if strategy.precision == "bf16":
-            half = HalfPrecision(group.device.type)
-            module.register_forward_pre_hook(half.enter)
-            module.register_forward_hook(half.leave, always_call=True)
+        self._half = HalfPrecision(group.device.type) if strategy.precision == "bf16" else None
+        if self._half is not None:
+            module.register_forward_pre_hook(self._half.enter)
+            module.register_forward_hook(self._half.leave, always_call=True)
         self.module = module
         self._exchange: Exchange | None = None
         self.synchroniser: Synchroniser | None = None
@@ -126,10 +126,11 @@ class Model:
         if not self.strategy.compile:
             return self.module, together
         options = {} if self.strategy.compile is True else {"backend": self.strategy.compile}
-        alone: Callable[..., Any] = torch.compile(self.module, **options)  # type: ignore[call-overload]
+        alone = together = torch.compile(self.module, **options)  # type: ignore[call-overload]
         if self._exchange is not None:
             self._exchange.compile(**options)
-        return alone, self._exchange if self._exchange is not None else alone
+            together = self._exchange
+        return (alone, together) if self._half is None else (self._half.around(alone), self._half.around(together))
 
     @property
     def stateful(self) -> Any:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import MutableMapping, MutableSequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
@@ -24,14 +28,29 @@ class HalfPrecision:
 
     def enter(self, *_: object) -> None:
         """Before the forward pass."""
+        if torch.compiler.is_compiling():  # it would lose the context; see `around`
+            return
         context = torch.autocast(self._device_type, dtype=torch.bfloat16)
         context.__enter__()  # type: ignore[no-untyped-call]
         self._entered.append(context)
 
     def leave(self, _: torch.nn.Module, args: object, result: Any) -> Any:
         """After the forward pass, or after the error that ended it."""
+        if not self._entered or torch.compiler.is_compiling():
+            return result
         self._entered.pop().__exit__(None, None, None)
         return to_float(result)
+
+    def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Do for a compiled module what the hooks do for others."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(self._device_type, dtype=torch.bfloat16):
+                result = compiled(*args, **kwargs)
+            return to_float(result)
+
+        return call
 
 
 def without_hooks(state: dict[str, Any]) -> dict[str, Any]:
