@@ -219,6 +219,7 @@ class Run(Collectives):
             if isinstance(thing, torch.optim.Optimizer):
                 self._metrics.times.watch(thing)
         prepared = [self._prepared.add(thing, strategy, self._steps) for thing in things]
+        self._prepared.adopt()
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer) and self._prepared.exchanges_after(thing):
                 self._metrics.times.watch_exchange(thing)

@@ -166,6 +166,7 @@ class Checkpointing:
                 check_whole(self._prepared.stateful())
             except RuntimeError as error:  # maybe on this rank alone
                 self._store.refuse(step, CheckpointError(str(error)))
+            progress = {**progress, "trained": self._prepared.trained()}
             self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
         self.saved = step
 
@@ -190,12 +191,14 @@ class Checkpointing:
         Raises:
             RuntimeError: it does not fit the script, or something is sharded. Nothing is loaded then.
         """
+        progress = found.shared_state["progress"]
+        self._prepared.train_as(progress["trained"])
         stateful = self._prepared.stateful()
         check_parts(stateful, found.shared_state, loaders, len(found.shared_state["progress"]["loaders"]))
         check_whole(stateful, found.shared_state)
         for name, thing in stateful.items():
             load(name, thing, found.shared_state[name])
-        self.saved = found.shared_state["progress"]["step"]
+        self.saved = progress["step"]
 
     def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
         """Load those parts of a checkpoint that were set up so far; returns their names.

@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.train.parallel.state_making import only_makes_state
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _DEPTH = 3  # of attributes and containers in which a wrapper may have its optimizer
 _MOST = 1000  # elements of a container in which it is looked for
 _NONE = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType)  # in these it is not looked for
-_handle: RemovableHandle | None = None  # of the run that was made last
+_handles: list[RemovableHandle] = []  # of the run that was made last
 
 
 class OtherOptimizers:
-    """Sees the steps of all optimizers of this process, by torch's global hook; of several runs, the latest one does.
+    """Sees the steps of all optimizers of this process, by torch's global hooks; of several runs, the latest one does.
 
     Args:
         prepared: what was set up and registered.
@@ -37,19 +37,22 @@ class OtherOptimizers:
     """
 
     def __init__(self, prepared: Prepared, *, stepped: Callable[[int], None], refuses: Callable[[], bool]) -> None:
-        global _handle  # noqa: PLW0603 - torch's hook is global, too
         self._prepared, self._stepped, self._refuses = prepared, stepped, refuses
         self._ignored: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # set up, or left out
         self._kept: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # by what was registered
         # All others: whether they had a state when they were looked at, and how many things checkpoints held.
         self._others: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[bool, int]] = weakref.WeakKeyDictionary()
-        if _handle is not None:
-            _handle.remove()
-        self._handle = _handle = register_optimizer_step_post_hook(self._after_step)
+        while _handles:
+            _handles.pop().remove()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)
+        ]  # fmt: skip
+        _handles.extend(self._handles)
 
     def stop(self) -> None:
-        """Remove the hook."""
-        self._handle.remove()
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
 
     def leave_out(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Ignore the steps of these."""
@@ -79,6 +82,10 @@ class OtherOptimizers:
             if is_stateful and optimizer not in self._ignored and optimizer not in self._kept:
                 return type(optimizer).__name__
         return None
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        self._prepared.before_step(optimizer, has_closure=closure is not None)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if optimizer in self._ignored or only_makes_state():

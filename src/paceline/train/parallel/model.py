@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import re
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.train.diagnosis.collective_trace import line_of, script_call, script_line
 
+from .alike import check_alike
 from .errors import AccumulationChanged, NotExchanged, UnusedParameters, WrongDevice
+from .late_exchange import LateExchange
 from .precision import HalfPrecision
 from .sync.build import best_bucket_mb, make_synchroniser
 from .sync.saved import CommonState
@@ -22,7 +24,7 @@ from .sync.wires.wire import ring_bytes
 from .wrapper import OwnNames, ParallelModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from paceline.train.group.group import Group
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     Look = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 log = logging.getLogger("paceline")
+_dtype, _requires_grad = operator.attrgetter("dtype"), operator.attrgetter("requires_grad")
 
 
 class Exchange(DistributedDataParallel):
@@ -88,9 +91,6 @@ class Model:
         self.synchroniser: Synchroniser | None = None
         self._sent = 0  # bytes, if DistributedDataParallel exchanges the gradients
         self._has_sync_norm = any(isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
-        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self._sent_each = ring_bytes([p for _, p in self._trained], group.world_size)
-        self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._may_be_unused = strategy.find_unused_parameters
         self.was_called = False
         self._is_exchanging = False  # whether it was called with gradients that will be exchanged
@@ -99,26 +99,71 @@ class Model:
         self._may_repeat = False  # whether the graph of the last backward was retained
         self._partial: list[tuple[torch.nn.Parameter, torch.Tensor | None, int]] = []
         self._partial_call = script_call()
+        self.late = LateExchange(group, self._is_late)
+        self._exchanges_again()
+        self._look = look
+        looks = look is not None and group.world_size > 1
+        self.wrapped = ParallelModel(module, self._first_forward if looks else self._forward, self._no_sync)
+        self.exchange(strategy.accumulate == 1)
+
+    def _exchanges_again(self) -> None:
+        """Make the exchange of the parameters that are trained now; a collective of all ranks."""
+        group, strategy = self._group, self.strategy
+        self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        self._frozen = [p for p in self.module.parameters() if not p.requires_grad]
+        parameters = [p for _, p in self._trained]
+        self._dtypes = [p.dtype for p in parameters]
+        self._sent_each = ring_bytes(parameters, group.world_size)
         if group.world_size > 1 and self._trained:
             self._exchange = Exchange(
-                module,
+                self.module,
                 group.guard,
                 device_ids=[group.device] if group.device.type == "cuda" else None,
                 bucket_cap_mb=strategy.bucket_mb or best_bucket_mb(strategy.method, group),
                 find_unused_parameters=strategy.find_unused_parameters,
                 gradient_as_bucket_view=True,
             )
-            self.synchroniser = make_synchroniser(strategy.method, group, module)
+            self.synchroniser = make_synchroniser(strategy.method, group, self.module)
             if self.synchroniser is not None:
                 self.synchroniser.attach(self._exchange)
-            ready = self._weak_gradient_ready()
-            for _, parameter in self._trained if self._may_be_unused else (self._trained[0], self._trained[-1]):
-                parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+        self.late.watch(parameters)
         self._compute, self._compute_together = self._compile()
-        self._look = look
-        looks = look is not None and self._exchange is not None
-        self.wrapped = ParallelModel(module, self._first_forward if looks else self._forward, self._no_sync)
-        self.exchange(strategy.accumulate == 1)
+
+    def refresh(self) -> None:
+        """Exchange the gradients of the parameters that are trained now; a collective of all ranks.
+
+        Raises:
+            NotExchanged: the method of exchange keeps what it has of each parameter, and does not follow.
+            paceline.ModelMismatch: other parameters are trained on some rank.
+        """
+        if self.synchroniser is not None and self.synchroniser.follows_optimizer:
+            raise NotExchanged(
+                f"the parameters of {type(self.module).__name__} that are trained, or their types, have changed after "
+                f"run.setup, and sync={self.synchroniser.method!r} does not follow; change them before run.setup"
+            )
+        check_alike(self._group, self.module, self.strategy)
+        last = True
+        if self._exchange is not None:
+            last = self._exchange.require_backward_grad_sync
+            self._exchange.reducer._remove_autograd_hooks()
+            self._exchange = None
+        self.close()
+        self._exchanges_again()
+        self.exchange(last)
+
+    @property
+    def _has_changed(self) -> bool:
+        """Whether other parameters are trained than those whose gradients are exchanged, or they have another type."""
+        trained = self.late.parameters
+        return (
+            list(map(_dtype, trained)) != self._dtypes
+            or not all(map(_requires_grad, trained))
+            or any(map(_requires_grad, self._frozen))
+        )
+
+    def exchanges_gradient_of(self, parameter: torch.Tensor) -> bool:
+        """Whether the exchange knows a parameter of the module, trained or not."""
+        return any(parameter is each for each in (*self.late.parameters, *self._frozen))
 
     def _compile(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The forward pass without the other ranks, and the one whose gradients are exchanged."""
@@ -137,6 +182,11 @@ class Model:
         """What checkpoints hold of the model: a state that is the same on all ranks."""
         common = self.module if self.synchroniser is None else CommonState(self.module, self.synchroniser)
         return OwnNames(self.module, common) if OwnNames.are_needed(self.module) else common
+
+    @property
+    def named(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """All parameters of the module, by their names in it."""
+        return list(self.module.named_parameters())
 
     def settle(self) -> None:
         """Make the model the same on all ranks, which call this together."""
@@ -201,9 +251,14 @@ class Model:
         )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._exchange is None or not torch.is_grad_enabled():
+        if self._group.world_size == 1 or not torch.is_grad_enabled():
             return self._compute(*args, **kwargs)
-        self._is_exchanging = True
+        if self._has_changed:
+            self.refresh()
+        if self._exchange is None:
+            return self._compute(*args, **kwargs)
+        self.late.forget()
+        self._is_exchanging = self._exchange.require_backward_grad_sync
         sync = self.synchroniser
         if sync is not None and not sync.exchanges_gradients:
             self._exchange.require_backward_grad_sync = False
@@ -247,22 +302,18 @@ class Model:
         """Whether the next `backward` waits for the other ranks."""
         return self._exchange is not None and self._exchange.require_backward_grad_sync
 
-    def _weak_gradient_ready(self) -> Callable[[torch.Tensor], None]:
-        """`_gradient_ready` for hooks of parameters.
-
-        DDP's reducer, in C++, holds the parameters, and Python's garbage collector does not see that. A hook that held
-        the model would keep it, and the files that the script has open in it, until after Python's end.
-        """
-        method = weakref.WeakMethod(self._gradient_ready)
-
-        def ready(parameter: torch.Tensor) -> None:
-            if (call := method()) is not None:
-                call(parameter)
-
-        return ready
-
-    def _gradient_ready(self, _: torch.Tensor) -> None:
+    def _is_late(self) -> bool:
+        """Whether the backward pass that has just begun gives gradients that nobody else exchanges."""
         self.has_gradients = True
+        if self._is_exchanging:
+            self._is_exchanging = False
+            return False
+        return self.averages
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged over the ranks now."""
+        return self.exchanges and (self.synchroniser is None or self.synchroniser.exchanges_gradients)
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply all gradients so far."""
@@ -312,14 +363,13 @@ class Model:
                 self._exchange.reducer.prepare_for_backward([])
 
     def check_gradients(self, complete: bool, again: bool = False) -> None:
-        """Check that the gradients of a backward are exchanged, if there are any.
+        """Check that the exchange of the gradients of a backward is complete, if there are any.
 
         Args:
             complete: whether this was the last backward of its accumulation, in which all parameters take part.
             again: whether there may be another backward through the same forward pass.
 
         Raises:
-            NotExchanged: they were not computed with the model that `Run.setup` returned.
             UnusedParameters: some parameters have no gradient, so the exchange of the others is not complete either.
         """
         if not again:
@@ -331,30 +381,27 @@ class Model:
             self._partial_call = script_call()
         if self._exchange is None:
             return
-        if self.has_gradients and not self._is_exchanging:
-            raise NotExchanged(
-                f"these gradients stay on this rank, {self._group.rank} ({script_line()}): the loss was computed with "
-                "the model as it was before run.setup, by one of its methods, or by a forward pass that already had a "
-                "backward; call the model that run.setup returned, model(...), or pass retain_graph=True to the first "
-                "run.backward"
-            )
         if self.has_gradients:  # with adversarial models, one was called whose gradients may come later
-            self._is_exchanging = self.has_gradients = False
+            self.has_gradients = False
             if self._exchange.require_backward_grad_sync:
                 self._sent += self._sent_each
             self._may_repeat = again and not self._may_be_unused
-        if any(p.requires_grad for p in self._frozen):
-            raise NotExchanged(
-                "parameters were unfrozen after run.setup, so no rank exchanges them; unfreeze them before"
-            )
-        if complete and not self._may_be_unused and any(p.grad is None for _, p in self._trained):
+        if (
+            complete
+            and not (self._may_be_unused or self.late.was_late)
+            and any(p.grad is None for _, p in self._trained)
+        ):
             unused = [name for name, p in self._trained if p.grad is None]
             if len(unused) < len(self._trained):
                 raise UnusedParameters(self._unused(unused, f"the loss at {script_line()}"))
 
     def _unused(self, names: list[str], loss: str) -> str:
-        some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return (
-            f"no gradient for {some or 'some parameters'} on rank {self._group.rank}: {loss} does not depend on them; "
-            "use them, set requires_grad=False before run.setup, or use Strategy(find_unused_parameters=True)"
+            f"no gradient for {some_of(names) or 'some parameters'} on rank {self._group.rank}: {loss} does not depend on "
+            "them; use them, set requires_grad=False, or use Strategy(find_unused_parameters=True)"
         )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

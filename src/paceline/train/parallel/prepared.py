@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import types
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,16 +17,18 @@ from paceline.train.group.sharded import check_savable
 
 from .alike import check_alike, check_kind, check_optimizer_kind
 from .errors import UnusedParameters
+from .loose import LooseParameters
 from .loss_scaling import unscaled
-from .model import Model
+from .model import Model, some_of
 from .optimizer import prepare_optimizer
+from .state_making import only_makes_state
 from .step_counts import StepCounts
 from .strategy import Strategy
 from .sync.options import describe
 from .sync.saved import SavedSync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline.train.group.group import Group
 
@@ -75,6 +79,23 @@ class RankPart:
     is_required: bool = False
 
 
+@dataclass
+class _Uses:
+    """What an optimizer uses the gradients of.
+
+    Attributes:
+        changes: number of changes of what is exchanged, when this was found out.
+        size: number of its parameters then.
+        parts: models and loose parameters, and those of their parameters that it updates.
+        seen: by the id of their exchange, the number of backward passes before its last step.
+    """
+
+    changes: int
+    size: int
+    parts: list[tuple[Model | LooseParameters, list[torch.Tensor]]]
+    seen: dict[int, int]
+
+
 class Prepared:
     """The models and optimizers of a run, and what its checkpoints hold besides them.
 
@@ -90,6 +111,10 @@ class Prepared:
         self._registered: dict[str, Stateful] = {}
         self._rank_parts: dict[str, RankPart] = {}
         self._accumulates: set[int] = set()
+        self._loose: list[LooseParameters] = []  # of each optimizer
+        self._groups_given: list[int] = []  # of each optimizer, when it was set up
+        self._changes = 0  # of what is exchanged
+        self._uses: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Uses] = weakref.WeakKeyDictionary()
         self._follows: set[int] = set()  # places of optimizers after whose steps ranks may exchange something
         self._step_counts = StepCounts(group)
         self._factor: float | torch.Tensor = 1.0  # of the last loss
@@ -121,9 +146,10 @@ class Prepared:
             check_alike(self._group, thing, chosen)
             model = Model(thing, self._group, chosen, self.look)
             if model.synchroniser is not None:
-                part = SavedSync(model.synchroniser, model.strategy.method, self._group)
+                part = SavedSync(model, model.strategy.method, self._group)
                 self.register_on_rank(f"run.sync-{len(self._models)}", part)
             self._models.append(model)
+            self._changes += 1
             self._accumulates.add(model.strategy.accumulate)
             return model.wrapped
         if isinstance(thing, torch.optim.Optimizer):
@@ -154,9 +180,48 @@ class Prepared:
                 stepped=stepped,
             )
             self.optimizers.append(thing)
+            self._loose.append(LooseParameters(self._group, every))
+            self._groups_given.append(len(thing.param_groups))
             self._accumulates.add(every)
+            self._follow_groups(thing)
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
+
+    def adopt(self) -> None:
+        """Make all that the optimizers train a part of the run; a collective of all ranks if something is new.
+
+        Raises:
+            paceline.ModelMismatch: other parameters are trained on some rank.
+            paceline.NotExchanged: a model got parameters, and its method of exchange does not follow.
+        """
+        self._changes += 1
+        for optimizer, loose in zip(self.optimizers, self._loose, strict=True):
+            self._refresh_models(optimizer)
+            left_out = {id(p) for part in self._rank_parts.values() for p in _parameters(part.thing)}
+            left_out |= {id(p) for model in self._models for p in model.module.parameters()}
+            named = {name: p for name, p in _named(optimizer) if p.requires_grad and id(p) not in left_out}
+            loose.hold(named)
+
+    def _refresh_models(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Exchange parameters that a model got after it was set up, and that this optimizer trains; returns if any."""
+        trained = [p for _, p in _named(optimizer) if p.requires_grad]
+        found = False
+        for model in self._models if self._group.world_size > 1 else ():
+            held = {id(p) for p in model.module.parameters()}
+            if any(id(p) in held and not model.exchanges_gradient_of(p) for p in trained):
+                model.refresh()
+                found = True
+        return found
+
+    def _follow_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let groups of parameters that the optimizer gets later belong to the run."""
+        add = optimizer.add_param_group
+
+        def add_param_group(_: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+            add(param_group)
+            self.adopt()
+
+        optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
 
     def _warn_of_variable(self, strategy: Strategy) -> None:
         """Warn if the script's own choice of a method keeps that of the environment from having an effect."""
@@ -241,6 +306,11 @@ class Prepared:
         for kind, things in kinds.items():
             for number, thing in enumerate(things):
                 named[kind if number == 0 else f"{kind}-{number}"] = thing
+        inside = {id(p) for thing in self._registered.values() for p in _parameters(thing)}
+        for number, loose in enumerate(self._loose):
+            loose.leave_to_others(inside)
+            if len(loose):
+                named["parameters" if number == 0 else f"parameters-{number}"] = loose
         return {**named, **self._registered}
 
     def rank_parts(self) -> dict[str, RankPart]:
@@ -252,6 +322,7 @@ class Prepared:
         for model in self._models:
             model.close()
         self._models.clear()
+        self._uses.clear()
 
     def sent(self) -> int:
         """Bytes that this rank has sent to other machines, or to ranks with which it shares no memory."""
@@ -260,6 +331,36 @@ class Prepared:
     def method(self) -> str | None:
         """The name of the method by which models exchange what they learn, or the names; None if none does."""
         return ", ".join(dict.fromkeys(model.method for model in self._models if model.method)) or None
+
+    def trained(self) -> dict[str, Any]:
+        """What is trained now: the names of frozen parameters, and those of the groups that optimizers got later."""
+        names = {id(p): (number, name) for number, m in enumerate(self._models) for name, p in m.named}
+        added = [o.param_groups[given:] for o, given in zip(self.optimizers, self._groups_given, strict=True)]
+        return {
+            "frozen": [[name for name, p in m.named if not p.requires_grad] for m in self._models],
+            "added": [[[names.get(id(p)) for p in group["params"]] for group in groups] for groups in added],
+        }
+
+    def train_as(self, saved: Mapping[str, Any]) -> None:
+        """Train what was trained when a checkpoint was taken, as with layers that are unfrozen in a later epoch."""
+        changed: dict[bool, list[str]] = {True: [], False: []}
+        for model, frozen in zip(self._models, saved["frozen"], strict=False):
+            for name, parameter in model.named:
+                if parameter.requires_grad == (name in frozen):
+                    parameter.requires_grad_(name not in frozen)
+                    changed[parameter.requires_grad].append(name)
+        said = [
+            f"{some_of(names)}: {'trained' if is_trained else 'frozen'}"
+            for is_trained, names in changed.items()
+            if names
+        ]
+        if said and self._group.is_main:
+            log.warning("as when the checkpoint was taken, %s", "; ".join(said))
+        for optimizer, given, added in zip(self.optimizers, self._groups_given, saved["added"], strict=False):
+            for names in added[len(optimizer.param_groups) - given :]:
+                here = [dict(self._models[place[0]].named).get(place[1]) for place in names if place is not None]
+                if len(here) == len(names) and all(p is not None for p in here):
+                    optimizer.add_param_group({"params": here})
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -365,6 +466,7 @@ class Prepared:
             compute(factor)
             return
         self._step_counts.exchanges(step)
+        loose = sum(each.late.backwards for each in self._loose)
         with self._group.guard:
             for model in self._models:
                 model.prepare_to_repeat()
@@ -373,7 +475,8 @@ class Prepared:
             except RuntimeError as error:
                 self._explain(error)
                 raise
-        if expects and not any(model.has_gradients for model in self._models):
+        has_gradients = any(model.has_gradients for model in self._models)
+        if expects and not has_gradients and loose == sum(each.late.backwards for each in self._loose):
             raise UnusedParameters(
                 f"the loss of rank {self._group.rank} at {script_line()} depends on no model that was set up, while "
                 "the other ranks wait for its gradients; if a batch has nothing to learn from, use "
@@ -433,12 +536,44 @@ class Prepared:
         """Set, for each `Strategy.accumulate`, whether the next backward is the last one of its accumulation."""
         for model in self._models:
             model.exchange(is_last(model.strategy.accumulate))
+        for loose in self._loose:
+            loose.exchanges = is_last(loose.accumulate)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        """Average gradients that no backward pass has averaged, before any optimizer uses them.
+
+        Such are those that the script has computed by `torch.autograd.grad`, or that an optimizer uses which steps in
+        a hook, in the middle of the backward pass.
+        """
+        if self._group.world_size == 1 or only_makes_state():
+            return
+        known = self._uses.get(optimizer)
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        is_new = False
+        if known is None or (known.changes, known.size) != (self._changes, size):
+            is_new = self._refresh_models(optimizer)
+            mine = {id(p) for _, p in _named(optimizer)}
+            every: list[Model | LooseParameters] = [*self._models, *self._loose]
+            parts = [(each, [p for p in each.late.parameters if id(p) in mine]) for each in every]
+            seen = {} if known is None else known.seen
+            known = self._uses[optimizer] = _Uses(self._changes, size, [part for part in parts if part[1]], seen)
+        is_within = torch._C._current_graph_task_id() != -1
+        for part, own in known.parts:
+            late = part.late
+            is_by_hand = not has_closure and known.seen.get(id(late), 0) == late.backwards
+            if part.averages and (is_within or ((is_by_hand or is_new) and any(p.grad is not None for p in own))):
+                late.exchange(own)
+            known.seen[id(late)] = late.backwards
 
     def scale_gradients(self, every: int, factor: float | torch.Tensor) -> None:
         """Multiply the gradients of models set up with this `Strategy.accumulate`."""
         for model in self._models:
             if model.strategy.accumulate == every:
                 model.scale_gradients(factor)
+        for loose in self._loose:
+            for parameter in loose.late.parameters if loose.accumulate == every else ():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
 
     def check_gradients(self, loop: Loop, again: bool = False) -> None:
         """Check that the gradients of a backward are exchanged, and complete if the optimizer steps next.
@@ -481,6 +616,22 @@ class Prepared:
         """
         return all([m.synchroniser is None or m.synchroniser.leaves_clipping() for m in self._models])
 
-    def parameters_with_gradients(self) -> list[torch.nn.Parameter]:
+    def parameters_with_gradients(self) -> list[torch.Tensor]:
         """The parameters of all models that have a gradient."""
-        return [p for model in self._models for p in model.module.parameters() if p.grad is not None]
+        parameters: list[torch.Tensor] = [p for model in self._models for p in model.module.parameters()]
+        parameters += [p for loose in self._loose for p in loose.late.parameters]
+        return [p for p in parameters if p.grad is not None]
+
+
+def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters of an optimizer, by names that are the same in each start of a script."""
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or range(len(group["params"]))
+        for name, parameter in zip(names, group["params"], strict=True):
+            yield f"{number}.{name}", parameter
+
+
+def _parameters(thing: Any) -> Iterator[torch.Tensor]:
+    """The parameters that the state of a registered thing has, if it is a module."""
+    if isinstance(thing, torch.nn.Module):
+        yield from thing.parameters()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .options import describe
 
@@ -42,26 +42,32 @@ class CommonState:
         self._synchroniser.model_loaded()
 
 
+class Synchronised(Protocol):
+    """A model whose exchange may be made again."""
+
+    synchroniser: Any
+
+
 class SavedSync:
     """The part of a checkpoint with what this rank keeps for its exchange.
 
     Args:
-        synchroniser: the exchange.
+        model: has the exchange.
         options: what the user has chosen.
         group: the ranks.
     """
 
-    def __init__(self, synchroniser: Synchroniser, options: Sync, group: Group) -> None:
-        self._synchroniser, self._method, self._group = synchroniser, describe(options), group
+    def __init__(self, model: Synchronised, options: Sync, group: Group) -> None:
+        self._model, self._method, self._group = model, describe(options), group
 
     def state_dict(self) -> dict[str, Any]:
         """What the exchange keeps, and its method."""
-        return {"method": self._method, "kept": self._synchroniser.state_dict()}
+        return {"method": self._method, "kept": self._model.synchroniser.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with it, if it is of the same method."""
         if state["method"] == self._method:
-            self._synchroniser.load_state_dict(state["kept"])
+            self._model.synchroniser.load_state_dict(state["kept"])
         elif state["kept"] and self._group.is_main:
             log.warning(
                 "the checkpoint was taken with sync=%s; what that had not sent yet is left out, and the run goes on "

@@ -23,9 +23,10 @@ class ApartExchange(Synchroniser):
         averaging: averages tensors over all ranks.
     """
 
+    follows_optimizer = True
+
     def __init__(self, module: torch.nn.Module, averaging: Averaging | EveryStepExchange) -> None:
         self._module, self._averaging = module, averaging
-        self._optimizer: torch.optim.Optimizer | None = None
 
     @property
     def sent(self) -> int:  # type: ignore[override]  # it is counted elsewhere
@@ -36,15 +37,6 @@ class ApartExchange(Synchroniser):
     def error(self) -> Exception | None:
         """See `Synchroniser.error`."""
         return self._averaging.error
-
-    @property
-    def needs_optimizer(self) -> bool:
-        """See `Synchroniser.needs_optimizer`."""
-        return self._optimizer is None
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.follow`."""
-        self._optimizer = optimizer
 
     def _load_own(self, state: Mapping[str, Any]) -> None:
         """Go on with the model and the optimizer that this rank has kept, if it had any of its own."""

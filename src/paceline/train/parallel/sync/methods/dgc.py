@@ -35,6 +35,8 @@ class DGCExchange(EveryStepExchange):
         parameters: those of the model, in its order.
     """
 
+    follows_optimizer = True
+
     def __init__(
         self,
         options: DGC,
@@ -46,7 +48,6 @@ class DGCExchange(EveryStepExchange):
         self._options, self._parameters = options, parameters
         self._compresses = way[0].machines > 1
         self._wire = way[1]
-        self._optimizer: torch.optim.Optimizer | None = None
         self._hooks: list[RemovableHandle] = []
         self._taken: list[tuple[dict[str, Any], dict[str, Any]]] = []  # param groups, and what they had
 
@@ -70,11 +71,6 @@ class DGCExchange(EveryStepExchange):
             found.update({id(parameter): rule for parameter in group["params"]})
         return [found.get(id(parameter), Rule()) for parameter in self._parameters]
 
-    @property
-    def needs_optimizer(self) -> bool:
-        """See `Synchroniser.needs_optimizer`."""
-        return self._optimizer is None
-
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """See `Synchroniser.follow`.
 
@@ -88,7 +84,7 @@ class DGCExchange(EveryStepExchange):
             problem = ", ".join(f"{each}=…" for each in options if any(g[each] for g in optimizer.param_groups))
         if problem:
             raise ValueError(f"DGC knows torch.optim.SGD alone, without dampening= and maximize=: {problem}; use TopK")
-        self._optimizer = optimizer
+        super().follow(optimizer)
         if self._compresses:
             self._hooks = [
                 optimizer.register_step_pre_hook(lambda *_: self._take()),

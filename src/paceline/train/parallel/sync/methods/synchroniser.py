@@ -18,10 +18,13 @@ class Synchroniser(ABC):
     Attributes:
         sent: bytes that this rank has sent to other machines, or to ranks with which it shares no memory.
         method: the name of what it does now, such as "powersgd(4)".
+        follows_optimizer: whether it goes by the steps of the optimizer that updates the model.
     """
 
     sent: int = 0
     method: str = ""
+    follows_optimizer: bool = False
+    _optimizer: torch.optim.Optimizer | None = None
 
     @abstractmethod
     def attach(self, exchange: DistributedDataParallel) -> None:
@@ -45,10 +48,11 @@ class Synchroniser(ABC):
     @property
     def needs_optimizer(self) -> bool:
         """Whether it must still be told which optimizer updates the model."""
-        return False
+        return self.follows_optimizer and self._optimizer is None
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027 - most need not know
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the optimizer that updates the model."""
+        self._optimizer = optimizer
 
     def leaves_clipping(self) -> bool:
         """Whether gradients are clipped after the exchange; if not, they were before it.

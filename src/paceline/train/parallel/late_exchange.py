@@ -1,0 +1,115 @@
+"""The exchange of gradients whose forward pass or parameters DistributedDataParallel does not know."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from paceline.train.diagnosis.collective_trace import script_line
+
+from .errors import NotExchanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from paceline.train.group.group import Group
+
+
+class LateExchange:
+    """Averages gradients over all ranks at the end of the backward pass that has computed them, where that is due.
+
+    A mean of what is equal on all ranks changes nothing, so gradients may be a sum of some that were averaged and some
+    that were not.
+
+    Args:
+        group: the ranks.
+        is_due: whether the backward pass that has just begun to give gradients is to end with an exchange.
+
+    Attributes:
+        parameters: those whose gradients are averaged.
+        backwards: number of backward passes so far that have given some of them a gradient.
+        was_late: whether the last one ended with an exchange.
+    """
+
+    def __init__(self, group: Group, is_due: Callable[[], bool]) -> None:
+        self.parameters: list[torch.Tensor] = []
+        self.backwards = 0
+        self.was_late = False
+        self._group, self._is_due = group, is_due
+        self._open = False  # whether a backward pass is under way
+        self._last = -1  # torch's number of the last one
+        self._hooked: set[int] = set()
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Take these parameters in place of those so far."""
+        self.parameters = list(parameters)
+        if self._group.world_size == 1:
+            return
+        # DDP's reducer, in C++, holds the parameters, and Python's garbage collector does not see that. A hook that
+        # held this object would keep the model, and the files that the script has open in it, until after Python's end.
+        method = weakref.WeakMethod(self._gradient_ready)
+
+        def ready(_: torch.Tensor) -> None:
+            if (call := method()) is not None:
+                call()
+
+        for parameter in self.parameters:
+            if id(parameter) not in self._hooked:
+                self._hooked.add(id(parameter))
+                parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Note that no backward pass is under way: an error may have ended the last one."""
+        self._open = False
+
+    def _gradient_ready(self) -> None:
+        if self._open:
+            return
+        number = torch._C._current_graph_task_id()
+        self._open = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+        if number < self._last:  # it encloses the last one, as with activation checkpointing
+            return
+        self._last = number
+        self.backwards += 1
+        self.was_late = self._is_due()
+
+    def _backward_ended(self) -> None:
+        self._open = False
+        if self.was_late:
+            self.exchange(self.parameters)
+
+    def exchange(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Average the gradients of these parameters. One that has a gradient on some ranks gets one on all.
+
+        Raises:
+            NotExchanged: a gradient is sparse.
+        """
+        with self._group.guard:
+            for dtype in dict.fromkeys(each.dtype for each in parameters):
+                self._exchange([each for each in parameters if each.dtype is dtype])
+
+    def _exchange(self, parameters: Sequence[torch.Tensor]) -> None:
+        for each in parameters:
+            if each.grad is not None and each.grad.is_sparse:
+                raise NotExchanged(
+                    f"sparse gradients stay on this rank, {self._group.rank} ({script_line()}): they are exchanged "
+                    "only if the loss comes from the model that run.setup returned; call that, or use sparse=False"
+                )
+        # After the gradients, a number per parameter says whether some rank has one.
+        parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        given = torch.tensor([each.grad is not None for each in parameters], dtype=parts[0].dtype)
+        flat = torch.cat([*(part.detach().reshape(-1) for part in parts), given.to(parts[0].device)])
+        dist.all_reduce(flat)
+        flat /= self._group.world_size
+        *means, given = torch.split(flat, [*(part.numel() for part in parts), len(parts)])
+        lacks = [each.grad is None for each in parameters]
+        is_given = [bool(each) for each in given] if any(lacks) else []
+        for number, (parameter, mean) in enumerate(zip(parameters, means, strict=True)):
+            if not lacks[number]:
+                parts[number].detach().copy_(mean.view_as(parameter))
+            elif is_given[number]:
+                parameter.grad = mean.view_as(parameter).clone()
