@@ -17,7 +17,9 @@ def _pairs(lab: Lab, count: int, model: str, other: str) -> Iterator[Pair]:
     """All pairs of one start: each save is one half of a pair."""
     command = [installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, other, str(count)]
     try:
-        yield from ((Sample(ours), Sample(others)) for ours, others in lab.answer(command))
+        for pair in lab.answer(command):
+            ours, others = (Sample(seconds, megabytes=more[0]) for seconds, more in pair)
+            yield ours, others
     finally:
         shutil.rmtree(lab.folder / "checkpoints", ignore_errors=True)
 
