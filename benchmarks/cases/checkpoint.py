@@ -35,7 +35,13 @@ def _case(model: str, state: str, other: str, goal: float) -> Case:
     )
 
 
-STATES = {"digits": "1.8 MB", "chargpt": "7.4 MB", "100mb": "300 MB"}  # model and optimizer
+STATES = {
+    "digits": "1.8 MB",
+    "chargpt": "7.4 MB",
+    "100mb": "300 MB",
+    "3gb": "3 GB",
+    "small": "133,336 tensors",
+}  # model and optimizer
 CASES = [
     _case(model, f"{size} of state", other, goal)
     for model, size in STATES.items()

@@ -15,61 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_SMALL = 4096  # bytes of a tensor for which a copy of its own takes longer than copying
-_PACKED = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64}
-
-
-class _Pack:
-    """Small tensors of one type and device, which are copied at once: one by one takes 50 times as long."""
-
-    def __init__(self) -> None:
-        self._tensors: list[torch.Tensor] = []
-        self._parts: tuple[torch.Tensor, ...] = ()
-        self._flat: torch.Tensor | None = None
-
-    def add(self, tensor: torch.Tensor) -> int:
-        """Add one; returns its number."""
-        self._tensors.append(tensor)
-        return len(self._tensors) - 1
-
-    def copy(self) -> None:
-        """Copy all."""
-        with torch.no_grad():
-            self._flat = torch._utils._flatten_dense_tensors(self._tensors).cpu()  # type: ignore[no-untyped-call]
-        self._counts = [tensor.numel() for tensor in self._tensors]
-        self._tensors = []
-
-    def part(self, number: int) -> torch.Tensor:
-        """The values of one, as they were, in one dimension."""
-        if self._flat is not None:
-            self._parts, self._flat = self._flat.split(self._counts), None  # type: ignore[no-untyped-call]
-        return self._parts[number]
-
-
-class _Part(NamedTuple):
-    """The place of a small storage."""
-
-    pack: _Pack
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Small:
-    """How to make a tensor of a small storage again, which is left to the thread that writes."""
-
-    part: _Part
-    dtype: torch.dtype
-    view: tuple[Any, ...]  # offset, size, strides
-    is_parameter: bool
-    requires_grad: bool
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of a state: the tensors in CPU memory, the small ones packed, everything else pickled."""
+    """A copy of a state: the tensors in CPU memory, everything else pickled."""
 
     pickled: bytes
-    tensors: list[torch.Tensor | _Small]
+    tensors: list[torch.Tensor]
 
     def rebuild(self) -> Any:
         """The state with tensors on the CPU, which share memory with each other as the originals did."""
@@ -78,9 +31,8 @@ class Snapshot:
     @property
     def size(self) -> int:
         """Bytes that a file with it has at least: those of its plain tensors, each storage once."""
-        small = {t.part: t.part.pack.part(t.part.number).nbytes for t in self.tensors if isinstance(t, _Small)}
-        plain = (t.untyped_storage() for t in self.tensors if isinstance(t, _PLAIN) and _is_plain(t))
-        return sum({storage.data_ptr(): storage.nbytes() for storage in plain}.values()) + sum(small.values())
+        plain = (t.untyped_storage() for t in self.tensors if type(t) in _PLAIN and _is_plain(t))
+        return sum({storage.data_ptr(): storage.nbytes() for storage in plain}.values())
 
 
 class Staging:
@@ -101,7 +53,7 @@ class Staging:
         copier = _Copier(self._buffers)
         snapshots = {}
         for name, state in states.items():
-            file, tensors = io.BytesIO(), list[torch.Tensor | _Small]()
+            file, tensors = io.BytesIO(), list[torch.Tensor]()
             try:
                 _Pickler(file, copier.copy, tensors).dump(state)
             except Exception as error:  # pickle and __reduce__ methods may raise anything
@@ -122,41 +74,32 @@ class _Buffer(NamedTuple):
 
 
 class _Copier:
-    """Copies the tensors of states, each storage once, into free buffers of the same size, and small ones at once."""
+    """Copies the tensors of states, each storage once, into free buffers of the same size."""
 
     def __init__(self, buffers: list[_Buffer]) -> None:
         self.used: list[_Buffer] = []
         self._free: dict[tuple[int, bool], list[_Buffer]] = {}
         for buffer in reversed(buffers):
             self._free.setdefault((buffer.memory.nbytes, buffer.pinned), []).append(buffer)
-        # With the original, so ids stay unique.
-        self._copies: dict[int, tuple[torch.UntypedStorage, torch.Tensor | _Part]] = {}
-        self._packs: dict[tuple[torch.dtype, torch.device], _Pack] = {}
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}  # with the original, so ids stay unique
         self._devices: set[torch.device] = set()
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor | _Small:
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor in a buffer; ready after `synchronize`."""
         if type(tensor) not in _PLAIN or not _is_plain(tensor):
             return tensor.detach().cpu().clone()
         storage = tensor.untyped_storage()
         if storage._cdata not in self._copies:
-            is_small = 0 < storage.nbytes() <= _SMALL and _is_whole(tensor, storage)
-            self._copies[storage._cdata] = storage, self._pack(tensor) if is_small else self._copy_storage(storage)
-        copied = self._copies[storage._cdata][1]
-        view = tensor.storage_offset(), tensor.size(), tensor.stride()
-        is_parameter = type(tensor) is torch.nn.Parameter
-        if isinstance(copied, _Part):
-            return _Small(copied, tensor.dtype, view, is_parameter, tensor.requires_grad)
-        return _made(copied, tensor.dtype, view, is_parameter, tensor.requires_grad)
-
-    def _pack(self, tensor: torch.Tensor) -> _Part:
-        pack = self._packs.setdefault((tensor.dtype, tensor.device), _Pack())
-        return _Part(pack, pack.add(tensor))
+            self._copies[storage._cdata] = storage, self._copy_storage(storage)
+        buffer = self._copies[storage._cdata][1]
+        copy = torch.empty(0, dtype=tensor.dtype)
+        copy.set_(buffer.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(copy, tensor.requires_grad)
+        return copy.requires_grad_(tensor.requires_grad)
 
     def synchronize(self) -> None:
-        """Copy the small tensors, and wait for the copies from CUDA devices."""
-        for pack in self._packs.values():
-            pack.copy()
+        """Wait for the copies from CUDA devices."""
         for device in self._devices:
             torch.cuda.current_stream(device).synchronize()
 
@@ -176,10 +119,7 @@ class _Pickler(pickle.Pickler):
     """Pickles without tensors, so that this is fast and the tensors can be copied separately."""
 
     def __init__(
-        self,
-        file: io.BytesIO,
-        copy: Callable[[torch.Tensor], torch.Tensor | _Small],
-        tensors: list[torch.Tensor | _Small],
+        self, file: io.BytesIO, copy: Callable[[torch.Tensor], torch.Tensor], tensors: list[torch.Tensor]
     ) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._copy = copy
@@ -199,33 +139,10 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(io.BytesIO(snapshot.pickled))
-        self._tensors = list(snapshot.tensors)
-        self._storages: dict[_Part, torch.Tensor] = {}  # each of its own, so a file has them as they were
+        self._tensors = snapshot.tensors
 
     def persistent_load(self, pid: int) -> torch.Tensor:
-        tensor = self._tensors[pid]
-        if isinstance(tensor, _Small):
-            part = tensor.part
-            if part not in self._storages:
-                self._storages[part] = part.pack.part(part.number).clone()
-            storage = self._storages[part]
-            tensor = _made(storage, tensor.dtype, tensor.view, tensor.is_parameter, tensor.requires_grad)
-            self._tensors[pid] = tensor
-        return tensor
-
-
-def _made(
-    memory: torch.Tensor, dtype: torch.dtype, view: tuple[Any, ...], is_parameter: bool, requires_grad: bool
-) -> torch.Tensor:
-    """A tensor in the storage of another."""
-    tensor = torch.empty(0, dtype=dtype)
-    tensor.set_(memory.untyped_storage(), *view)
-    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
-
-
-def _is_whole(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether a tensor has all of its storage, in order, and is of a type that is packed."""
-    return tensor.dtype in _PACKED and tensor.nbytes == storage.nbytes() and tensor.is_contiguous()
+        return self._tensors[pid]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
