@@ -17,7 +17,9 @@ def _pairs(lab: Lab, count: int, model: str, other: str) -> Iterator[Pair]:
     """All pairs of one start: each save is one half of a pair."""
     command = [installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, other, str(count)]
     try:
-        yield from ((Sample(ours), Sample(others)) for ours, others in lab.answer(command))
+        for pair in lab.answer(command):
+            ours, others = (Sample(seconds, megabytes=more[0]) for seconds, more in pair)
+            yield ours, others
     finally:
         shutil.rmtree(lab.folder / "checkpoints", ignore_errors=True)
 
@@ -33,7 +35,13 @@ def _case(model: str, state: str, other: str, goal: float) -> Case:
     )
 
 
-STATES = {"digits": "1.8 MB", "chargpt": "7.4 MB", "100mb": "300 MB"}  # model and optimizer
+STATES = {
+    "digits": "1.8 MB",
+    "chargpt": "7.4 MB",
+    "100mb": "300 MB",
+    "3gb": "3 GB",
+    "small": "133,336 tensors",
+}  # model and optimizer
 CASES = [
     _case(model, f"{size} of state", other, goal)
     for model, size in STATES.items()

@@ -3,6 +3,7 @@
 Both loops are generators that pause after each step, so that they can take turns in the same ranks.
 """
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -64,18 +65,37 @@ def chargpt() -> Work:
     )
 
 
-def large() -> Work:
-    """Four square layers with 25 million parameters in total, 100 MB."""
-    width = 2500
+def large(width: int = 2500, layers: int = 4) -> Work:
+    """Square layers; these have 25 million parameters in total, 100 MB."""
     samples = TensorDataset(torch.randn(1024, width))
 
     def build() -> nn.Module:
-        return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+        return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
     return Work(build, samples, lambda model, batch: model(batch[0]).square().mean(), 16)
 
 
-WORK = {"digits": digits, "chargpt": chargpt, "100mb": large}
+class Small(nn.Module):
+    """33,334 parameters of 10 elements: with the states of AdamW, and its step counts, 133,336 tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(nn.Parameter(torch.randn(10)) for _ in range(33_334))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply by the sum of all."""
+        return x * torch.stack([*self.all]).sum(0)
+
+
+def small() -> Work:
+    """Many small tensors."""
+    samples = TensorDataset(torch.randn(1024, 10))
+    return Work(Small, samples, lambda model, batch: model(batch[0]).square().mean(), 16)
+
+
+WORK = {
+    "digits": digits, "chargpt": chargpt, "100mb": large, "3gb": functools.partial(large, 5000, 10), "small": small,
+}  # fmt: skip
 
 
 def with_library(run: paceline.Run, work: Work, *, log: bool = False) -> Iterator[dict[str, Any]]:

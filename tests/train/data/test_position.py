@@ -187,25 +187,57 @@ def test_an_epoch_that_is_saved_behind_its_loop_is_done(tmp_path: Any) -> None:
     assert history == [(0, 5), (1, 5), (2, 5)]
 
 
-def batches_of(folder: Any, ranks_batch: int, stop: int) -> list[int]:
+def batches_of(folder: Any, stop: int, options: dict[str, int]) -> list[int]:
+    """The samples of each step, and at the end the sum of all that it has trained on."""
     run, model, optimizer = start(folder)
-    train = run.dataloader(Numbers(40), batch_size=ranks_batch)
-    sizes = []
+    train = run.dataloader(Numbers(40), **options)
+    sizes, seen = [], 0
     for _ in run.epochs(1):
         for indices, x in train:
             run.backward(model(x).mean())
             optimizer.step()
-            sizes.append(run.all_reduce(len(indices)))
+            sizes.append(run.all_reduce(train.samples))
+            seen += run.all_reduce(int(indices[: train.samples].sum()))
             if len(sizes) == stop:
                 run.save(block=True)
                 break
     run.close()
-    return [int(size) for size in sizes]
+    return [*map(int, sizes), int(seen)]
 
 
-def test_the_global_batch_stays_when_ranks_go(tmp_path: Any) -> None:
-    assert launch(batches_of, (tmp_path, 3, 2), nproc=3)[0] == [9, 9]
-    assert launch(batches_of, (tmp_path, 3, -1), nproc=2)[0] == [9, 9, 4]
+RANKS_GO = "a step still takes 9 samples, on 2 ranks now, since batch_size=3 is that of each rank at the first start"
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "then", "sizes", "line"),
+    [
+        ({"batch_size": 3}, 2, {"batch_size": 3}, [9, 9, 4], f"{RANKS_GO}; for steps of 6, pass global_batch_size=6"),
+        ({"batch_size": 3}, 3, {"batch_size": 3}, [9, 9, 4], ""),
+        (
+            {"batch_size": 3}, 3, {"batch_size": 5}, [15, 7], "a step takes 15 samples from here on, since the script "
+            "says batch_size=5 now; it took 9 until the checkpoint, so to go on as before, pass global_batch_size=9",
+        ),
+        ({"batch_size": 3}, 2, {"batch_size": 5}, [10, 10, 2], "a step takes 10 samples from here on"),
+        ({"batch_size": 2}, 2, {"batch_size": 3}, [6, 6, 6, 6, 4], ""),  # the script divides by the ranks itself
+        (
+            {"global_batch_size": 9}, 3, {"global_batch_size": 20}, [20, 2], "a step takes 20 samples from here on, "
+            "since the script says global_batch_size=20 now; it took 9 until the checkpoint",
+        ),
+        ({"global_batch_size": 9}, 3, {"batch_size": 4}, [12, 10], "the script says batch_size=4 now; it took 9 until"),
+        ({"batch_size": 3}, 3, {"global_batch_size": 20}, [20, 2], "says global_batch_size=20 now; it took 9 until"),
+        ({"batch_size": 3}, 3, {"batch_size": 3, "drop_last": True}, [9, 9], ""),
+    ],
+)  # fmt: skip
+def test_which_batches_follow_a_resume(
+    options: Any, ranks: int, then: Any, sizes: list[int], line: str, tmp_path: Any, capfd: Any
+) -> None:
+    (*before, seen), *_ = launch(batches_of, (tmp_path, 2, options), nproc=3)
+    (*after, rest), *_ = launch(batches_of, (tmp_path, -1, then), nproc=ranks)
+    assert (before[1], after) == (sum(before) // 2, sizes)
+    if sum([*before, *after]) == 40:
+        assert seen + rest == sum(range(40)), "each sample once"
+    said = capfd.readouterr().err
+    assert line in said and said.count("a step ") == bool(line)
 
 
 def test_no_whole_checkpoint_left_is_an_error(tmp_path: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -319,14 +320,60 @@ def test_gradients_that_nobody_would_exchange(how: str) -> None:
         launch(past, (how,), nproc=2)
 
 
-def refused() -> str:
-    with paceline.init() as run, pytest.raises(TypeError) as caught:
-        run.setup({"lr": 1})
+def refused(thing: Any, options: dict[str, Any]) -> str:
+    with paceline.init() as run, pytest.raises((TypeError, ValueError)) as caught:
+        run.setup(thing, strategy=paceline.Strategy(**options))
     return str(caught.value)
 
 
-def test_what_cannot_be_set_up() -> None:
-    assert launch(refused) == ["setup takes modules and optimizers, not dict"]
+SCRIPTED = torch.jit.script(torch.nn.Linear(2, 2))
+BUFFER = torch.nn.LazyBatchNorm1d(affine=False)
+
+
+@pytest.mark.parametrize(
+    ("thing", "options", "why"),
+    [
+        ({"lr": 1}, {}, "setup takes modules and optimizers, not dict"),
+        (torch.nn.Sequential(torch.nn.LazyLinear(2)), {}, "0.weight has no shape yet, .*; call the model with a batch"),
+        (torch.nn.Sequential(BUFFER), {}, "0.running_mean has no shape yet"),
+        (SCRIPTED, {"precision": "bf16"}, "precision='bf16'.* cannot change a model of TorchScript; leave precision"),
+        (SCRIPTED, {"compile": "eager"}, "compile='eager'.* cannot change a model of TorchScript"),
+        (torch.nn.Sequential(SCRIPTED), {"sync_batchnorm": True}, "sync_batchnorm=True.* cannot change a model of"),
+    ],
+)
+def test_what_cannot_be_set_up(thing: Any, options: dict[str, Any], why: str) -> None:
+    (found,) = launch(refused, (thing, options))
+    assert re.match(f".*{why}", found)
+
+
+def with_torchscript(how: str, sync: str) -> list[list[float]]:
+    """The weights of a model of TorchScript, and of the same one without."""
+    found = []
+    for compiles in (True, False):
+        model = torch.nn.Sequential(build(), torch.nn.BatchNorm1d(1))
+        with paceline.init() as run:
+            if compiles and how == "parts":
+                model[0] = torch.jit.script(model[0])
+            elif compiles:
+                model = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(2, 3))
+            original = model
+            model = run.setup(model, strategy=paceline.Strategy(sync=sync))
+            assert run.unwrap(model) is original
+            optimizer = run.setup(torch.optim.SGD(model.parameters(), 0.1))
+            train = run.dataloader(data(20), global_batch_size=8, drop_last=True)
+            for _ in run.epochs(2):
+                for x, y in train:
+                    run.backward((model.train()(x) - y).pow(2).mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+            found.append([value for each in model.parameters() for value in each.flatten().tolist()])
+    return found
+
+
+@pytest.mark.parametrize("how", ["script", "trace", "parts"])
+def test_models_of_torchscript(how: str) -> None:
+    for scripted, plain in launch(with_torchscript, (how, "fp16"), 2):
+        assert scripted == pytest.approx(plain)
 
 
 def half_precision(compile: bool | str) -> tuple[Any, Any, Any]:

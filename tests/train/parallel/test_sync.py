@@ -25,7 +25,7 @@ import paceline  # noqa: E402
 from paceline import DGC, AllReduce, PowerSGD, TopK  # noqa: E402
 from paceline.train.group import neighbours, shared_memory  # noqa: E402
 from paceline.train.group.shared_memory import SharedMemory, SharedMemoryError  # noqa: E402
-from paceline.train.parallel.sync.options import name_of  # noqa: E402
+from paceline.train.parallel.sync.options import EveryStep, Sync, name_of, parse  # noqa: E402
 from paceline.train.parallel.sync.wires import pieces  # noqa: E402
 from paceline.train.parallel.sync.wires.wire import all_reduce  # noqa: E402
 
@@ -552,14 +552,40 @@ def test_weights_in_half_precision() -> None:
         assert all(each == pytest.approx(exact, rel=0.2) for each in lossy)
 
 
-def complex_weights() -> None:
+def complex_weights(syncs: Any) -> list[tuple[list[float], list[float]]]:
+    """With each method, the gradients of a complex layer and of a real one, after two steps."""
+    found = []
+    for sync in syncs:
+        with paceline.init(seed=1) as run:
+            model = torch.nn.Sequential(torch.nn.Linear(9, 300, dtype=torch.complex64), torch.nn.Linear(300, 4))
+            model[1].forward = lambda x, of=model[1].forward: of(x.abs())
+            trained = run.setup(model, strategy=paceline.Strategy(sync=sync))
+            for _ in range(2):
+                trained.zero_grad()
+                x = batch(run.rank, 0)
+                run.backward((trained(x.to(torch.complex64)) - x[:, :4].sin()).square().mean())
+            gradients = [torch.view_as_real(model[0].weight.grad), model[1].weight.grad]
+            found.append(tuple(each.flatten().tolist() for each in gradients))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_complex_gradients_are_not_compressed(ranks: int) -> None:
+    syncs = [AllReduce(hierarchical=False), *(each for each in LOSSY if each.hierarchical is False)]
+    for (exact, real), *lossy in launch(complex_weights, (syncs,), ranks):
+        for sync, (same, differs) in zip(syncs[1:], lossy, strict=True):
+            assert same == pytest.approx(exact, rel=1e-5, abs=1e-7), sync
+            assert differs != real or (isinstance(sync, PowerSGD) and sync.warmup > 2), sync
+
+
+def complex_momentum() -> None:
     with paceline.init() as run:
-        run.setup(torch.nn.Linear(3, 3, dtype=torch.complex64), strategy=paceline.Strategy(sync="powersgd"))
+        run.setup(torch.nn.Linear(3, 3, dtype=torch.complex64), strategy=paceline.Strategy(sync="dgc"))
 
 
-def test_complex_gradients_are_not_compressed() -> None:
-    with pytest.raises(ValueError, match="complex parameters are sent as they are only"):
-        launch(complex_weights, (), 2)
+def test_dgc_takes_no_complex_parameters() -> None:
+    with pytest.raises(ValueError, match="real parameters alone, and some are complex; use another method"):
+        launch(complex_momentum, (), 2)
 
 
 def with_words(sparse: bool, accumulate: int, precision: str) -> list[float]:
@@ -648,13 +674,36 @@ def test_sums_in_pieces_have_the_same_bits() -> None:
         ("fp16(2)", "fp16 has no number"),
         ("dgc(1)", "fraction=1.0 is not more than 0 and less than 1"),
         ("topk(0)", "fraction=0.0 is not more than 0"),
-        ("powersgd(0)", "rank=0 is less than 1"),
+        ("powersgd(0)", "rank=0 is not a number of 1 or more"),
         (3, "neither a name nor one of"),
     ],
 )
 def test_what_is_no_method(sync: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         paceline.Strategy(sync=sync)
+
+
+METHODS = Sync.__subclasses__() + EveryStep.__subclasses__()
+
+
+@pytest.mark.parametrize("method", [each for each in METHODS if each is not EveryStep], ids=lambda it: it.__name__)
+def test_the_number_of_a_name_needs_no_keyword_and_all_else_does(method: Any) -> None:
+    name = name_of(method()).partition("(")[0]
+    number = next((each for each in (3, 0.5) if _is_taken(f"{name}({each})")), None)
+    if method is AllReduce:
+        assert method("fp16") == parse("fp16")
+    elif number is not None:
+        assert method(number) == parse(f"{name}({number})")
+    count = 0 if number is None and method is not AllReduce else 1
+    with pytest.raises(TypeError, match=r"takes .* positional argument"):
+        method(*([number or "fp16"] * count), 1)
+
+
+def _is_taken(name: str) -> bool:
+    try:
+        return bool(parse(name))
+    except ValueError:
+        return False
 
 
 @pytest.mark.parametrize("groups", [((0,),), ((0, 1), (1,)), ((0, 2),)])

@@ -57,7 +57,7 @@ class Loader:
         made_of: dict[str, Any],
         sampler: Any,
         batch_sampler: Any,
-        keeps_batch: bool,
+        batch_size: int | None,
         steps: Callable[[], int],
         rank: int,
         world_size: int,
@@ -81,7 +81,7 @@ class Loader:
         self._ranks = ranks if world_size > 1 else None
         self._position = position
         self._build = build
-        self._keeps_batch = keeps_batch
+        self._given = batch_size  # samples of each rank, as the script says
         self._steps = steps
         self._world_size = world_size
         self._device = device
@@ -254,7 +254,7 @@ class Loader:
         Args:
             before: take the position before the batch yielded last.
         """
-        state = self._position.state_dict()
+        state = {**self._position.state_dict(), "batch_size": self._given}
         if before:
             state |= dict(zip(("epoch", "position", "stream", "is_over", "batches"), self._before, strict=True))
         if isinstance(parts := state["stream"], Parts):
@@ -271,7 +271,7 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the position of `state`. Reads no data, and ends an iteration that is under way.
 
-        If the loader was made with `batch_size`, the global batch size becomes that of `state`.
+        If the loader was made with the `batch_size` of `state`, the global batch size becomes that of `state`, too.
 
         Raises:
             ValueError: the data set's length, the kind of order or the seed are not those of `state`.
@@ -284,12 +284,29 @@ class Loader:
                     "go back to that data set, or start again without the checkpoint"
                 )
             self._position.stream = Parts.from_plain(parts)
-        size, now = state["global_batch_size"], self._position.global_batch_size
-        if self._keeps_batch and size and size != now:
-            log.info("using the global batch size %d of the checkpoint instead of %d", size, now)
-            self._position.global_batch_size = size
+        if state["global_batch_size"] not in (0, self._position.global_batch_size):
+            self._go_on_with_batches_of(state["global_batch_size"], state["batch_size"])
         self._iterations += 1
         self._workers_follow = False
+
+    def _go_on_with_batches_of(self, size: int, given: int | None) -> None:
+        """Keep the global batch size of a checkpoint if it differs because of the ranks alone, and say what is used.
+
+        Args:
+            size: the global batch size of the checkpoint.
+            given: the samples of each rank that the script had said.
+        """
+        now = self._position.global_batch_size
+        if self._given is not None and self._given == given:
+            self._position.global_batch_size = size
+            text = f"a step still takes {size} samples, on {self._world_size} ranks now, since batch_size={given} is "
+            text += f"that of each rank at the first start; for steps of {now}, pass global_batch_size={now}"
+        else:
+            text = f"a step takes {now} samples from here on, since the script says "
+            text += f"global_batch_size={now}" if self._given is None else f"batch_size={self._given}"
+            text += f" now; it took {size} until the checkpoint, so to go on as before, pass global_batch_size={size}"
+        if self._rank == 0:
+            print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def refuse_update_bn(caller: FrameType) -> None:

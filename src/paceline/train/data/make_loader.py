@@ -65,7 +65,8 @@ def make_loader(
     Args:
         dataset: with `__getitem__` and `__len__`, or with `__iter__`; see `StreamFetch` for what the latter must do.
         batch_size: samples per step and rank. The global batch size is this times the number of ranks of the first
-            start; it stays the same when a checkpoint is resumed with another number of ranks.
+            start; it stays the same when a checkpoint is resumed with another number of ranks, unless `batch_size` is
+            another one, too.
         global_batch_size: samples per step of all ranks together; pass one of the two.
         shuffle: whether every epoch has a new random order, see `ElasticSampler`.
         seed: seed of the order and of random augmentation, the same on every rank; 0 if None.
@@ -121,7 +122,7 @@ def make_loader(
         ranks=ranks,
         device=target,
         evaluation=evaluation,
-        keeps_batch=batch_size is not None,
+        batch_size=batch_size,
         batch_sampler=batch_sampler,
     )
     sharding: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}

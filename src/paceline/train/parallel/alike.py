@@ -6,7 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.jit._script import RecursiveScriptModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from paceline.train.group import sharded
 
@@ -24,7 +26,7 @@ def check_kind(module: torch.nn.Module) -> None:
 
     Raises:
         TypeError: it is wrapped in DistributedDataParallel or DataParallel, or sharded.
-        ValueError: it, or a model that it holds, was set up before.
+        ValueError: it, or a model that it holds, was set up before; or a lazy layer does not know its shape yet.
     """
     for part in module.modules():
         what = type(part).__name__
@@ -35,6 +37,12 @@ def check_kind(module: torch.nn.Module) -> None:
                 f"the model is wrapped in {what}, but run.setup itself makes the ranks exchange gradients; "
                 "pass it the model inside, model.module"
             )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{name} has no shape yet, since a lazy layer learns it from its first batch; call the model with a "
+                "batch once before run.setup: with torch.no_grad(): model(batch)"
+            )
     found = sharded.in_object(module)
     if found is not None:
         raise TypeError(
@@ -42,6 +50,26 @@ def check_kind(module: torch.nn.Module) -> None:
             "a whole copy on every rank; pass it the model as it was before, or train without run.setup "
             "(docs/checkpoints.md#sharded-models)"
         )
+
+
+def check_options(module: torch.nn.Module, strategy: Strategy) -> None:
+    """Check that a strategy can change what TorchScript has compiled.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    is_scripted = isinstance(module, RecursiveScriptModule)  # a traced one takes hooks
+    has_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    for option, refuses in [
+        ("precision", strategy.precision != "fp32" and is_scripted),  # it takes no hooks
+        ("compile", bool(strategy.compile) and is_scripted),
+        ("sync_batchnorm", strategy.sync_batchnorm and has_scripted),  # torch does not find the layers in it
+    ]:
+        if refuses:
+            raise TypeError(
+                f"Strategy({option}={getattr(strategy, option)!r}) cannot change a model of TorchScript; leave "
+                f"{option} out, or pass run.setup the model as it was before torch.jit"
+            )
 
 
 def check_optimizer_kind(optimizer: torch.optim.Optimizer) -> None:
@@ -64,7 +92,9 @@ def check_alike(group: Group, module: torch.nn.Module, strategy: Strategy) -> No
 
     Raises:
         ModelMismatch: on every rank; a rank that differs names its first difference.
+        TypeError: see `check_options`.
     """
+    check_options(module, strategy)
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
     theirs, chosen = group.broadcast_object((mine, strategy))
     is_alike = mine == theirs and strategy == chosen

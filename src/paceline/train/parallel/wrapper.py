@@ -185,7 +185,7 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"unwrap takes a model, not {type(model).__name__}")
-    inner = model.__dict__.get("_modules", {}).get(_COMPILED)
+    inner = getattr(model, _COMPILED, None)
     if isinstance(inner, ParallelModel):
         model = inner
     return model.module if isinstance(model, ParallelModel) else model

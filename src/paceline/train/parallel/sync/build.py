@@ -93,8 +93,8 @@ def _made(options: Sync, group: Group, module: torch.nn.Module) -> Synchroniser 
     if isinstance(options, DiLoCo):
         return _diloco(options, group, module)
     assert isinstance(options, EveryStep)
-    if not options.is_exact and any(parameter.is_complex() for parameter in parameters):
-        raise ValueError("complex parameters are sent as they are only; use sync='allreduce'")
+    if isinstance(options, DGC) and any(parameter.is_complex() for parameter in parameters):
+        raise ValueError("DGC takes the momentum of real parameters alone, and some are complex; use another method")
     groups = make_groups(group, options)
     is_flat = len(groups) == group.world_size
     is_ordered = group.world_size == 2 or group.device.type != "cpu"  # see `wire.all_reduce`

@@ -13,12 +13,12 @@ WIRES = ("fp32", "fp16", "bf16", "int8")
 OUTER_WIRES = ("fp32", "fp16", "int8", "int4")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sync:
-    """How ranks exchange what they learn; see the classes below."""
+    """How ranks exchange what they learn; see the classes below. What the number in a name says needs no keyword."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EveryStep(Sync):
     """Gradients are averaged over all ranks in every step.
 
@@ -70,7 +70,7 @@ def _normalise_groups(options: EveryStep | LocalSGD, others: str) -> None:
         raise ValueError(f"hierarchical={options.hierarchical!r} is neither {others} nor a list of groups")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AllReduce(EveryStep):
     """Gradients are summed as they are, or in fewer bits.
 
@@ -80,7 +80,7 @@ class AllReduce(EveryStep):
             lost is added to the gradients of the next step). Sums are taken in fp32.
     """
 
-    wire: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    wire: Literal["fp32", "fp16", "bf16", "int8"] = dataclasses.field(default="fp32", kw_only=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +98,7 @@ class AllReduce(EveryStep):
         return self.wire == "fp32"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PowerSGD(EveryStep):
     """Gradients are sent as products of two thin matrices, with error feedback (Vogels et al. 2019, arXiv:1905.13727).
 
@@ -107,18 +107,18 @@ class PowerSGD(EveryStep):
         warmup: steps at the start in which gradients are sent as they are.
     """
 
-    rank: int = 4
+    rank: int = dataclasses.field(default=4, kw_only=False)
     warmup: int = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank} is less than 1")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank={self.rank!r} is not a number of 1 or more")
         if self.warmup < 0:
             raise ValueError(f"warmup={self.warmup} is less than 0")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TopK(EveryStep):
     """Of each gradient the largest values are sent, with error feedback (Aji and Heafield 2017, arXiv:1704.05021).
 
@@ -126,7 +126,7 @@ class TopK(EveryStep):
         fraction: of the values of each gradient, more than 0 and at most 1.
     """
 
-    fraction: float = 0.01
+    fraction: float = dataclasses.field(default=0.01, kw_only=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +134,7 @@ class TopK(EveryStep):
             raise ValueError(f"fraction={self.fraction} is not more than 0 and at most 1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DGC(EveryStep):
     """Deep gradient compression: of each matrix the largest values of the momentum are sent, the others later.
 
@@ -152,7 +152,7 @@ class DGC(EveryStep):
             gradient clipping), so that of all is about `clip` at most. All gradients are then sent at once.
     """
 
-    fraction: float = 0.001
+    fraction: float = dataclasses.field(default=0.001, kw_only=False)
     warmup: int = 0
     rampup: int = 1000
     clip: float | None = None
@@ -168,7 +168,7 @@ class DGC(EveryStep):
             raise ValueError(f"clip={self.clip} is not more than 0")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalSGD(Sync):
     """Ranks train alone, and average their parameters now and then (Stich 2018, arXiv:1805.09767).
 
@@ -190,7 +190,7 @@ class LocalSGD(Sync):
         ValueError: an option is out of range.
     """
 
-    every: int | Literal["auto", "adacomm"] = 8
+    every: int | Literal["auto", "adacomm"] = dataclasses.field(default=8, kw_only=False)
     warmup: int = 500
     momentum: Literal["keep", "average"] = "keep"
     initial: int = 8
@@ -208,7 +208,7 @@ class LocalSGD(Sync):
         _normalise_groups(self, "True, False, 'measured'")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AutoSync(Sync):
     """Measures the first steps and the network, and then chooses a method that exchanges gradients in every step.
 
@@ -228,7 +228,7 @@ class AutoSync(Sync):
             raise ValueError(f"warmup={self.warmup} is less than 3, and the first steps are not like later ones")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DiLoCo(Sync):
     """Ranks train alone, and an outer optimizer steps by what they have learned.
 
@@ -254,7 +254,7 @@ class DiLoCo(Sync):
         ValueError: an option is out of range.
     """
 
-    every: int = 64
+    every: int = dataclasses.field(default=64, kw_only=False)
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 4

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from paceline.train.parallel.sync.wires.wire import Exact
+
 from .averaging import average, average_within
 from .synchroniser import Synchroniser
 from .worker import Worker
@@ -34,6 +36,7 @@ class EveryStepExchange(Synchroniser):
         self, ways: Sequence[tuple[Route, Wire | None]], world_size: int, parameters: Sequence[torch.nn.Parameter]
     ) -> None:
         self._ways = ways
+        self._exact = [None if wire is None else Exact(wire.group) for _, wire in ways]  # for complex gradients
         self._workers = [Worker(f"exchange-{number}", self._part) for number in range(len(ways))]
         self._world_size = world_size
         self._steps = 0
@@ -51,9 +54,16 @@ class EveryStepExchange(Synchroniser):
         step = self._steps - 1
         if tensor.layout is not torch.strided:
             return _sparse(tensor, self._world_size)
-        keys = [(self._numbers[id(each)], each.numel()) for each in bucket.parameters()]
+        parameters = bucket.parameters()
+        keys = [(self._numbers[id(each)], each.numel()) for each in parameters]
+        is_complex = any(each.is_complex() for each in parameters)  # the buffer has their parts as real numbers
         number = bucket.index() % len(self._ways)
-        return self._workers[number].begin(lambda: self._average(self._ways[number], tensor, keys, step), tensor.device)
+
+        def average_bucket() -> torch.Tensor:
+            route, wire = self._ways[number]
+            return self._average((route, self._exact[number] if is_complex else wire), tensor, keys, step)
+
+        return self._workers[number].begin(average_bucket, tensor.device)
 
     def begin_within(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start to average a bucket of gradients over the ranks of this machine.
@@ -81,7 +91,8 @@ class EveryStepExchange(Synchroniser):
     def sent(self) -> int:  # type: ignore[override]
         """See `Synchroniser.sent`."""
         within = sum(route.within.sent for route, _ in self._ways if route.within is not None)
-        return within + sum(wire.sent for _, wire in self._ways if wire is not None)
+        wires = [*(wire for _, wire in self._ways), *self._exact]
+        return within + sum(wire.sent for wire in wires if wire is not None)
 
     @property
     def error(self) -> Exception | None:
