@@ -397,8 +397,8 @@ class Model:
 
     def _unused(self, names: list[str], loss: str) -> str:
         return (
-            f"no gradient for {some_of(names) or 'some parameters'} on rank {self._group.rank}: {loss} does not depend on "
-            "them; use them, set requires_grad=False, or use Strategy(find_unused_parameters=True)"
+            f"no gradient for {some_of(names) or 'some parameters'} on rank {self._group.rank}: {loss} does not "
+            "depend on them; use them, set requires_grad=False, or use Strategy(find_unused_parameters=True)"
         )
 
 

@@ -113,6 +113,7 @@ class Prepared:
         self._accumulates: set[int] = set()
         self._loose: list[LooseParameters] = []  # of each optimizer
         self._groups_given: list[int] = []  # of each optimizer, when it was set up
+        self._restored: set[frozenset[int]] = set()  # groups of parameters that a resume has added
         self._changes = 0  # of what is exchanged
         self._uses: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Uses] = weakref.WeakKeyDictionary()
         self._follows: set[int] = set()  # places of optimizers after whose steps ranks may exchange something
@@ -218,8 +219,11 @@ class Prepared:
         add = optimizer.add_param_group
 
         def add_param_group(_: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
-            add(param_group)
-            self.adopt()
+            given = param_group["params"]
+            param_group = {**param_group, "params": [given] if isinstance(given, torch.Tensor) else list(given)}
+            if _ids(param_group) not in self._restored:  # else the script adds it again in the epoch that is resumed
+                add(param_group)
+                self.adopt()
 
         optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
 
@@ -361,6 +365,7 @@ class Prepared:
                 here = [dict(self._models[place[0]].named).get(place[1]) for place in names if place is not None]
                 if len(here) == len(names) and all(p is not None for p in here):
                     optimizer.add_param_group({"params": here})
+                    self._restored.add(_ids(optimizer.param_groups[-1]))
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -621,6 +626,10 @@ class Prepared:
         parameters: list[torch.Tensor] = [p for model in self._models for p in model.module.parameters()]
         parameters += [p for loose in self._loose for p in loose.late.parameters]
         return [p for p in parameters if p.grad is not None]
+
+
+def _ids(group: Mapping[str, Any]) -> frozenset[int]:
+    return frozenset(id(p[1] if isinstance(p, tuple) else p) for p in group["params"])
 
 
 def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
