@@ -257,7 +257,8 @@ class Run(Collectives):
             ValueError: the weight is negative, infinite or not a number; `reduction` is neither of the two, or is "sum"
                 together with a weight; or `inputs` has only some of a model's parameters.
             paceline.AccumulationChanged: gradients were changed in the middle of an accumulation.
-            paceline.NotExchanged: the loss was not computed with the model that `setup` returned.
+            paceline.NotExchanged: what is trained has changed, and the method of exchange does not follow; or gradients
+                are sparse, and the loss was not computed with the model that `setup` returned.
             paceline.OptimizerMismatch: optimizers have stepped on some ranks only.
             paceline.UnusedParameters: some parameters have no gradient, or the loss does not depend on a model.
         """

@@ -15,7 +15,6 @@ from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
-from paceline.train.parallel.errors import NotExchanged  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -301,25 +300,6 @@ def test_a_model_keeps_its_names_and_methods(nproc: int, compile: bool | str) ->
         assert seen == (["layer.bias", "layer.weight"], 7, [1, 2], True)
 
 
-def past(how: str) -> None:
-    run = paceline.init(timeout=60)
-    original = Named()
-    model = run.setup(original)
-    x = torch.ones(1, 2)
-    with torch.no_grad():
-        model.twice(x)  # fine: nothing is to be exchanged
-    run.backward(model(x).sum())
-    run.backward((original(x) if how == "original" else model.twice(x)).sum())
-
-
-@pytest.mark.parametrize("how", ["original", "method"])
-def test_gradients_that_nobody_would_exchange(how: str) -> None:
-    with pytest.raises(
-        NotExchanged, match=r"these gradients stay on this rank, \d .*call the model that run\.setup returned"
-    ):
-        launch(past, (how,), nproc=2)
-
-
 def refused(thing: Any, options: dict[str, Any]) -> str:
     with paceline.init() as run, pytest.raises((TypeError, ValueError)) as caught:
         run.setup(thing, strategy=paceline.Strategy(**options))
@@ -407,20 +387,6 @@ def copies(precision: str) -> list[float]:
 @pytest.mark.parametrize(("precision", "nproc"), [("bf16", 1), ("fp32", 2), ("bf16", 2)])
 def test_a_copy_of_a_model_has_weights_of_its_own(precision: str, nproc: int) -> None:
     assert launch(copies, (precision,), nproc) == [[0.0, 0.0, 0.0]] * nproc
-
-
-def unfrozen() -> None:
-    run = paceline.init(timeout=60)
-    model = build()
-    model[0].requires_grad_(False)
-    model = run.setup(model)
-    model[0].requires_grad_(True)
-    run.backward(model(torch.ones(1, 3)).sum())
-
-
-def test_layers_that_are_unfrozen_too_late() -> None:
-    with pytest.raises(NotExchanged, match=r"unfrozen after run\.setup"):
-        launch(unfrozen, nproc=2)
 
 
 def recipe() -> list[float]:

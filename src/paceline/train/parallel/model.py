@@ -96,7 +96,6 @@ class Model:
         self._is_exchanging = False  # whether it was called with gradients that will be exchanged
         self._is_evaluating = False  # ranks may have different numbers of evaluations
         self.has_gradients = False
-        self._may_repeat = False  # whether the graph of the last backward was retained
         self._partial: list[tuple[torch.nn.Parameter, torch.Tensor | None, int]] = []
         self._partial_call = script_call()
         self.late = LateExchange(group, self._is_late)
@@ -353,15 +352,6 @@ class Model:
                     "run.accumulating"
                 )
 
-    def prepare_to_repeat(self) -> None:
-        """Prepare for another backward through a forward pass whose graph was retained, if there may be one."""
-        if self._may_repeat and self._exchange is not None:
-            self._may_repeat = False
-            if not self._is_exchanging:
-                self._is_exchanging = True
-                self._exchange.reducer._rebuild_buckets()  # as a forward pass does, before and after it
-                self._exchange.reducer.prepare_for_backward([])
-
     def check_gradients(self, complete: bool, again: bool = False) -> None:
         """Check that the exchange of the gradients of a backward is complete, if there are any.
 
@@ -385,7 +375,6 @@ class Model:
             self.has_gradients = False
             if self._exchange.require_backward_grad_sync:
                 self._sent += self._sent_each
-            self._may_repeat = again and not self._may_be_unused
         if (
             complete
             and not (self._may_be_unused or self.late.was_late)

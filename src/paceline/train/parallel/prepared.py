@@ -473,8 +473,6 @@ class Prepared:
         self._step_counts.exchanges(step)
         loose = sum(each.late.backwards for each in self._loose)
         with self._group.guard:
-            for model in self._models:
-                model.prepare_to_repeat()
             try:
                 compute(factor)
             except RuntimeError as error:
@@ -581,13 +579,12 @@ class Prepared:
                     parameter.grad.mul_(factor)
 
     def check_gradients(self, loop: Loop, again: bool = False) -> None:
-        """Check that the gradients of a backward are exchanged, and complete if the optimizer steps next.
+        """Check that the gradients of a backward are complete if the optimizer steps next.
 
         Args:
             again: whether there may be another backward through the same forward pass.
 
         Raises:
-            paceline.NotExchanged: they were not computed with the model that `Run.setup` returned.
             paceline.UnusedParameters: some parameters have no gradient.
         """
         for model in self._models:
