@@ -11,6 +11,7 @@ For the format on disk, and how to read it with torch alone, see docs/checkpoint
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -285,6 +286,26 @@ class CheckpointStore:
             return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state)
 
         return self._agreement.together(f"cannot load {saved.path}", read_all)
+
+    def read_again(self, found: Checkpoint, map_location: torch.device | str = "cpu", *, whole: bool) -> Checkpoint:
+        """Read a checkpoint that `load` has returned once more. All ranks must call this.
+
+        Args:
+            found: the checkpoint.
+            map_location: see `load`.
+            whole: whether to read the shared state too.
+
+        Raises:
+            CheckpointError: it cannot be read; the same on all ranks.
+        """
+
+        def read_all() -> Checkpoint:
+            names = found.shared_state if whole else ()
+            shared = {name: _read(found.path / f"{name}.pt", map_location) for name in names}
+            own = None if found.rank_state is None else _read(found.path / disk_format.rank_file(self._rank), "cpu")
+            return dataclasses.replace(found, shared_state=shared, rank_state=own)
+
+        return self._agreement.together(f"cannot load {found.path}", read_all)
 
     def _check_never_saved(self) -> None:
         """Check that there is nothing to load because nothing was ever saved.
