@@ -251,9 +251,19 @@ class Loader:
         """The position of training, for `go_back` and `state_dict`."""
         return self._position.mark()
 
-    def go_back(self, mark: Mark) -> None:
-        """Go to the position of `mark`, and end an iteration that is under way."""
+    def go_back(self, mark: Mark, *, ends: bool = False) -> None:
+        """Go to the position of `mark`, and end an iteration that is under way. Does nothing if that is the position.
+
+        Args:
+            mark: the position.
+            ends: whether an epoch of which nothing was left there stays ended, if an iteration has ended it since.
+        """
+        now = self._position.mark()
+        if (now[:2], now[3:]) == (mark[:2], mark[3:]):  # the state of a data set may not be comparable
+            return
         self._position.go_back(mark)
+        if ends and mark[3] and now[0] > mark[0]:
+            self._position.end_epoch()
         self._iterations += 1
         self._workers_follow = False
 

@@ -57,7 +57,7 @@ class Gradients:
         self._had_gradients = False  # whether there were some at its start, which were not computed in it
         self._before: dict[int, Window] = {}  # the windows at its start
 
-    # -- passes and batches -----------------------------------------------------------------------------------------------
+    # -- passes and batches --------------------------------------------------------------------------------------------
 
     def pass_begins(self) -> None:
         """Start a pass over batches."""

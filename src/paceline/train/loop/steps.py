@@ -368,18 +368,19 @@ class Steps:
 
     def _look_ends(self) -> None:
         """Take back all of a pass that has not trained."""
-        look = self._journal.seen_look() or self._marks
+        seen = self._journal.seen_look()
         self.done -= self._tentative
         self._looked += self._pending + self._tentative
         self._pending = self._tentative = 0
         self._gradients.look_ends()
         for feed, mark in zip(self.feeds, self._marks, strict=False):
-            feed.loader.go_back(mark)
-        self._journal.end(look)
+            feed.loader.go_back(mark, ends=seen is None)
+        self._journal.end(seen or self._marks)
 
     def _arrive(self) -> None:
         """A resumed run has come to the place in the epoch's body where the checkpoint was taken."""
         self._resuming.arrive()
+        self.done = self._resuming.step + self._tentative
 
     def _break_off(self) -> None:
         """End a step in which the loop was left: count it if its batch was trained on, else take the batch back."""
@@ -431,8 +432,8 @@ class Steps:
             self._is_open = False
             self._train()
             self._journal.end(None)
-        if self._passes.target is not None:
-            self._resuming.depart()
+        if self._is_before_loops and self._passes.target is not None:
+            self._resuming.depart()  # the script continues in a loop of its own
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
             self._count_outside(number)
 
