@@ -91,6 +91,7 @@ class CheckpointStore:
 
     Attributes:
         last_saved_step: the step that this store has committed last; None before the first.
+        follows: whether an earlier store of this process has saved into the folder.
         lost: why the checkpoint that was saved last is not on the disk; None if it is, or is being written. The same on
             all ranks when no save is under way.
 
@@ -112,6 +113,7 @@ class CheckpointStore:
             raise ValueError(f"keep is {keep}: at least one checkpoint must be kept")
         self.folder = Path(folder).absolute()
         self.last_saved_step: int | None = None
+        self.follows = history.has_saved(self.folder)
         self.lost: CheckpointError | None = None
         self._required = required
         self._rank = rank
@@ -275,6 +277,7 @@ class CheckpointStore:
         if saved is None:
             self._check_never_saved()
             return None
+        history.used(self.folder)
 
         def read_all() -> Checkpoint:
             shared = {
@@ -393,6 +396,7 @@ class CheckpointStore:
                     disk_format.discard(temporary)
             raise
         self.last_saved_step, self._serial = step, ticket["serial"]
+        history.used(self.folder, saved=True)
         if self._writes:
             history.note(step, self.folder)
             self._prune()

@@ -171,6 +171,11 @@ class Checkpointing:
             self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
         self.saved = step
 
+    @property
+    def follows(self) -> bool:
+        """Whether an earlier run of this process has saved into the folder."""
+        return self._store is not None and self._store.follows
+
     def find(self) -> Checkpoint | None:
         """Read the newest checkpoint; None if there is none.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from .epochs import EpochLoops
     from .feed import Feed
     from .passes import Passes
+
+log = logging.getLogger("paceline")
 
 
 class Resuming:
@@ -90,6 +93,11 @@ class Resuming:
         if self._epochs.is_skipped():
             self._loaded |= self._checkpoints.load_some(self._found, but=self._loaded)
             return False
+        if self._checkpoints.follows and self._group.is_main:
+            log.warning(
+                "run.epochs goes on from %s, which an earlier run of this process has saved; for another stage of the "
+                "training, pass a checkpoint_dir= of its own to paceline.init", self._found.path,
+            )  # fmt: skip
         self.load(feeds, by_epochs=True)
         return True
 

@@ -101,6 +101,7 @@ class Steps:
         self._is_open = False  # whether it has ended with gradients that an optimizer may still use
         self._pending = 0  # batches that count if a step follows in the pass
         self._tentative = 0  # batches that were counted since gradients were computed, and do not count without a step
+        self._unseen = 0  # looks before any step, and without an optimizer
         self._looked = 0  # batches of looks, over all passes
         self._asked = 0  # steps after which it was asked whether a checkpoint is due
         self._marks: list[Mark] = []  # where the loaders were at its start
@@ -337,7 +338,8 @@ class Steps:
     @property
     def _is_unseen(self) -> bool:
         """Whether nothing was set up, or has stepped, by whose steps training is told from looking."""
-        return self.body is not None and not self._gradients.has_seen and not self._prepared.has_optimizers
+        is_loop = self.body is not None or isinstance(self._journal.source, Pass)
+        return is_loop and not (self._gradients.has_seen or self._prepared.has_optimizers)
 
     def _train(self) -> None:
         """Note that the pass trains: its batches so far count."""
@@ -368,6 +370,13 @@ class Steps:
 
     def _look_ends(self) -> None:
         """Take back all of a pass that has not trained."""
+        if not (self._gradients.has_seen or self._prepared.has_optimizers):
+            self._unseen += 1
+            if self._unseen == 2:  # the first one may come before anything is set up
+                self._warn(
+                    "no step was seen in two loops over run.dataloader, so their batches do not count, and come again "
+                    "in the same order; if the loops train, call run.step_done() after each batch"
+                )
         seen = self._journal.seen_look()
         self.done -= self._tentative
         self._looked += self._pending + self._tentative
