@@ -534,7 +534,8 @@ class Steps:
         if self._passes.target is not None:
             return
         self._check_seen()
-        waits = self._is_asked
+        # Of loaders that are nested, the inner one may go on in this step.
+        waits = self._is_asked or (self._gradients.trained and len(self._batches) > 1)
         if self.body is not None:
             if self.within:
                 waits = waits or (self._gradients.trained and self._is_last)
