@@ -540,7 +540,7 @@ class Run(Collectives):
         A step is a batch of `dataloader` or an item of `steps`. In loops of another form, it is a step of the
         optimizer; of several optimizers, the one that steps first counts.
         """
-        return self._steps.done + self._steps.counts
+        return self._steps.step
 
     def log(self, **values: Tensor | float) -> None:
         """Log values of this step: numbers, or tensors with one element, which are not waited for.

@@ -14,6 +14,20 @@ import time
 from pathlib import Path
 
 NOTE, _JOURNAL = "saved.json", "journal.jsonl"  # `node/rundir/directory.py` lists the files of a run directory
+_used: set[str] = set()  # names of the folders with checkpoints that this process has saved or loaded
+_saved: set[Path] = set()  # the folders into which it has saved
+
+
+def used(folder: Path, *, saved: bool = False) -> None:
+    """Remember that this process has loaded, or saved, a checkpoint in a folder. Every rank calls this."""
+    _used.add(folder.name)
+    if saved:
+        _saved.add(folder)
+
+
+def has_saved(folder: Path) -> bool:
+    """Whether a run of this process has saved a checkpoint in a folder."""
+    return folder in _saved
 
 
 def note(step: int, folder: Path) -> None:
@@ -24,7 +38,8 @@ def note(step: int, folder: Path) -> None:
     saved = {"step": step, "folder": str(folder)}
     hidden = path.with_name(f".{NOTE}.{os.getpid()}")
     with contextlib.suppress(OSError):  # the checkpoint is complete even if this cannot be written
-        hidden.write_text(json.dumps(saved))
+        steps = {**_steps(path), str(folder): step}
+        hidden.write_text(json.dumps({**saved, "steps": steps}))
         hidden.replace(path)
     _record(path, event="checkpoint", **saved)
 
@@ -49,17 +64,27 @@ def noted(folder: Path) -> int | None:
 
     Args:
         folder: folder of the checkpoints. A script with several runs has a folder for each (`checkpoints`,
-            `checkpoints-2`); notes for other folders do not count.
+            `checkpoints-2`, or as it names them). Notes for other folders do not count if they are those of other runs:
+            this process has used them, or they differ in their number.
     """
     path = _path()
+    steps = {Path(name).name: step for name, step in _steps(path).items()} if path is not None else {}
+    if folder.name in steps:
+        return steps[folder.name]
+    if _used & steps.keys():
+        return None
+    family = re.sub(r"-\d+$", "", folder.name)
+    return next((step for name, step in reversed(steps.items()) if re.sub(r"-\d+$", "", name) != family), None)
+
+
+def _steps(note: Path) -> dict[str, int]:
+    """The step that was saved last in each folder."""
     try:
-        noted_before = {} if path is None else json.loads(path.read_bytes())
-        step, other = noted_before.get("step"), Path(noted_before.get("folder", "")).name
-    except (OSError, ValueError, AttributeError, TypeError):
-        return None
-    if other != folder.name and re.sub(r"-\d+$", "", other) == re.sub(r"-\d+$", "", folder.name):
-        return None
-    return step if isinstance(step, int) else None
+        noted_before = json.loads(note.read_bytes())
+        steps = noted_before.get("steps") or {noted_before["folder"]: noted_before["step"]}
+        return {folder: step for folder, step in steps.items() if isinstance(step, int)}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        return {}
 
 
 def _path() -> Path | None:

@@ -11,6 +11,7 @@ For the format on disk, and how to read it with torch alone, see docs/checkpoint
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -90,6 +91,7 @@ class CheckpointStore:
 
     Attributes:
         last_saved_step: the step that this store has committed last; None before the first.
+        follows: whether an earlier store of this process has saved into the folder.
         lost: why the checkpoint that was saved last is not on the disk; None if it is, or is being written. The same on
             all ranks when no save is under way.
 
@@ -111,6 +113,7 @@ class CheckpointStore:
             raise ValueError(f"keep is {keep}: at least one checkpoint must be kept")
         self.folder = Path(folder).absolute()
         self.last_saved_step: int | None = None
+        self.follows = history.has_saved(self.folder)
         self.lost: CheckpointError | None = None
         self._required = required
         self._rank = rank
@@ -274,6 +277,7 @@ class CheckpointStore:
         if saved is None:
             self._check_never_saved()
             return None
+        history.used(self.folder)
 
         def read_all() -> Checkpoint:
             shared = {
@@ -285,6 +289,26 @@ class CheckpointStore:
             return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state)
 
         return self._agreement.together(f"cannot load {saved.path}", read_all)
+
+    def read_again(self, found: Checkpoint, map_location: torch.device | str = "cpu", *, whole: bool) -> Checkpoint:
+        """Read a checkpoint that `load` has returned once more. All ranks must call this.
+
+        Args:
+            found: the checkpoint.
+            map_location: see `load`.
+            whole: whether to read the shared state too.
+
+        Raises:
+            CheckpointError: it cannot be read; the same on all ranks.
+        """
+
+        def read_all() -> Checkpoint:
+            names = found.shared_state if whole else ()
+            shared = {name: _read(found.path / f"{name}.pt", map_location) for name in names}
+            own = None if found.rank_state is None else _read(found.path / disk_format.rank_file(self._rank), "cpu")
+            return dataclasses.replace(found, shared_state=shared, rank_state=own)
+
+        return self._agreement.together(f"cannot load {found.path}", read_all)
 
     def _check_never_saved(self) -> None:
         """Check that there is nothing to load because nothing was ever saved.
@@ -372,6 +396,7 @@ class CheckpointStore:
                     disk_format.discard(temporary)
             raise
         self.last_saved_step, self._serial = step, ticket["serial"]
+        history.used(self.folder, saved=True)
         if self._writes:
             history.note(step, self.folder)
             self._prune()

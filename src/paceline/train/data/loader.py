@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -18,13 +18,14 @@ from torch.utils.data import DataLoader
 from paceline.train.group.group import Group
 
 from .keep_working import KeepWorking
-from .sampler import EpochPosition, Shard, share
+from .sampler import EpochPosition, Mark, Shard, share
 from .split import Split
 from .stream_parts import Parts
 from .to_device import to_device
 from .workers import StreamFetch
 
 log = logging.getLogger("paceline")
+_MARK = ("epoch", "position", "stream", "is_over", "batches")  # names of what a `Mark` has, in a state
 
 
 class Loader:
@@ -246,17 +247,50 @@ class Loader:
         """Take back the batch yielded last: the next iteration begins with it."""
         self._position.go_back(self._before)
 
-    def state_dict(self, *, before: bool = False) -> dict[str, Any]:
+    def mark(self) -> Mark:
+        """The position of training, for `go_back` and `state_dict`."""
+        return self._position.mark()
+
+    def go_back(self, mark: Mark, *, ends: bool = False) -> None:
+        """Go to the position of `mark`, and end an iteration that is under way. Does nothing if that is the position.
+
+        Args:
+            mark: the position.
+            ends: whether an epoch of which nothing was left there stays ended, if an iteration has ended it since.
+        """
+        now = self._position.mark()
+        if (now[:2], now[3:]) == (mark[:2], mark[3:]):  # the state of a data set may not be comparable
+            return
+        self._position.go_back(mark)
+        if ends and mark[3] and now[0] > mark[0]:
+            self._position.end_epoch()
+        self._iterations += 1
+        self._workers_follow = False
+
+    @staticmethod
+    def mark_of(state: Mapping[str, Any]) -> Mark:
+        """The position of what `state_dict` returned."""
+        epoch, position, stream, is_over, batches = (state[name] for name in _MARK)
+        return (
+            epoch,
+            position,
+            stream if (parts := state.get("parts")) is None else Parts.from_plain(parts),
+            is_over,
+            batches,
+        )
+
+    def state_dict(self, *, before: bool = False, at: Mark | None = None) -> dict[str, Any]:
         """The position of training: small, the same on every rank, valid for any other number of ranks.
 
         If a stream is read in parts, this is a collective of all ranks.
 
         Args:
             before: take the position before the batch yielded last.
+            at: take this position.
         """
         state = {**self._position.state_dict(), "batch_size": self._given}
-        if before:
-            state |= dict(zip(("epoch", "position", "stream", "is_over", "batches"), self._before, strict=True))
+        if before or at is not None:
+            state |= dict(zip(_MARK, at or self._before, strict=True))
         if isinstance(parts := state["stream"], Parts):
             if self._ranks is not None:
                 parts = parts.merged(self._ranks.gather_objects(parts))

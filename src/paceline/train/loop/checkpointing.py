@@ -108,15 +108,17 @@ class Checkpointing:
         """Whether checkpoints are taken without a call of the script."""
         return self._every is not None and self._store is not None
 
-    def is_due(self, done: int) -> bool:
-        """Whether one is due after `done` steps; the same on all ranks."""
+    def is_due(self, done: int, before: int) -> bool:
+        """Whether one is due after `done` steps; the same on all ranks.
+
+        Args:
+            done: steps done.
+            before: steps done when this was asked before, in the same loop.
+        """
         if self._every is None or self._store is None:
             return False
-        if self._every.steps:
-            return done % self._every.steps == 0
-        if done % _AGREE_EVERY:
-            return False
-        return self._is_time()
+        every = self._every.steps or _AGREE_EVERY
+        return done // every > before // every and (self._every.steps > 0 or self._is_time())
 
     def is_due_after(self, done: int, *, epoch_counts: bool) -> bool:
         """Whether one is due at the end of an epoch for whose steps `is_due` was not called; the same on all ranks.
@@ -170,6 +172,11 @@ class Checkpointing:
             self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
         self.saved = step
 
+    @property
+    def follows(self) -> bool:
+        """Whether an earlier run of this process has saved into the folder."""
+        return self._store is not None and self._store.follows
+
     def find(self) -> Checkpoint | None:
         """Read the newest checkpoint; None if there is none.
 
@@ -215,6 +222,21 @@ class Checkpointing:
         if not but:
             self.load_rank_state(found)
         return set(here)
+
+    def load_again(self, found: Checkpoint, *, whole: bool) -> None:
+        """Load a checkpoint for a second time, from the disk: the objects may have what was loaded first.
+
+        Args:
+            found: result of `find`, which is loaded.
+            whole: whether to load more than what each rank has of its own.
+        """
+        assert self._store is not None
+        with self._group.guard:
+            again = self._store.read_again(found, self._group.device, whole=whole)
+        for name, state in again.shared_state.items():
+            if name != "progress":
+                load(name, self._prepared.stateful()[name], state)
+        self.load_rank_state(again)
 
     def load_rank_state(self, found: Checkpoint) -> None:
         """Load this rank's own states; with another number of ranks, those that `reshard` returns.

@@ -31,10 +31,13 @@ class Counter(Protocol):
     def needs_ends(self) -> bool:
         """Whether a loader must know in time that a batch is its last."""
 
-    def loop(self, loader: Loader) -> AbstractContextManager[None]:
+    def enter(self, source: Loader) -> bool:
+        """A pass over a loader begins; returns False if a resumed run leaves it out."""
+
+    def loop(self, source: Loader) -> AbstractContextManager[None]:
         """A loop over the batches of a loader."""
 
-    def begin(self, loader: Loader) -> None:
+    def begin(self, source: Loader) -> None:
         """A batch of this loader begins a step."""
 
     def add(self, loader: Loader) -> None:
@@ -64,9 +67,6 @@ class Feed:
 
     def __init__(self, loader: Loader, steps: Counter) -> None:
         self.loader = loader
-        self.used_in: Body | None = None  # the epoch in which the last iteration began
-        self.finished_in: Body | None = None  # the epoch in which the last iteration reached its end
-        self._is_through = False  # this epoch's batches were trained on before the resume
         self._made_in = steps.body
         self._steps = steps
 
@@ -83,40 +83,16 @@ class Feed:
         steps, body = self._steps, self._steps.body
         if steps.needs_ends:
             self.loader.look_ahead()
-        if self._is_through and self.finished_in == body:
-            self._is_through = False
-            return
         if body is not None and self._made_in == body:
             steps.warn_of_new_loader()
-        self.used_in, self.finished_in = body, None
         if steps.in_loop:  # of loaders that are iterated together, the first one counts the steps
             for batch in self.loader:
                 steps.add(self.loader)
                 yield batch
-        else:
+        elif steps.enter(self.loader):
             with steps.loop(self.loader):
                 for batch in self.loader:
                     steps.begin(self.loader)
                     yield batch
                     steps.end()
                 steps.epoch_ends()
-        self.finished_in = body
-
-    def state_dict(self, *, before: bool) -> dict[str, Any]:
-        """The position in this loader; with `before`, that before the batch yielded last."""
-        return {"used_in": self.used_in, "finished_in": self.finished_in, **self.loader.state_dict(before=before)}
-
-    def load_state_dict(self, state: dict[str, Any], *, by_epochs: bool) -> None:
-        """Go to the position of `state`.
-
-        Args:
-            by_epochs: whether the epoch that was under way begins again, without the batches that it was trained on.
-        """
-        self.loader.load_state_dict(state)
-        self.finished_in = _body(state["finished_in"]) if by_epochs else None
-        self.used_in = _body(state["used_in"]) if by_epochs else None
-        self._is_through = self.finished_in is not None
-
-
-def _body(saved: Any) -> Body | None:
-    return None if saved is None else (saved[0], saved[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +30,7 @@ class Gradients:
         trained: whether the current batch was trained on.
         number: that of the current batch, from 1, over all loops.
         has_seen: whether any training was seen so far.
+        has_stepped: whether an optimizer has stepped in the pass under way.
     """
 
     def __init__(self, group: Group, prepared: Prepared) -> None:
@@ -50,8 +52,22 @@ class Gradients:
         self._latest = 1  # the batches per step of the last backward
         self._is_within = False  # `backward`
         self._is_weighted = False  # whether this batch's loss was passed to `backward`
+        # The pass under way.
+        self.has_stepped = self._has_computed = False  # whether an optimizer has; whether `backward` was called in it
+        self._had_gradients = False  # whether there were some at its start, which were not computed in it
+        self._before: dict[int, Window] = {}  # the windows at its start
 
-    # -- batches -------------------------------------------------------------------------------------------------------
+    # -- passes and batches --------------------------------------------------------------------------------------------
+
+    def pass_begins(self) -> None:
+        """Start a pass over batches."""
+        self.has_stepped = self._has_computed = False
+        self._had_gradients = self._prepared.has_optimizers and self._prepared.has_gradients()
+        self._before = {every: copy.copy(window) for every, window in self._windows.items()}
+
+    def look_ends(self) -> None:
+        """End a pass in which nothing was trained: accumulations are where they were at its start."""
+        self._windows = self._before
 
     def batch_begins(self, loader: Loader | Pass) -> None:
         """Start a batch of `loader`."""
@@ -104,7 +120,7 @@ class Gradients:
         self._prepared.check_partial()
         factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
         self._stepped = False
-        self._is_within = self._is_weighted = True
+        self._is_within = self._is_weighted = self._has_computed = True
         try:
             self._prepared.backward(compute, factor, step, inputs)
         finally:
@@ -147,7 +163,7 @@ class Gradients:
     def optimizer_stepped(self) -> None:
         """Note that the gradients were used."""
         self.trained, self._unused = True, False
-        self._stepped = self._has_ever_stepped = self.has_seen = True
+        self._stepped = self._has_ever_stepped = self.has_seen = self.has_stepped = True
 
     def are_plain(self) -> bool:
         """Whether gradients that an optimizer has just used were not computed by `backward`."""
@@ -179,6 +195,16 @@ class Gradients:
         """Whether an accumulation by `Strategy.accumulate` has begun and is not complete."""
         return any(window.begun for window in self._windows.values())
 
+    def is_open(self, done: int) -> bool:
+        """Whether there are gradients of this pass that an optimizer may still use.
+
+        Args:
+            done: batches trained on so far.
+        """
+        if self._has_computed:
+            return self._unused and self._prepared.has_optimizers
+        return not self._had_gradients and self.is_accumulating_by_hand(done)
+
     def is_accumulating_by_hand(self, done: int) -> bool:
         """Whether there are gradients that an optimizer may use together with those of later batches.
 
@@ -195,8 +221,11 @@ class Gradients:
         Raises:
             RuntimeError: it is in the middle of a step or of an accumulation.
         """
-        for window in self._windows.values():
-            begun = window.begun - (within and not self.trained)  # batches of an accumulation that is not complete
+        is_look = within and not (self._has_computed or self.has_stepped)
+        for window in (self._before if is_look else self._windows).values():
+            begun = window.begun - (
+                within and not is_look and not self.trained
+            )  # batches of an accumulation that is not complete
             if begun > 0 and not (within and self.trained and window.is_complete):
                 raise RuntimeError(
                     f"the gradients of {begun} of {window.batches} accumulated batches are in no checkpoint; "

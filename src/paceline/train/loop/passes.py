@@ -1,9 +1,13 @@
-"""Loops over items that are not from `Run.dataloader`, each of which is a step: `Run.steps`."""
+"""The passes of an epoch's body: each is one iteration over a training loader, or one `Run.steps`.
+
+A pass trains if a step follows one of its batches; else it is a look, which leaves the loaders where they were. A
+resumed run leaves out the passes that have trained, and does the looks again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,20 +27,27 @@ class Pass:
     samples = 1
     weight = 1.0
 
-    def __init__(self, items: Iterable[Any], world_size: int, taken: int, began: Mapping[str, Any] | None) -> None:
+    def __init__(self, items: Iterable[Any], world_size: int) -> None:
         """Initialize a pass that was not iterated yet.
 
         Args:
             items: the iterable.
             world_size: number of ranks; all take the same number of items.
-            taken: number of items that were trained on before a resume, and are skipped.
-            began: random states at the start of the pass that is resumed.
         """
         self.total = world_size
-        self.done = taken
+        self.done = 0
         self._items = items
-        self._began = began
+        self._began: Mapping[str, Any] | None = None
         self._size = _length(items)
+
+    def skip(self, taken: int, began: Mapping[str, Any] | None) -> None:
+        """Before the first item: skip those that were trained on before a resume.
+
+        Args:
+            taken: their number.
+            began: random states at the start of the pass; None if they are not known.
+        """
+        self.done, self._began = taken, began
 
     def __len__(self) -> int:
         if self._size is None:
@@ -79,68 +90,154 @@ class Pass:
         self.done -= 1
 
 
-class Passes:
-    """The passes of an epoch's body, numbered in their order: how many have ended, and the position in the last one.
+class Place(NamedTuple):
+    """Where a checkpoint was taken in an epoch's body.
 
     Attributes:
-        ended: number of passes that have reached their end, or were left.
-        current: the pass that is under way.
+        ended: passes that had ended.
+        trains: whether the next one was under way, and had trained.
+        taken: items of it that were trained on, if it is one of `Run.steps`.
+        events: if it had not trained: batches of a look, and calls of `Run.save`, since the last pass ended.
+        looks: whether a look was under way.
     """
 
-    def __init__(self) -> None:
-        self.ended = 0
-        self.current: Pass | None = None
-        self._began: Any = None  # random states at its start
-        self._resumed: tuple[int, int] | None = (
-            None  # from the checkpoint: passes that had ended, and items taken of the next one
-        )
+    ended: int = 0
+    trains: bool = False
+    taken: int = 0
+    events: int = 0
+    looks: bool = False
 
-    def begin(self, items: Iterable[Any], world_size: int, *, keep_random: bool) -> Pass | None:
-        """Return the next pass; None if it had ended before the resume."""
-        taken, began = 0, None
-        if self._resumed is not None:
-            if self.ended < self._resumed[0]:
-                self.ended += 1
-                return None
-            taken, began = self._resumed[1], self._began
-            self._resumed = None
-        if began is None:
-            began = random_states() if keep_random else None
-        self._began = began
-        self.current = Pass(items, world_size, taken, began)
-        return self.current
 
-    def end(self) -> None:
-        """End the pass under way."""
-        self.ended += 1
-        self.current = self._began = None
+class Passes:
+    """The passes of an epoch's body, numbered in their order, and the place in them.
+
+    Attributes:
+        source: the pass that is under way: a loader, or one of `Run.steps`; None between two.
+        trains: whether it has trained.
+        target: where the checkpoint was taken that is resumed; None once the script has come there again.
+        looks: by their numbers, the looks that have ended: what the caller keeps of the loaders at their start.
+    """
+
+    def __init__(self, *, keep_random: bool) -> None:
+        """Initialize before the first pass.
+
+        Args:
+            keep_random: remember random states, which `state_dict` returns.
+        """
+        self.source: Any = None
+        self.trains = False
+        self.target: Place | None = None
+        self.looks: dict[int, Any] = {}
+        self._keep_random = keep_random
+        self._ended = self._events = 0
+        # Random states: where the body begins, where the pass under way began, and where passes that trained ended.
+        self._body: Any = None
+        self._began: Any = None
+        self._ends: dict[int, Any] = {}
 
     def restart(self) -> None:
         """Start another epoch's body."""
-        self.ended, self.current, self._began, self._resumed = 0, None, None, None
+        self.source, self.trains, self.target, self.looks = None, False, None, {}
+        self._ended = self._events = 0
+        self._body, self._began, self._ends = self._random(), None, {}
 
-    def position(self, *, before: bool) -> tuple[int, int]:
-        """Number of passes that have ended, and of items taken of the next one.
+    def begin(self, source: Any) -> bool:
+        """Begin a pass; returns whether it goes on where the checkpoint was taken that is resumed."""
+        target = self.target
+        is_resumed = target is not None and target.trains and target.ended == self._ended
+        if target is not None and is_resumed and isinstance(source, Pass):
+            source.skip(target.taken, self._began)
+        self.source, self.trains = source, is_resumed
+        if target is None:
+            self._began = self._random()
+        return is_resumed
+
+    def skips(self) -> bool:
+        """Whether the next pass had trained, and ended, before the resume; if so, go on behind it."""
+        if self.target is None or self._ended >= self.target.ended or self._ended in self.looks:
+            return False
+        self._set_random(self._ends.get(self._ended))
+        self._ended, self._events = self._ended + 1, 0
+        return True
+
+    def end(self, before: Any) -> None:
+        """End the pass under way.
+
+        Args:
+            before: if it was a look, what is kept of the loaders at its start.
+        """
+        if not self.trains:
+            self.looks[self._ended] = before
+        elif self._keep_random:
+            if self._ended - 1 not in self.looks:  # only looks and the next pass need to know
+                self._ends.pop(self._ended - 1, None)
+            self._ends[self._ended] = self._random()
+        self._ended, self._events = self._ended + 1, 0
+        self.source, self.trains = None, False
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a pass of the body has ended."""
+        return self._ended > 0
+
+    def seen_look(self) -> Any:
+        """What was kept at the start of the look that comes next, if a resumed run does it again."""
+        return self.looks.get(self._ended) if self.target is not None else None
+
+    def event(self) -> bool:
+        """Count a batch of a look, or a call of `Run.save`; returns whether the resumed run comes to its place here."""
+        self._events += 1
+        target = self.target
+        return (
+            target is not None
+            and not target.trains
+            and (target.ended, target.events, target.looks) == (self._ended, self._events, self.source is not None)
+        )
+
+    def is_behind(self) -> bool:
+        """Whether the next pass comes behind the place of a resumed run, as if `Run.save` is not called again."""
+        target = self.target
+        if target is None:
+            return False
+        return target.ended < self._ended or (target.ended == self._ended and not (target.trains or target.looks))
+
+    def place(self, *, before: bool) -> Place:
+        """The place in the body.
 
         Args:
             before: do not count the current item.
         """
-        if self._resumed is not None:
-            return self._resumed
-        return self.ended, self.current.done - before if self.current is not None else 0
+        if self.target is not None:
+            return self.target
+        if not self.trains:
+            return Place(self._ended, events=self._events, looks=self.source is not None)
+        taken = self.source.done - before if isinstance(self.source, Pass) else 0
+        return Place(self._ended, trains=True, taken=taken)
 
-    def resume(self, position: Sequence[int]) -> None:
-        """Continue from a position."""
-        self.restart()
-        self._resumed = (position[0], position[1]) if tuple(position) != (0, 0) else None
+    def resume(self, place: Sequence[Any], looks: Mapping[int, Any]) -> None:
+        """Continue from a place; `load_state_dict` must have been called, if random states are known."""
+        self.source, self.trains, self._ended, self._events = None, False, 0, 0
+        self.target = None if Place(*place) == Place() else Place(*place)
+        self.looks = dict(looks)
+
+    def set_random(self) -> None:
+        """Set the random states of the body's beginning."""
+        self._set_random(self._body)
+
+    def _random(self) -> Any:
+        return random_states() if self._keep_random else None
+
+    def _set_random(self, states: Any) -> None:
+        if states is not None:
+            set_random_states(states)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's random states at the start of the pass under way."""
-        return {"began": self._began}
+        """This rank's random states."""
+        return {"body": self._body, "began": self._began, "ends": dict(self._ends)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        self._began = state["began"]
+        self._body, self._began, self._ends = state["body"], state["began"], dict(state["ends"])
 
 
 def _length(items: Any) -> int | None:

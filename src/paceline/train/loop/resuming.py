@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from .epochs import EpochLoops
     from .feed import Feed
     from .passes import Passes
+
+log = logging.getLogger("paceline")
 
 
 class Resuming:
@@ -37,20 +41,48 @@ class Resuming:
         self._epochs, self._passes = epochs, passes
         self._found: Checkpoint | None = None  # until it is loaded
         self._loaded: set[str] = set()  # its parts that were loaded
+        self._near: Checkpoint | None = None  # it is loaded, and the script has not come to its place in the body yet
+        self._first: str | None = None  # what was there before this run has saved any: see `peek`
 
     def find(self) -> bool:
         """Find the newest checkpoint; returns whether there is one."""
         self.has_looked = True
         self._found = self._checkpoints.find()
-        if self._found is not None:
+        if self._found is not None and self.is_ahead:
             progress = self._found.shared_state["progress"]
-            self._epochs.resume((progress.get("loop", 0), progress["epoch"]))
+            self._epochs.resume((progress["loop"], progress["epoch"]))
         return self.is_pending
+
+    def find_in_loops(self) -> None:
+        """Find the newest checkpoint, unless it was taken before the first loop over epochs: what is there is repeated.
+
+        A checkpoint of this run itself is never one to resume from.
+        """
+        if self.find() and not self.is_ahead:
+            self._found = None
+
+    def peek(self) -> str:
+        """What there was before this run took its first checkpoint, as long as the script has not resumed.
+
+        Returns:
+            "" for nothing, "loops" for a checkpoint of a loop over epochs, "other" for another one.
+        """
+        if self.has_looked:
+            return ""
+        if self._first is None:
+            found = self._checkpoints.find()
+            self._first = "" if found is None else "loops" if _in_loops(found) else "other"
+        return self._first
 
     @property
     def is_pending(self) -> bool:
         """Whether there is a checkpoint that is not loaded yet."""
         return self._found is not None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the checkpoint that is not loaded yet is one of a loop over epochs."""
+        return self._found is not None and _in_loops(self._found)
 
     def reach(self, feeds: Sequence[Feed]) -> bool:
         """Load it and go to its epoch, if that is in the loop just entered; returns whether it is.
@@ -61,6 +93,11 @@ class Resuming:
         if self._epochs.is_skipped():
             self._loaded |= self._checkpoints.load_some(self._found, but=self._loaded)
             return False
+        if self._checkpoints.follows and self._group.is_main:
+            log.warning(
+                "run.epochs goes on from %s, which an earlier run of this process has saved; for another stage of the "
+                "training, pass a checkpoint_dir= of its own to paceline.init", self._found.path,
+            )  # fmt: skip
         self.load(feeds, by_epochs=True)
         return True
 
@@ -69,24 +106,50 @@ class Resuming:
 
         Args:
             feeds: the training loaders.
-            by_epochs: whether the epoch that was under way begins again, without the batches that it was trained on.
+            by_epochs: whether the body of the epoch that was under way begins again.
         """
         assert self._found is not None
         found = self._found
         self._checkpoints.load(found, len(feeds))
         progress = found.shared_state["progress"]
         for feed, state in zip(feeds, progress["loaders"], strict=True):
-            feed.load_state_dict(state, by_epochs=by_epochs)
-        self._passes.resume(progress.get("passes", (0, 0)))
+            feed.loader.load_state_dict(state)
         self.step = progress["step"]
         self._metrics.resumed(progress["epoch"], self.step)
         if self._group.is_main:
             is_over = by_epochs and progress["epoch"] == self._epochs.count
             where = f"step {self.step} {'at the end of' if is_over else 'in'} epoch {progress['epoch'] + (not is_over)}"
-            if loop := progress.get("loop", 0):
+            if (loop := progress["loop"]) > 0:
                 where += f" of loop {loop + 1}"
             history.resumed(self.step, found.path)
             print(f"paceline: resuming after {where}, from {found.path}", file=sys.stderr, flush=True)
         self._checkpoints.load_rank_state(found)
+        looks = {
+            number: [feed.loader.mark_of(state) for feed, state in zip(feeds, states, strict=False)]
+            for number, states in progress["looks"].items()
+        }
+        self._passes.resume(progress["place"], looks)
+        if self._passes.target is not None:
+            self._near = dataclasses.replace(found, shared_state=dict.fromkeys(found.shared_state))
+            self._passes.set_random()
         self._epochs.reach()
         self._found = None
+
+    def arrive(self) -> None:
+        """The script has come to the place in the body where the checkpoint was taken: load it again.
+
+        The code of the body that comes before that place has run again, and may have changed what is in the checkpoint.
+        """
+        assert self._near is not None
+        target = self._passes.target
+        self._checkpoints.load_again(self._near, whole=target is not None and bool(target.ended or target.events))
+        self.depart()
+
+    def depart(self) -> None:
+        """Go on from here, wherever the checkpoint was taken in the body."""
+        self._near = self._passes.target = None
+
+
+def _in_loops(found: Checkpoint) -> bool:
+    """Whether a checkpoint was taken in a loop over epochs, or after one."""
+    return bool(found.shared_state["progress"]["loop"] >= 0)

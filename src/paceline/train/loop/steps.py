@@ -17,7 +17,7 @@ from .epochs import EpochLoops
 from .first_steps import FirstSteps
 from .gradients import Gradients
 from .optimizers import OtherOptimizers
-from .passes import Pass, Passes
+from .passes import Pass, Passes, Place
 from .resuming import Resuming
 from .tune_trial import TrialOver
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.train.checkpoint.errors import CheckpointError
     from paceline.train.control.watch import Watch
+    from paceline.train.data.sampler import Mark
     from paceline.train.group.group import Group
     from paceline.train.metrics.metrics import Metrics
     from paceline.train.parallel.prepared import Prepared
@@ -83,7 +84,7 @@ class Steps:
         self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
         self._metrics, self._watch, self._close, self._trial = metrics, watch, close, trial
         self._epochs = EpochLoops(keep_random=checkpoints.can_save)
-        self._passes = Passes()
+        self._passes = self._journal = Passes(keep_random=checkpoints.can_save)  # the latter is that of the last pass
         if checkpoints.can_save:
             prepared.register_on_rank("run.epochs", self._epochs)
             prepared.register_on_rank("run.steps", self._passes)
@@ -96,8 +97,16 @@ class Steps:
         self._loops = 0
         self._batches: list[Loader | Pass] = []  # with the current batches; the first one counts the steps
         self._counting: int | None = None  # number of the optimizer whose steps are counted, if no batches are
+        # The last pass, which is under way, or of which it is not known whether it was a look.
+        self._is_open = False  # whether it has ended with gradients that an optimizer may still use
+        self._pending = 0  # batches that count if a step follows in the pass
+        self._tentative = 0  # batches that were counted since gradients were computed, and do not count without a step
+        self._unseen = 0  # looks before any step, and without an optimizer
+        self._looked = 0  # batches of looks, over all passes
+        self._asked = 0  # steps after which it was asked whether a checkpoint is due
+        self._marks: list[Mark] = []  # where the loaders were at its start
         # This epoch's body.
-        self._has_looped = False  # whether there was a loop over batches that are counted
+        self._has_looped = False  # whether there was a pass that has trained
         self._uncounted = 0  # steps of the optimizer outside of such loops
         # Checkpoints.
         self._is_late = False  # whether one was due where none could be taken
@@ -120,9 +129,13 @@ class Steps:
 
     def over_epochs(self, count: int) -> Iterator[int]:
         """See `Run.epochs`."""
-        if self._epochs.number < 0:
-            self._resuming.find()
+        self._settle()
+        if self._epochs.number < 0 and not self._resuming.is_pending:
+            self._resuming.find_in_loops()
+        if self._passes.target is not None:
+            self._arrive()
         self._epochs.enter(count)
+        self._passes.restart()
         if self._resuming.is_pending:
             if not self._resuming.reach(self.feeds):
                 self._epochs.skip()
@@ -145,6 +158,9 @@ class Steps:
 
     def _body_ends(self) -> None:
         """At the end of an epoch's body: write what was logged in it, and take a checkpoint that was due."""
+        self._settle()
+        if self._passes.target is not None:
+            self._arrive()
         self._metrics.body_ends(self._epochs.epoch, self.done)
         is_uncounted = self._is_uncounted()
         if is_uncounted and self._checkpoints.is_due_after(self.done, epoch_counts=not self._uncounted):
@@ -167,7 +183,7 @@ class Steps:
             has_looped
             and not is_last
             and self._watch is not None
-            and self._watch.is_to_stop(self.done, may_stop=not waits)
+            and self._watch.is_to_stop(self._number, may_stop=not waits)
         ):
             self._stop()
 
@@ -192,10 +208,11 @@ class Steps:
                 "run.steps was iterated within another loop whose steps are counted; iterate one of them only, or both "
                 "together: for a, b in zip(loader, items)"
             )
-        if self.body is None and not self._resuming.has_looked:
-            self.resume()
-        one = self._passes.begin(items, self._group.world_size, keep_random=self._checkpoints.can_save)
-        if one is None:
+        is_first = self._is_before_loops and not self._resuming.has_looked
+        if is_first and self._resuming.find() and not self._resuming.is_ahead:
+            self._load()
+        one = Pass(items, self._group.world_size)
+        if not self.enter(one):
             return
         with self.loop(one):
             for item in one:
@@ -204,42 +221,70 @@ class Steps:
                 self.end()
             self.epoch_ends()
 
+    @property
+    def _is_before_loops(self) -> bool:
+        """Whether the script has not come to `Run.epochs`."""
+        return self._epochs.number < 0
+
+    def enter(self, source: Loader | Pass) -> bool:
+        """Begin a pass; returns False if a resumed run leaves it out, as one that has trained and ended before."""
+        self._settle()
+        # Before `Run.epochs`, the script itself continues its loops over loaders.
+        is_numbered = isinstance(source, Pass) or not self._is_before_loops
+        self._journal = self._passes if is_numbered else Passes(keep_random=False)
+        if self._journal.skips():
+            self._has_looped = True
+            return False
+        if self._journal.is_behind():
+            self._arrive()
+        look = self._journal.seen_look()
+        self._marks = [feed.loader.mark() for feed in self.feeds]
+        if self._journal.begin(source):
+            self._arrive()
+        elif look is not None:
+            for feed, mark in zip(self.feeds, look, strict=False):
+                feed.loader.go_back(mark)
+        return True
+
     @contextlib.contextmanager
-    def loop(self, loader: Loader | Pass) -> Iterator[None]:
+    def loop(self, source: Loader | Pass) -> Iterator[None]:
         """The context of a loop over batches, which may end by a `break`, and in the middle of a step."""
-        if self.body is None and not self._resuming.has_looked and self._checkpoints.is_automatic:
+        if self._is_before_loops and not self._resuming.has_looked and self._checkpoints.is_automatic:
             self._warn(
                 "checkpoint_every: checkpoints are taken, but nothing here resumes from them; iterate run.epochs(…), "
                 "or call run.resume() before the first batch"
             )
         self._loops += 1
-        self.in_loop = self._has_looped = True
-        self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, _length(loader), loader.done)
+        self.in_loop, self._asked = True, self.done
+        self._has_looped = self._has_looped or self._journal.trains
+        self._gradients.pass_begins()
+        self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, _length(source), source.done)
         try:
             yield
         finally:
             self.in_loop = False
             if self.within:
                 self._break_off()
-            if isinstance(loader, Pass):
-                self._passes.end()
+            self._pass_ends()
             self._metrics.loop_exited()
             if self._watch is not None:
                 self._watch.loop_ended(self._loops)
 
-    def begin(self, loader: Loader | Pass) -> None:
-        """Start a step with a batch of `loader`, unless the run is to stop before it."""
+    def begin(self, source: Loader | Pass) -> None:
+        """Start a step with a batch of `source`, unless the run is to stop before it."""
+        if not self._journal.trains and self._journal.event():
+            self._arrive()
         if self._watch is not None:
             may_stop = not self._is_accumulating
-            if not self._watch.begin(self._loops, self.done + 1, may_stop=may_stop):
-                loader.put_back()
+            if not self._watch.begin(self._loops, self._number + 1, may_stop=may_stop):
+                source.put_back()
                 self._stop()
-        self._batches = [loader]
+        self._batches = [source]
         self._is_fresh = False
-        self._gradients.batch_begins(loader)
-        self._metrics.data_received(loader.samples, loader.total)
+        self._gradients.batch_begins(source)
+        self._metrics.data_received(source.samples, source.total)
         if self._trial is not None:
-            self._trial.saw_batch(loader.total)
+            self._trial.saw_batch(source.total)
 
     def add(self, loader: Loader) -> None:
         """Add another loader's batch to the current step."""
@@ -247,18 +292,20 @@ class Steps:
 
     def end(self) -> None:
         """End the step: the next batch was requested."""
-        if self._is_asked and not self._gradients.has_seen:
+        if self._is_asked and not (self._gradients.has_seen or self._prepared.has_optimizers):
             raise RuntimeError(_UNSEEN)
         self._is_asked = False
         waits = self._is_last or self._gradients.is_accumulating_by_hand(self.done)
         self._count()
         waits = waits or self._gradients.is_begun
-        if self._checkpoints.is_due(self.done):
-            self._is_late = True
-        if self._is_late and not waits:
-            self._take()
+        if self._journal.trains:
+            if self._checkpoints.is_due(self.done, self._asked) and not self._keeps_first():
+                self._is_late = True
+            self._asked = self.done
+            if self._is_late and not waits:
+                self._take()
         self._metrics.step_done(self._epochs.epoch, self.done)
-        if self._watch is not None and self._watch.is_to_stop(self.done, may_stop=not waits):
+        if self._watch is not None and self._watch.is_to_stop(self._number, may_stop=not waits):
             self._stop()
 
     def epoch_ends(self) -> None:
@@ -275,9 +322,74 @@ class Steps:
         return self.body is not None and any(loader.is_last for loader in self._batches)
 
     def _count(self) -> None:
-        self.done += 1
+        """Count the batch: as a step, if one of the pass was seen; else that is known when one follows."""
+        if not self._journal.trains and (self._gradients.has_stepped or self._gradients.is_used or self._is_unseen):
+            self._train()
+        if self._journal.trains:
+            self.done += 1
+        elif self._gradients.is_open(self.done):
+            self.done += 1
+            self._tentative += 1
+        else:
+            self._pending += 1
         self._batches = []
         self._gradients.batch_ends()
+
+    @property
+    def _is_unseen(self) -> bool:
+        """Whether nothing was set up, or has stepped, by whose steps training is told from looking."""
+        is_loop = self.body is not None or isinstance(self._journal.source, Pass)
+        return is_loop and not (self._gradients.has_seen or self._prepared.has_optimizers)
+
+    def _train(self) -> None:
+        """Note that the pass trains: its batches so far count."""
+        self._journal.trains = self._has_looped = True
+        self.done += self._pending
+        self._pending = self._tentative = 0
+
+    @property
+    def _number(self) -> int:
+        """Number of batches done, those of looks included: ranks agree by it where to stop."""
+        return self.done + self._pending + self._looked
+
+    def _pass_ends(self) -> None:
+        """End the pass: where no step was seen, and none can follow, it was a look."""
+        if self._gradients.has_stepped and not self._journal.trains:
+            self._train()
+        self._is_open = not self._journal.trains and self._gradients.is_open(self.done)
+        if self._journal.trains:
+            self._journal.end(None)
+        elif not self._is_open:
+            self._look_ends()
+
+    def _settle(self) -> None:
+        """A pass whose gradients were not used until now was a look."""
+        if self._is_open and not self.in_loop:
+            self._is_open = False
+            self._look_ends()
+
+    def _look_ends(self) -> None:
+        """Take back all of a pass that has not trained."""
+        if not (self._gradients.has_seen or self._prepared.has_optimizers):
+            self._unseen += 1
+            if self._unseen == 2:  # the first one may come before anything is set up
+                self._warn(
+                    "no step was seen in two loops over run.dataloader, so their batches do not count, and come again "
+                    "in the same order; if the loops train, call run.step_done() after each batch"
+                )
+        seen = self._journal.seen_look()
+        self.done -= self._tentative
+        self._looked += self._pending + self._tentative
+        self._pending = self._tentative = 0
+        self._gradients.look_ends()
+        for feed, mark in zip(self.feeds, self._marks, strict=False):
+            feed.loader.go_back(mark, ends=seen is None)
+        self._journal.end(seen or self._marks)
+
+    def _arrive(self) -> None:
+        """A resumed run has come to the place in the epoch's body where the checkpoint was taken."""
+        self._resuming.arrive()
+        self.done = self._resuming.step + self._tentative
 
     def _break_off(self) -> None:
         """End a step in which the loop was left: count it if its batch was trained on, else take the batch back."""
@@ -325,6 +437,12 @@ class Steps:
             if not self._first.optimizer_stepped(self._gradients, source, max(self._prepared.accumulates)):
                 self._first = None
         self._gradients.optimizer_stepped()
+        if self._is_open and not self.in_loop:  # with the gradients of the whole pass
+            self._is_open = False
+            self._train()
+            self._journal.end(None)
+        if self._is_before_loops and self._passes.target is not None:
+            self._resuming.depart()  # the script continues in a loop of its own
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
             self._count_outside(number)
 
@@ -378,6 +496,11 @@ class Steps:
         return self.within and self._gradients.is_used
 
     @property
+    def step(self) -> int:
+        """See `Run.step`."""
+        return self.done + (self._pending + 1 if self.counts else 0)
+
+    @property
     def within(self) -> bool:
         """Whether a step is under way."""
         return bool(self._batches)
@@ -401,10 +524,18 @@ class Steps:
         """
         self._check_state()
         self.optimizers.check()
-        if self._epochs.is_resuming:
-            return  # the newest checkpoint is of a later loop, which the script has not reached yet
+        if self._epochs.is_resuming or self._keeps_first():
+            return  # the newest checkpoint is of a place that the script has not reached yet
+        self._settle()
+        trains = self.in_loop and (self._journal.trains or self._gradients.is_used)
+        if not (trains or self._is_before_loops) and self._passes.event():
+            self._arrive()
+            return
+        if self._passes.target is not None:
+            return
         self._check_seen()
-        waits = self._is_asked
+        # Of loaders that are nested, the inner one may go on in this step.
+        waits = self._is_asked or (self._gradients.trained and len(self._batches) > 1)
         if self.body is not None:
             if self.within:
                 waits = waits or (self._gradients.trained and self._is_last)
@@ -416,10 +547,21 @@ class Steps:
                 )
                 return
             else:
-                waits = not self.in_loop and self._has_looped and not self._is_over()
+                waits = not self.in_loop and self._passes.has_any
         if block or not waits:
             self._take(block=block)
         self._is_late = waits
+
+    def _keeps_first(self) -> bool:
+        """Whether a checkpoint taken now would take the place of one that the script will still resume from."""
+        if not self._is_before_loops or not (first := self._resuming.peek()):
+            return False
+        if first != "loops" and (self.done or self._gradients.has_seen):
+            return False  # a loop by hand, which begins anew each time
+        self._warn(
+            "a checkpoint that is asked for before the run has resumed is not taken: it would replace the last one"
+        )
+        return True
 
     def _check_seen(self) -> None:
         """Check that it is known which steps were done; within a first step, that is known at its end.
@@ -430,9 +572,10 @@ class Steps:
         if self._gradients.has_seen:
             return
         if self.within:
-            if self._gradients.number > 1:
+            if self._gradients.number == 1:
+                self._is_asked = True
+            elif not self._prepared.has_optimizers:  # until one steps, the batches are only looked at
                 raise RuntimeError(_UNSEEN)
-            self._is_asked = True
             return
         is_before = self.body is None and not self._has_looped and self._epochs.number < 0
         if is_before and not self.done and (self._prepared.has_models or self._prepared.registered):
@@ -450,32 +593,46 @@ class Steps:
 
     def _take(self, block: bool = False) -> None:
         """Take a checkpoint here."""
+        if self._passes.target is not None or self._resuming.is_pending:
+            return  # what is repeated here is in the newest checkpoint
         self._check_state()
-        done = self.done + (self.within and self._gradients.trained)
-        before = self.within and not self._gradients.trained
-        epoch, passes = self._epochs.epoch, self._passes.position(before=before)
-        if self._is_over():  # saved after the loop: the rest of the body is not repeated
-            epoch, passes = epoch + 1, (0, 0)
+        self._settle()
+        if self.within and self._gradients.is_used and not self._journal.trains:
+            self._train()
+        is_look = self.in_loop and not self._journal.trains
+        now = not is_look and self.within and self._gradients.trained
+        before = self.within and not now
+        epoch, place = self._epochs.epoch, self._passes.place(before=before)
+        if self._is_over():
+            epoch, place = epoch + 1, Place()
+        done = self.done + now - self._tentative
+        marks = self._marks if is_look else []
         progress = {
             "epoch": epoch,
-            "loop": max(0, self._epochs.number),
+            "loop": self._epochs.number,
             "step": done,
-            "passes": passes,
-            "loaders": [feed.state_dict(before=before and feed.loader in self._batches) for feed in self.feeds],
+            "place": tuple(place),
+            "looks": {number: self._states(look) for number, look in self._passes.looks.items()},
+            "loaders": [
+                *self._states(marks),
+                *(
+                    feed.loader.state_dict(before=before and feed.loader in self._batches)
+                    for feed in self.feeds[len(marks) :]
+                ),
+            ],
         }
         with self._metrics.checkpointing():
             self._checkpoints.save(done, progress, block=block)
         self._is_late, self._is_fresh = False, True
 
+    def _states(self, marks: list[Mark]) -> list[dict[str, Any]]:
+        """The positions of the loaders, of which some may have been made later."""
+        return [feed.loader.state_dict(at=mark) for feed, mark in zip(self.feeds, marks, strict=False)]
+
     def _is_over(self) -> bool:
-        """Whether this epoch's training is done, as far as that is known before the end of its body."""
-        loop, epoch = self._epochs.number, self._epochs.epoch
-        if loop < 0 or self.in_loop:
-            return False
-        if self._uncounted and not self._has_looped:
-            return not self._epochs.is_active  # it was left by a break
-        feeds = [feed for feed in self.feeds if epoch == 0 or (feed.used_in is not None and feed.used_in[0] == loop)]
-        return bool(feeds) and not self._passes.ended and all(feed.finished_in == (loop, epoch) for feed in feeds)
+        """Whether the loop over epochs was left behind training whose place in the body is not known."""
+        is_uncounted = self._uncounted > 0 and not self._has_looped
+        return is_uncounted and not (self._is_before_loops or self.in_loop or self._epochs.is_active)
 
     @property
     def lost(self) -> CheckpointError | None:
@@ -488,9 +645,13 @@ class Steps:
         """See `Run.resume`."""
         if not self._resuming.find():
             return False
+        self._load()
+        return True
+
+    def _load(self) -> None:
+        """Load the checkpoint that was found, outside of `Run.epochs`."""
         self._resuming.load(self.feeds, by_epochs=False)
         self.done = self._resuming.step
-        return True
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -511,6 +672,7 @@ class Steps:
     def close(self) -> None:
         """Write what is left, and leave the other ranks."""
         self.optimizers.stop()
+        self._settle()
         # If `Run.epochs` was left by a break, the last steps are not saved.
         unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved
         unsaved = (unsaved or self._is_late) and not self._gradients.is_begun and not self._epochs.is_resuming

@@ -1,0 +1,261 @@
+"""Passes over loaders count by what they trained; random programs of them survive kills."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import logging
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from tests.train.launching import launch  # noqa: E402
+from tests.train.loop.passes_program import Execution, Killed, Program, programs  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
+
+import paceline  # noqa: E402
+from paceline.contract.functions import RankFailed  # noqa: E402
+from paceline.train.checkpoint.store import Checkpoint  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.conftest import Paceline
+
+pytestmark = pytest.mark.torch
+PROGRAMS = int(os.environ.get("PACELINE_PASS_PROGRAMS", "1000"))
+KILLS = int(os.environ.get("PACELINE_PASS_KILLS", "2"))
+
+
+# -- the four forms ----------------------------------------------------------------------------------------------------
+
+
+class Dead(BaseException):
+    """The process is killed here."""
+
+
+def train(folder: Path, body: Callable[..., None], dies: int = -1, before: Callable[..., None] | None = None) -> Any:
+    """Train for three epochs, of which `body` is the body; it may be killed before a step.
+
+    Returns:
+        The samples of each step, `run.step`, and the weights.
+    """
+    with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=3, progress=False, stop_signals=False) as run:
+        model = torch.nn.Linear(6, 1)
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.01))
+        data = torch.arange(24.0)[:, None].expand(24, 6) / 24
+        loader = run.dataloader(TensorDataset(data), global_batch_size=8, shuffle=True)
+        used = run.state(samples=[])
+
+        def step(x: torch.Tensor) -> None:
+            if run.step == dies:
+                store = run._steps._checkpoints._store
+                assert store is not None
+                store.wait()
+                raise Dead
+            optimizer.zero_grad()
+            run.backward((model(x) - 1).pow(2).mean())
+            optimizer.step()
+            used.samples = [*used.samples, (x[:, 0] * 24).round().int().tolist()]
+
+        if before is not None:
+            before(loader)
+        for _ in run.epochs(3):
+            body(loader, step)
+        return used.samples, run.step, [p.tolist() for p in model.parameters()]
+
+
+def once(loader: Any, step: Callable[[Any], None]) -> None:
+    for (x,) in loader:
+        step(x)
+
+
+def twice(loader: Any, step: Callable[[Any], None]) -> None:
+    once(loader, step)
+    once(loader, step)
+
+
+def evaluated(loader: Any, step: Callable[[Any], None]) -> None:
+    once(loader, step)
+    assert sorted(round(float(x[0]) * 24) for (batch,) in loader for x in batch) == list(range(24))
+
+
+def look(loader: Any) -> None:
+    assert sum(len(x) for (x,) in loader) == 24
+
+
+def test_a_pass_before_the_epochs_leaves_the_first_one_whole(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", once)
+    assert [sorted(itertools.chain(*plain[0][at : at + 3])) for at in (0, 3, 6)] == [list(range(24))] * 3
+    assert train(tmp_path / "looked", once, before=look) == plain
+
+
+@pytest.mark.parametrize("body", [twice, evaluated])
+def test_a_second_pass_in_the_body_is_resumed_exactly(body: Callable[..., None], tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", body)
+    assert whole[1] == len(whole[0]) == (18 if body is twice else 9)
+    assert body is twice or whole == train(tmp_path / "once", once)
+    for dies in range(whole[1]):
+        with pytest.raises(Dead):
+            train(tmp_path / f"{dies}", body, dies)
+        assert train(tmp_path / f"{dies}", body) == whole
+
+
+def test_two_stages_of_a_script_have_a_folder_each(paceline: Paceline) -> None:
+    paceline.script("""
+        import pathlib, sys, torch, paceline
+        for stage in ("first", "second"):
+            with paceline.init(seed=1, checkpoint_dir=stage, checkpoint_every=3, progress=False) as run:
+                model = torch.nn.Linear(6, 1)
+                model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.01))
+                data = torch.utils.data.TensorDataset(torch.rand(64, 6))
+                loader = run.dataloader(data, global_batch_size=8)
+                for _ in run.epochs(3):
+                    for (x,) in loader:
+                        if stage == "second" and run.step == 1 and run.attempt == 0:
+                            raise SystemExit(3)  # before this stage has saved anything
+                        run.backward(model(x).mean())
+                        optimizer.step()
+                print(stage, run.rank, run.step, flush=True)
+    """)
+    done = paceline.run("-n", "2", "--max-restarts", "1", "script.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("second")) == [
+        "second 0 24",
+        "second 1 24",
+    ]
+
+
+def test_a_second_stage_in_the_folder_of_the_first_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = train(tmp_path, once)
+    with caplog.at_level(logging.WARNING, "paceline"):
+        assert train(tmp_path, once) == first
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith(f"run.epochs goes on from {tmp_path}")
+    assert message.endswith("pass a checkpoint_dir= of its own to paceline.init")
+
+
+# -- random programs ---------------------------------------------------------------------------------------------------
+
+
+class InMemory:
+    """A `CheckpointStore` for one rank that keeps the newest checkpoint in memory: a program takes twenty of them."""
+
+    kept: dict[Path, Checkpoint] = {}  # noqa: RUF012 - it is the disk
+
+    def __init__(self, folder: Path, *_: Any, required: bool) -> None:
+        self.folder, self.lost, self.follows = folder, None, False
+
+    def save(self, step: int, shared: Mapping[str, Any], own: Any, block: bool = False) -> None:
+        copied = {name: state if name == "progress" else copy.deepcopy(state) for name, state in shared.items()}
+        self.kept[self.folder] = Checkpoint(self.folder, step, 1, copied, own)
+
+    def load(self, _: Any) -> Checkpoint | None:
+        found = self.kept.get(self.folder)
+        return found and dataclasses.replace(found, shared_state=copy.deepcopy(found.shared_state))
+
+    def read_again(self, found: Checkpoint, device: Any, *, whole: bool) -> Checkpoint:
+        again = self.load(device)
+        assert again is not None
+        assert again.step == found.step, "nothing was saved before the run came to the place of the checkpoint"
+        return again if whole else dataclasses.replace(again, shared_state={})
+
+    def wait(self) -> None:
+        """All is written."""
+
+    close = disconnect = wait
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.train.run.open_store", InMemory)
+        logging.disable(logging.WARNING)  # programs do what a script is warned of
+        yield
+    logging.disable(logging.NOTSET)
+    InMemory.kept.clear()
+
+
+def check(program: Program, kills: list[int], folder: Path) -> None:
+    """A program that is killed at these points, one in each start, ends as the undisturbed one."""
+    points = itertools.count()
+    expected = Execution(program, folder / "whole", lambda _: next(points)).run()
+    count = max(next(points), 1)
+    for kill in kills:
+        with contextlib.suppress(Killed):
+            assert Execution(program, folder / "killed", Killer(kill % count)).run() == expected
+    assert Execution(program, folder / "killed").run() == expected
+
+
+class Killer:
+    """Kills a program at one of its points, as far as that goes within a process."""
+
+    def __init__(self, at: int) -> None:
+        self.points, self.at = itertools.count(), at
+
+    def __call__(self, _: paceline.Run) -> None:
+        if next(self.points) == self.at:
+            self.kill()
+
+    def kill(self) -> None:
+        raise Killed
+
+
+class KillerOfRanks(Killer):
+    """Kills the process."""
+
+    def kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@settings(max_examples=PROGRAMS, phases=[Phase.explicit, Phase.generate, Phase.shrink])
+@given(programs(), st.lists(st.integers(0, 999), min_size=1, max_size=KILLS))
+@pytest.mark.usefixtures("memory")
+def test_random_programs_of_passes_survive_kills(program: Program, kills: list[int]) -> None:
+    InMemory.kept.clear()
+    check(program, kills, Path("/nowhere"))
+
+
+@pytest.mark.nightly
+@settings(max_examples=500, phases=[Phase.generate])
+@given(programs())
+@pytest.mark.usefixtures("memory")
+def test_random_programs_of_passes_survive_a_kill_at_every_point(program: Program) -> None:
+    points = itertools.count()
+    InMemory.kept.clear()
+    Execution(program, Path("/nowhere"), lambda _: next(points)).run()
+    for kill in range(next(points)):
+        InMemory.kept.clear()
+        check(program, [kill], Path("/nowhere"))
+
+
+# -- real kills --------------------------------------------------------------------------------------------------------
+
+
+def execute(folder: str, program: Program, kill: int) -> Any:
+    return Execution(program, Path(folder), KillerOfRanks(kill)).run()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@settings(max_examples=200, phases=[Phase.generate])
+@given(programs(), st.integers(0, 30))
+def test_random_programs_of_passes_survive_real_kills_of_two_ranks(program: Program, kill: int) -> None:
+    program = dataclasses.replace(program, own_backward=True)  # so that ranks exchange their gradients
+    with tempfile.TemporaryDirectory() as folder:
+        expected = launch(execute, (f"{folder}/whole", program, -1), 2)
+        try:
+            result = launch(execute, (f"{folder}/killed", program, kill), 2)
+        except (RankFailed, paceline.PeerLost):
+            result = launch(execute, (f"{folder}/killed", program, -1), 2)
+        assert result == expected
