@@ -80,6 +80,7 @@ class Prepared:
 
     Attributes:
         optimizers: those that were set up.
+        replicas: `Strategy.replicas` of each of them.
         look: is called at the first forward passes, see `Model`.
     """
 
@@ -87,6 +88,7 @@ class Prepared:
         self._group = group
         self._models: list[Model] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.replicas: list[str] = []
         self._registered: dict[str, Stateful] = {}
         self._rank_parts: dict[str, RankPart] = {}
         self._accumulates: set[int] = set()
@@ -154,6 +156,7 @@ class Prepared:
                 stepped=stepped,
             )
             self.optimizers.append(thing)
+            self.replicas.append(strategy.replicas)
             self._accumulates.add(every)
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
@@ -277,6 +280,16 @@ class Prepared:
     def modules(self) -> list[Stateful]:
         """The models that were set up, as the script has made them."""
         return [model.stateful for model in self._models]
+
+    @property
+    def models(self) -> list[Model]:
+        """The models that were set up."""
+        return self._models
+
+    @property
+    def shared_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that the script has registered, without those of which each rank has its own."""
+        return [thing for thing in self._registered.values() if isinstance(thing, torch.optim.Optimizer)]
 
     @property
     def size(self) -> int:

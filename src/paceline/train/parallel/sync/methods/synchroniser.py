@@ -43,6 +43,11 @@ class Synchroniser(ABC):
         return self.exchanges_gradients
 
     @property
+    def is_common(self) -> bool:
+        """Whether the parameters are the same on all ranks now."""
+        return True
+
+    @property
     def needs_optimizer(self) -> bool:
         """Whether it must still be told which optimizer updates the model."""
         return False
