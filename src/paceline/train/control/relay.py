@@ -31,10 +31,13 @@ relay → rank   {"do": "met", "number"}                   all have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from paceline.train.diagnosis import collective_trace
 from paceline.train.replicas import judging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Message(judging.Message, total=False):
@@ -83,6 +86,12 @@ class Relay:
 
     def receive(self, rank: int, message: Message) -> Outbox:
         """Handle a message of a rank."""
+        if message["do"] in ("sum", "parts"):
+            return _to_everybody(self.replicas.receive(rank, message))
+        return self._receive(rank, message)
+
+    def _receive(self, rank: int, message: Message) -> Outbox:
+        """Handle one that is not about replicas."""
         what = message["do"]
         if what == "left_early":
             return [(message["rank"], {"do": "left_early", "why": message["why"]})]
@@ -102,8 +111,6 @@ class Relay:
         if what == "saw":
             self._seen[rank] = message
             return self._compare()
-        if what in ("sum", "parts"):
-            return _to_everybody(self.replicas.receive(rank, message))
         if what == "here":
             if message["round"] == self._round:
                 self._here[rank] = message["place"]
@@ -187,4 +194,4 @@ class Relay:
 
 
 def _to_everybody(messages: Sequence[judging.Message]) -> Outbox:
-    return [(EVERYBODY, Message(**message)) for message in messages]
+    return [(EVERYBODY, cast("Message", message)) for message in messages]

@@ -83,6 +83,7 @@ class Watch:
         self._exit: int | str | None = None  # what `sys.exit` was called with, other than success
         self.parts: Callable[[judging.Key], Sequence[judging.Part]] = lambda _: ()
         self._uncompared: set[judging.Key] = set()  # moments whose sums this rank has sent, and waits for
+        self._has_warned = False  # of ranks that are different
         self._fatal = Fatal()
         self._has_failed = False  # an exception ends this rank
         self._leaving = self._closed = False
@@ -243,6 +244,20 @@ class Watch:
             finally:
                 self._uncompared.clear()
                 self.leave()
+
+    def replicas_differ(self, why: str, *, warns: bool) -> None:
+        """The ranks are different, as any thread has learned: end this one, or let rank 0 warn, once.
+
+        Args:
+            why: a line that says so.
+            warns: whether to warn.
+        """
+        with self._condition:
+            if not warns:
+                self._give_up(ReplicaMismatch(why), _OWN_GRACE)
+            elif self._rank == 0 and not self._has_warned:
+                self._has_warned = True
+                log.warning("%s", why)
 
     @property
     def compared(self) -> tuple[int, int] | None:
@@ -448,12 +463,16 @@ class Watch:
 
     def _handle(self, message: Message) -> None:
         """Handle a message of the relay."""
-        what, rank = message["do"], message.get("rank")
-        if what in ("equal", "differ", "judged"):
+        if message["do"] in ("equal", "differ", "judged"):
             self._handle_replicas(message)
-        elif self._leaving:
-            return  # only that is waited for
-        elif what == "hold":
+        elif not self._leaving:  # then only that is waited for
+            self._handle_other(message)
+        self._condition.notify_all()
+
+    def _handle_other(self, message: Message) -> None:
+        """Handle one that is not about replicas."""
+        what, rank = message["do"], message.get("rank")
+        if what == "hold":
             self._held = True
             self._send({"do": "at", "step": self._step, "passed": self._passed})
         elif what == "stop":
@@ -479,7 +498,6 @@ class Watch:
             self._give_up(LeftEarly(message["why"]), _OWN_GRACE)
         elif what == "lost":
             self._lose(message["rank"], message["why"])
-        self._condition.notify_all()
 
     def _handle_places(self, message: Message) -> None:
         """Handle a message about where the ranks are."""
@@ -502,10 +520,8 @@ class Watch:
             self._send({"do": "parts", "key": message["key"], "parts": self.parts((of, waited, count))})
         elif message["do"] == "equal":
             self._uncompared.discard((of, waited, count))
-        elif not message["warns"]:
-            self._give_up(ReplicaMismatch(message["why"]), _OWN_GRACE)
-        elif self._rank == 0:
-            log.warning("%s", message["why"])
+        else:
+            self.replicas_differ(message["why"], warns=message["warns"])
 
     def _lose(self, rank: int, why: str) -> None:
         self._give_up(PeerLost(f"rank {rank} {why}; rank {self._rank} cannot go on without it"), _PEER_GRACE)

@@ -67,7 +67,7 @@ class Ending:
             if error is not None:
                 self._watch.failed(error)
             self._watch.ends()
-        lost: RuntimeError | None = self._checkpoints.leave()
+        lost = self._checkpoints.leave()
         if isinstance(lost, ExchangeError) and self._watch is not None and error is None and not self.is_failing:
             try:
                 self._watch.explain(lost)

@@ -6,7 +6,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from paceline.train.replicas.contents import Contents, Label
+from paceline.train.control.errors import ReplicaMismatch
+from paceline.train.parallel.wrapper import own_name
+from paceline.train.replicas.contents import of_optimizer
+from paceline.train.replicas.saved import Saved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.train.control.watch import Watch
     from paceline.train.parallel.prepared import Prepared
     from paceline.train.parallel.sync.methods.synchroniser import Synchroniser
+    from paceline.train.replicas.contents import Contents, Label
     from paceline.train.replicas.judging import Key, Part
 
 _FIRST = 5  # steps of an optimizer after each of which ranks are compared
@@ -33,12 +37,12 @@ class Replicas:
     Args:
         prepared: what was set up and registered.
         watch: the connections to the other ranks.
+        device: of this rank.
     """
 
-    def __init__(self, prepared: Prepared, watch: Watch) -> None:
-        self._prepared, self._watch = prepared, watch
+    def __init__(self, prepared: Prepared, watch: Watch, device: torch.device) -> None:
+        self._prepared, self._watch, self._device = prepared, watch, device
         self._compared: dict[int, _Compared] = {}  # by numbers of optimizers
-        self._numbers: dict[int, int] = {}  # of optimizers that are not set up, by their ids
         self._has_begun = False
         watch.parts = self._parts
 
@@ -87,6 +91,41 @@ class Replicas:
             one.finish(step, unchanged=unchanged)
         return bool(stepped)
 
+    def saved(self) -> Saved | None:
+        """What is compared of a checkpoint; None if nothing is."""
+        prepared = self._prepared
+        parameters = {
+            _part("model", number): {own_name(name) for name, _ in model.module.named_parameters()}
+            for number, model in enumerate(prepared.models)
+            if model.strategy.replicas != "off"
+        }
+        optimizers: dict[str, _Compared] = {}
+        shared = {id(thing): name for name, thing in prepared.stateful().items()}
+        for number in (*range(len(prepared.optimizers)), *map(id, prepared.shared_optimizers)):
+            one = self._of(number)
+            if one is not None and one.is_alike:
+                optimizers[shared[id(one.optimizer)]] = one
+        if not parameters and not optimizers:
+            return None
+        strict = any(model.strategy.replicas == "check" for model in prepared.models)
+        warns = not strict and all(one.warns for one in optimizers.values())
+
+        def name(label: Label) -> str:
+            if label.part in parameters:
+                return label.key if label.part == "model" else f"{label.key} of {label.part}"
+            return optimizers[label.part].name(label, several=len(optimizers) > 1)
+
+        def equal() -> int | None:
+            compared = self._watch.compared
+            return compared[1] if compared is not None and compared[0] else None
+
+        def differ(why: str) -> None:
+            self._watch.replicas_differ(why, warns=warns)
+            if not warns:
+                raise ReplicaMismatch(why)
+
+        return Saved(parameters, list(optimizers), self._device.type != "cpu", name, equal, differ)
+
     def _of(self, number: int) -> _Compared | None:
         """What is compared of an optimizer; None if nothing is."""
         if number in self._compared:
@@ -113,11 +152,18 @@ class Replicas:
         return ()
 
 
+def _part(kind: str, number: int) -> str:
+    """The name of a part of a checkpoint, see `Prepared.stateful`."""
+    return f"{kind}-{number}" if number else kind
+
+
 class _Compared:
     """An optimizer that is compared.
 
     Attributes:
         place: its number among those that are.
+        optimizer: it.
+        warns: whether rank 0 warns if ranks differ; otherwise they all fail.
         has_stepped: whether it has since all waited for a comparison.
     """
 
@@ -125,7 +171,7 @@ class _Compared:
         self, place: int, optimizer: torch.optim.Optimizer, prepared: Prepared, watch: Watch, *, warns: bool
     ) -> None:
         self.place, self.has_stepped = place, False
-        self._optimizer, self._prepared, self._watch, self._warns = optimizer, prepared, watch, warns
+        self.optimizer, self._prepared, self._watch, self.warns = optimizer, prepared, watch, warns
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = [m for m in prepared.models if any(id(parameter) in mine for parameter in m.module.parameters())]
         self._synchronisers = [model.synchroniser for model in models if model.synchroniser is not None]
@@ -139,6 +185,7 @@ class _Compared:
         self._version = -1  # of the last parameter after the last step
         self._pending: list[tuple[Key, int, Contents, bool]] = []  # those that a GPU computes
         self._kept: dict[Key, Contents] = {}
+        self._known: dict[int, str] | None = None  # names of parameters, once they are asked for
 
     @property
     def is_comparable(self) -> bool:
@@ -146,11 +193,16 @@ class _Compared:
         synchronisers = self._synchronisers
         return not synchronisers or all(map(self._is_common, synchronisers))
 
+    @property
+    def is_alike(self) -> bool:
+        """Whether its numbers, and what it keeps for its parameters, are the same on all ranks."""
+        return all(synchroniser.steps_alike for synchroniser in self._synchronisers)
+
     def _is_common(self, synchroniser: Synchroniser) -> bool:
         """The same of one model; of several optimizers, ranks are together after the steps of the first one only."""
         if synchroniser.steps_alike:
             return synchroniser.is_common
-        return synchroniser.is_common and self._prepared.exchanges_after(self._optimizer)
+        return synchroniser.is_common and self._prepared.exchanges_after(self.optimizer)
 
     def stepped(self, step: int, optimizers: int) -> None:
         """Compare after a step if it is time to.
@@ -204,8 +256,7 @@ class _Compared:
             self._send_finished(wait=True)
 
     def _begin(self, key: Key, step: int, *, waits: bool) -> None:
-        alike = all(synchroniser.steps_alike for synchroniser in self._synchronisers)
-        contents = Contents(self._optimizer, self._steps, alike=alike)
+        contents = of_optimizer(self.optimizer, self._steps, alike=self.is_alike)
         while len(self._kept) >= _KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = contents
@@ -216,23 +267,35 @@ class _Compared:
         """Send what was computed."""
         while self._pending and (wait or self._pending[0][2].sums.are_there()):
             key, step, contents, waits = self._pending.pop(0)
-            self._watch.compare_replicas(key, step, contents.digest, waits=waits, warns=self._warns)
+            self._watch.compare_replicas(key, step, contents.digest, waits=waits, warns=self.warns)
 
     def parts(self, key: Key, *, several: bool) -> Sequence[Part]:
         """What it had at a moment; empty if that is not known any more."""
         contents = self._kept.get(key)
-        if contents is None:
-            return ()
-        kind = type(self._optimizer).__name__
-        own = f"{kind} (optimizer {self.place})" if several else kind
-        names = {id(p): name for model in self._prepared.models for name, p in model.module.named_parameters()}
-        groups = self._optimizer.param_groups
+        return () if contents is None else contents.parts(lambda label: self.name(label, several=several))
 
-        def name(label: Label) -> str:
-            whole = own if len(groups) == 1 or label.group < 0 else f"group {label.group} of {own}"
-            if label.index < 0:
-                return f"{label.key} of {whole}"
-            parameter = names.get(id(groups[label.group]["params"][label.index]), f"parameter {label.index} of {whole}")
-            return f"{label.key} of {parameter}" if label.key else parameter
+    def name(self, label: Label, *, several: bool) -> str:
+        """The name of something, as users know it.
 
-        return contents.parts(name)
+        Args:
+            label: see `Label`.
+            several: whether there are other optimizers.
+        """
+        groups = self.optimizer.param_groups
+        kind = type(self.optimizer).__name__
+        whole = f"{kind} (optimizer {self.place})" if several else kind
+        if label.group >= 0 and len(groups) > 1:
+            whole = f"group {label.group} of {whole}"
+        if label.place < 0:
+            return f"{label.key} of {whole}"
+        group = groups[label.group]["params"] if label.group >= 0 else [p for each in groups for p in each["params"]]
+        found = self._names().get(id(group[label.place]), f"parameter {label.place} of {whole}")
+        return f"{label.key} of {found}" if label.key else found
+
+    def _names(self) -> dict[int, str]:
+        """The names of all parameters, by their ids."""
+        if self._known is None:
+            self._known = {
+                id(p): name for model in self._prepared.models for name, p in model.module.named_parameters()
+            }
+        return self._known

@@ -92,7 +92,9 @@ class Steps:
         self._gradients = Gradients(group, prepared)
         self._first: FirstSteps | None = FirstSteps(group, prepared, watch)  # until those are over
         prepared.look = self._model_called
-        self._replicas = Replicas(prepared, watch) if watch is not None and group.world_size > 1 else None
+        self._replicas: Replicas | None = None
+        if watch is not None and group.world_size > 1:
+            self._replicas = Replicas(prepared, watch, group.device)
         self.optimizers = OtherOptimizers(prepared, stepped=self._other_stepped, refuses=self._needs_states)
         self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
@@ -472,7 +474,8 @@ class Steps:
             "loaders": [feed.state_dict(before=before and feed.loader in self._batches) for feed in self.feeds],
         }
         with self._metrics.checkpointing():
-            self._checkpoints.save(done, progress, block=block)
+            compared = self._replicas.saved() if self._replicas is not None else None
+            self._checkpoints.save(done, progress, block=block, compared=compared)
         self._is_late, self._is_fresh = False, True
 
     def _is_over(self) -> bool:

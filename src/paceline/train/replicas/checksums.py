@@ -60,7 +60,7 @@ class Sums:
 
     def are_there(self) -> bool:
         """Whether `packed` waits for no GPU."""
-        return all(part.event is None or part.event.query() for part in self._parts)
+        return all(part.is_there() for part in self._parts)
 
     @property
     def packed(self) -> bytes:
@@ -68,9 +68,7 @@ class Sums:
         if self._parts:
             found = [0] * (2 * len(self.sizes))
             for part in self._parts:
-                if part.event is not None:
-                    part.event.synchronize()
-                    self._seconds += part.seconds()
+                self._seconds += part.wait()
                 plain, weighted = part.sums.tolist()
                 for number, *both in zip(part.numbers, plain, weighted, strict=True):
                     found[2 * number : 2 * number + 2] = both
@@ -90,27 +88,33 @@ def unpack(packed: bytes, number: int) -> tuple[int, int]:
 
 
 class _Part:
-    """The sums of tensors of one type on one device; from a GPU they come when `event` has happened."""
+    """The sums of tensors of one type on one device."""
 
     def __init__(
         self, numbers: list[int], tensors: list[torch.Tensor], device: torch.device, *, is_large: bool
     ) -> None:
         self.numbers = numbers
-        self.event: torch.cuda.Event | None = None
+        self._events: list[torch.cuda.Event] = []  # before and after it on a GPU
         if device.type != "cuda":
             self.sums = _sums(tensors, is_large=is_large).cpu()
             return
         with torch.cuda.device(device):
-            self._began, self.event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._began.record()
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._events[0].record()
             found = _sums(tensors, is_large=is_large)
             self.sums = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             self.sums.copy_(found, non_blocking=True)
-            self.event.record()
+            self._events[1].record()
 
-    def seconds(self) -> float:
-        """What a GPU has needed."""
-        return self._began.elapsed_time(self.event) / 1000
+    def is_there(self) -> bool:
+        """Whether `wait` returns at once."""
+        return all(event.query() for event in self._events)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> float:
+        """Wait for a GPU; returns the seconds that it has needed."""
+        for event in self._events[1:]:
+            event.synchronize()  # type: ignore[no-untyped-call]
+        return float(self._events[0].elapsed_time(self._events[1])) / 1000 if self._events else 0.0  # type: ignore[no-untyped-call]
 
 
 def _sums(tensors: list[torch.Tensor], *, is_large: bool) -> torch.Tensor:

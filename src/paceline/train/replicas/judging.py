@@ -244,8 +244,13 @@ def _cause(difference: Difference, equal: int | None, *, begins: bool) -> str:
             "one value of it alone differs, as by a fault of the memory of that machine; start again from the last "
             "checkpoint, and test that memory if it happens again"
         )
+    if difference.kind == "state":
+        return (
+            "it was loaded on some ranks only, or made of gradients that ranks do not exchange; load it on all ranks, "
+            "and use the model that run.setup returned (docs/library.md#replicas-are-compared)"
+        )
     start = "changed on some ranks only after run.setup, or " if equal is None else ""
     return (
-        f"weights were {start}trained with gradients that ranks do not exchange, or changed on some ranks only; use the "
-        "model that run.setup returned, and change weights on all ranks (docs/library.md#replicas-are-compared)"
+        f"weights were {start}trained with gradients that ranks do not exchange, or changed on some ranks only; use "
+        "the model that run.setup returned, and change weights on all ranks (docs/library.md#replicas-are-compared)"
     )
