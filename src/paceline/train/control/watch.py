@@ -32,6 +32,7 @@ from .relay import EVERYBODY, Message, Relay
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.contract.records import ReplicasRecord
     from paceline.train.replicas import judging
 
 log = logging.getLogger("paceline")
@@ -260,9 +261,11 @@ class Watch:
                 log.warning("%s", why)
 
     @property
-    def compared(self) -> tuple[int, int] | None:
-        """On rank 0, how often all ranks were equal, and the last step after which they were."""
-        return None if self._relay is None else (self._relay.replicas.equal, self._relay.replicas.step)
+    def compared(self) -> ReplicasRecord | None:
+        """On rank 0, how often all ranks were equal; None before that."""
+        if self._relay is None or not self._relay.replicas.equal:
+            return None
+        return {"compared": self._relay.replicas.equal, "step": self._relay.replicas.step}
 
     def exits(self, code: Any) -> None:
         """Note that `sys.exit` was called: a rank that ends this way has not left its loop too early."""

@@ -117,7 +117,7 @@ class Replicas:
 
         def equal() -> int | None:
             compared = self._watch.compared
-            return compared[1] if compared is not None and compared[0] else None
+            return None if compared is None else compared["step"]
 
         def differ(why: str) -> None:
             self._watch.replicas_differ(why, warns=warns)
