@@ -43,7 +43,7 @@ class Ranks:
         return [message for message in self.heard if message["do"] == what]
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 4, 8]), min_size=2, max_size=4),
     st.integers(8, 40),
@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_know_any_more_is_left_out() -> None:
     assert (difference.kind, difference.apart) == (None, [0, 1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 5), st.data())
 def test_the_rank_that_stands_alone_is_named(count: int, data: st.DataObject) -> None:
     alone = data.draw(st.integers(0, count - 1))

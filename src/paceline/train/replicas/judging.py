@@ -93,7 +93,7 @@ class Comparisons:
             if len({message["sum"] for message in sums.values()}) == 1:
                 self._note_equal(key[0], min(message["step"] for message in sums.values()), len(sums))
                 outbox += self._forget(key)
-            elif key[0] in self._judged:
+            elif key[0] in self._judged or self._is_other_step(sums):
                 outbox += self._forget(key)
             elif sums and key not in self._asked:
                 self._asked[key] = {}
@@ -102,6 +102,11 @@ class Comparisons:
             if self._there & self._sums[key].keys() <= answers.keys():
                 outbox += [self._explain(key, answers), *self._forget(key)]
         return outbox
+
+    def _is_other_step(self, sums: Mapping[int, Message]) -> bool:
+        """Whether ranks have counted alike in different steps of the run: `StepCounts` knows which has left one out."""
+        steps = {message["step"] for message in sums.values()}
+        return len(steps) > 1 and not any(message["waits"] for message in sums.values())
 
     def _note_equal(self, of: int, step: int, ranks: int) -> None:
         self._last[of] = step
