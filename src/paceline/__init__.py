@@ -30,6 +30,7 @@ __all__ = [
     "PowerSGD",
     "Preempted",
     "RankFailed",
+    "ReplicaMismatch",
     "Run",
     "Strategy",
     "TopK",
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from paceline.contract.placement import ContractError
     from paceline.train.checkpoint.errors import CheckpointError, CheckpointFolderTaken
     from paceline.train.control.connect import NotConnected
-    from paceline.train.control.errors import CollectiveMismatch, LeftEarly, PeerLost
+    from paceline.train.control.errors import CollectiveMismatch, LeftEarly, PeerLost, ReplicaMismatch
     from paceline.train.control.exit_report import Preempted
     from paceline.train.data.agreement import DataMismatch
     from paceline.train.group.join import Disagreement
@@ -89,6 +90,7 @@ _HOMES = {
     "PeerLost": "train.control.errors",
     "Preempted": "train.control.exit_report",
     "RankFailed": "contract.functions",
+    "ReplicaMismatch": "train.control.errors",
     "UnusedParameters": "train.parallel.errors",
     "WrongDevice": "train.parallel.errors",
 }  # fmt: skip

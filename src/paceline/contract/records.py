@@ -94,6 +94,13 @@ class SyncRecord(TypedDict):
     step_seconds: float
 
 
+class ReplicasRecord(TypedDict):
+    """How often all ranks had equal parameters, and the last step after which they were seen to."""
+
+    compared: int
+    step: int
+
+
 class TrialRecord(TypedDict):
     """What a trial of `paceline tune` measured in each step.
 
@@ -120,6 +127,7 @@ class ProgressRecord(TypedDict, total=False):
     epoch_seconds_left: float | None
     seconds_left: float | None
     sync: SyncRecord | None
+    replicas: ReplicasRecord | None
     metrics: dict[str, float | None]
     trial: TrialRecord
 

@@ -177,6 +177,7 @@ class Run(Collectives):
             every=log_every,
             sent=self._prepared.sent,
             method=self._prepared.method,
+            replicas=lambda: None if watch is None else watch.compared,
         )
         checkpoints = Checkpointing(group, self._prepared, store, every)
         self._trial: Trial | None = None

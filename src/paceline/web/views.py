@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details
 from paceline.backends.use import use_in_words
-from paceline.backends.why import explained
+from paceline.backends.why import explained, replicas_in_words
 from paceline.job.quantities import show_time
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def job_view(
     return {
         "job": shown,
         "events": events(happened),
-        "why": [*explained(job, happened), *use_in_words(job, nodes)],
+        "why": [*explained(job, happened), *replicas_in_words(job), *use_in_words(job, nodes)],
         "metrics": logged,
         "use": use(nodes),
         "logs": [dict(it) for it in logs],

@@ -11,6 +11,7 @@ import click
 
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
+from paceline.backends.why import replicas_in_words
 from paceline.cli.flags import completion
 from paceline.cli.flags.options import SectionedCommand, parse_pairs
 from paceline.cli.flags.selection import all_jobs, known, node_of
@@ -252,6 +253,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("duration", _duration(job)),
         ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
         ("progress", _progress(job.progress, job.is_over)),
+        *(("replicas", line.removeprefix("replicas were ")) for line in replicas_in_words(job)),
         ("checkpoint", f"step {job.checkpoint['step']}, in {job.checkpoint['folder']}" if job.checkpoint else None),
         ("tensorboard", _tensorboard(job)),
         *(("data", _volume(volume)) for volume in job.data),

@@ -32,6 +32,7 @@ from paceline.contract.folder_lock import FolderLock, FolderTaken, holder_of
 from paceline.train.group import sharded
 
 from . import disk_format, history
+from .comparing import Comparing
 from .consensus import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
 from .disk_format import Manifest, SavedCheckpoint
 from .errors import CheckpointError, CheckpointFolderTaken
@@ -42,6 +43,8 @@ from .snapshots import Snapshot, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from paceline.train.replicas.saved import Saved
 
 __all__ = [
     "Checkpoint",
@@ -195,7 +198,14 @@ class CheckpointStore:
         if lock is not None:
             lock.release()
 
-    def save(self, step: int, shared_state: Mapping[str, object], rank_state: object, block: bool = False) -> None:
+    def save(
+        self,
+        step: int,
+        shared_state: Mapping[str, object],
+        rank_state: object,
+        block: bool = False,
+        compared: Saved | None = None,
+    ) -> None:
         """Save a checkpoint in the background. Returns when the states are copied, so that they may change again.
 
         If the previous save still runs, this waits for it: no save is skipped. Errors in the background are raised by
@@ -210,18 +220,21 @@ class CheckpointStore:
             rank_state: this rank's own state, such as random states. It should be small, since it is sent to rank 0.
                 `torch.load(..., weights_only=True)` must be able to read both states.
             block: whether to wait until the checkpoint is committed, and raise its errors.
+            compared: what of the shared state must be the same on all ranks; otherwise nothing is committed.
 
         Raises:
+            ReplicaMismatch: ranks differ, in the previous save or, with `block`, in this one.
             CheckpointFolderTaken: in the previous save, or with `block` in this one, another job saves there.
             CheckpointError: the previous save failed, this one's states cannot be copied, or, with `block`, it failed.
         """
         self.wait()
+        sums = compared.of(shared_state.__getitem__) if compared and (compared.at_once or not self._writes) else None
         staged: dict[str, Snapshot] | CheckpointError
         try:
             staged = self._staging.stage(self._states(shared_state, rank_state))
         except CheckpointError as error:
             staged = error  # the other ranks wait for it
-        self._start(step, staged, block)
+        self._start(step, staged, block, Comparing(compared, sums) if compared else None)
 
     def refuse(self, step: int, why: CheckpointError) -> None:
         """Make this save fail on all ranks. A rank that cannot save its state calls this instead of `save`.
@@ -232,8 +245,14 @@ class CheckpointStore:
         self.wait()
         self._start(step, why, block=True)
 
-    def _start(self, step: int, staged: dict[str, Snapshot] | CheckpointError, block: bool) -> None:
-        self._saving = self._background.submit(self._save, step, staged)
+    def _start(
+        self,
+        step: int,
+        staged: dict[str, Snapshot] | CheckpointError,
+        block: bool,
+        comparing: Comparing | None = None,
+    ) -> None:
+        self._saving = self._background.submit(self._save, step, staged, comparing)
         if block or isinstance(staged, CheckpointError):
             self.wait()
 
@@ -356,9 +375,9 @@ class CheckpointStore:
 
     # What follows runs in the thread of a save.
 
-    def _save(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
+    def _save(self, step: int, staged: dict[str, Snapshot] | CheckpointError, comparing: Comparing | None) -> None:
         try:
-            self._save_now(step, staged)
+            self._save_now(step, staged, comparing)
         except CheckpointError as error:
             if self._holds and isinstance(error, CheckpointFolderTaken):
                 self._lost_folder = str(error)
@@ -380,12 +399,14 @@ class CheckpointStore:
             steps = []
         return f"the checkpoint of step {steps[0]} is kept" if steps else "there is no checkpoint"
 
-    def _save_now(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> None:
+    def _save_now(self, step: int, staged: dict[str, Snapshot] | CheckpointError, comparing: Comparing | None) -> None:
         failed = f"cannot save step {step} in {self.folder}"
         self._hold(failed)
-        message = self._agreement.together(failed, lambda: self._message(step, staged))
+        message = self._agreement.together(failed, lambda: self._message(step, staged, comparing))
         assert not isinstance(staged, CheckpointError)  # it would have been raised above
         ticket, states = self._collect(failed, message)
+        if comparing is not None and not ticket["equal"]:
+            comparing.explain(self._agreement.decide, f"at the checkpoint of step {step}", self.last_saved_step)
         temporary = temporary_name(self.folder, step, ticket["id"])
         try:
             self._agreement.together(failed, lambda: self._write(temporary, step, staged, ticket, states))
@@ -401,7 +422,7 @@ class CheckpointStore:
             history.note(step, self.folder)
             self._prune()
 
-    def _message(self, step: int, staged: dict[str, Snapshot] | CheckpointError) -> bytes:
+    def _message(self, step: int, staged: dict[str, Snapshot] | CheckpointError, comparing: Comparing | None) -> bytes:
         """This rank's message to rank 0: a line of JSON, then the rank's own state as `torch.save` writes it."""
         if isinstance(staged, CheckpointError):
             raise staged
@@ -415,7 +436,8 @@ class CheckpointStore:
         names = unsafe_names(state)
         if names:
             raise CheckpointError(f"{own}: {why_refused(staged[own].rebuild(), names)}")
-        return json.dumps({"step": step, "serial": serial}).encode() + b"\n" + state.getvalue()
+        digest = "" if comparing is None else comparing.digest(lambda part: staged[f"{part}.pt"].rebuild())
+        return json.dumps({"step": step, "serial": serial, "sum": digest}).encode() + b"\n" + state.getvalue()
 
     def _collect(self, failed: str, message: bytes) -> tuple[dict[str, Any], list[bytes]]:
         """The id and serial of the checkpoint, and, on ranks that write, the states of all ranks."""
@@ -437,6 +459,7 @@ class CheckpointStore:
                 "id": uuid.uuid4().hex,
                 "serial": 1 + max(head["serial"] for head in heads),
                 "sizes": [len(state) for state in states],
+                "equal": len({head["sum"] for head in heads}) == 1,
             }
             return b"\n".join([json.dumps(ticket).encode(), b"".join(states) if not self._is_one_folder else b""])
 

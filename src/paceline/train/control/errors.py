@@ -19,3 +19,9 @@ class CollectiveMismatch(RuntimeError):
     """The ranks are in different collectives, which can never end."""
 
     __module__ = "paceline"
+
+
+class ReplicaMismatch(RuntimeError):
+    """The ranks train with different parameters, or with different numbers of an optimizer, such as learning rates."""
+
+    __module__ = "paceline"

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 
-from .errors import CollectiveMismatch, LeftEarly
+from .errors import CollectiveMismatch, LeftEarly, ReplicaMismatch
 from .exit_report import print_and_record
 
 
@@ -52,7 +52,7 @@ class Fatal:
         error = self.error
         assert error is not None
         text = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
-        if isinstance(error, (LeftEarly, CollectiveMismatch)):
+        if isinstance(error, (LeftEarly, CollectiveMismatch, ReplicaMismatch)):
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame else ""
             text = f"Traceback (most recent call last):\n{stack}{text}"

@@ -1,7 +1,8 @@
 """What rank 0 relays between the ranks, apart from the training; pure state.
 
 rank → relay   {"do": "failed", "why"}                   this rank ends, and how: "failed (…)", "exited with code 3"
-               {"do": "left", "count", "step", "place"}  this rank leaves in good order
+               {"do": "left", "count", "step", "place", "waits"}  this rank leaves in good order; "waits": once it
+                                                           knows whether replicas were equal
                {"do": "loop", "loop", "step"}            it has left a loop over training batches
                {"do": "left_early", "rank", "why"}       that rank left a loop in which this one goes on
                {"do": "stop", "signal"}                  it got a signal to stop
@@ -11,6 +12,7 @@ rank → relay   {"do": "failed", "why"}                   this rank ends, and h
                {"do": "ask"}                             it is in a collective for long, or one failed: where are all?
                {"do": "here", "round", "place"}          answer to "where", see `collective_trace`
                {"do": "saw", "inputs", "data", "line"}   checksums of what it has trained on first, see `Watch.compare`
+               {"do": "sum"}, {"do": "parts"}            see `paceline.train.replicas.judging`, also for the answers
 relay → rank   {"do": "met", "number"}                   all have
                {"do": "same", "why"}                     to rank 0: all have trained on the same
                {"do": "where", "round"}
@@ -29,19 +31,20 @@ relay → rank   {"do": "met", "number"}                   all have
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, cast
 
 from paceline.train.diagnosis import collective_trace
+from paceline.train.replicas import judging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-class Message(TypedDict, total=False):
+class Message(judging.Message, total=False):
     """A message in either direction; `do` says which of the other keys it has."""
 
-    do: str
     rank: int
-    why: str
     count: int
-    step: int
     loop: int
     place: collective_trace.Place
     passed: bool
@@ -61,7 +64,11 @@ Outbox = list[tuple[int, Message]]  # to whom: a rank or `EVERYBODY`
 
 
 class Relay:
-    """What rank 0 knows of all ranks; its methods return the messages to be sent."""
+    """What rank 0 knows of all ranks; its methods return the messages to be sent.
+
+    Attributes:
+        replicas: what it knows of the parameters of all ranks.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._active = set(range(world_size))
@@ -75,9 +82,16 @@ class Relay:
         self._is_asking = False
         self._departed: dict[int, collective_trace.Place] = {}
         self._seen: dict[int, Message] = {}
+        self.replicas = judging.Comparisons(world_size)
 
     def receive(self, rank: int, message: Message) -> Outbox:
         """Handle a message of a rank."""
+        if message["do"] in ("sum", "parts"):
+            return _to_everybody(self.replicas.receive(rank, message))
+        return self._receive(rank, message)
+
+    def _receive(self, rank: int, message: Message) -> Outbox:
+        """Handle one that is not about replicas."""
         what = message["do"]
         if what == "left_early":
             return [(message["rank"], {"do": "left_early", "why": message["why"]})]
@@ -110,11 +124,14 @@ class Relay:
         self._active.discard(rank)  # it failed or left
         if what == "failed":
             outbox = [(EVERYBODY, {"do": "lost", "rank": rank, "why": message["why"]})]
-        return outbox + self._decide() + self._gather() + self._judge()
+        compared = self.replicas.gone(rank, answers=message.get("waits", False))
+        return outbox + self._decide() + self._gather() + self._judge() + _to_everybody(compared)
 
     def disconnected(self, rank: int, why: str = "it is gone") -> Outbox:
         """A rank's connection has ended; it is lost unless it has left in good order."""
-        return self.receive(rank, {"do": "failed", "why": f"failed ({why})"}) if rank in self._active else []
+        if rank in self._active:
+            return self.receive(rank, {"do": "failed", "why": f"failed ({why})"})
+        return _to_everybody(self.replicas.gone(rank))
 
     def _ask(self, rank: int) -> Outbox:
         """Ask all where they are, unless the rank that asks has not answered the last question itself."""
@@ -174,3 +191,7 @@ class Relay:
         self._decided = True
         after, late = max(self._places[rank] for rank in self._active)
         return [(EVERYBODY, {**self._stop, "after": after, "late": late})]
+
+
+def _to_everybody(messages: Sequence[judging.Message]) -> Outbox:
+    return [(EVERYBODY, cast("Message", message)) for message in messages]

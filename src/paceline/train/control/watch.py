@@ -14,7 +14,7 @@ import logging
 import signal
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.contract import RESUME_CODE
 from paceline.train.diagnosis.collective_trace import Trace
@@ -23,11 +23,17 @@ from paceline.train.group.forks import forget_in_children
 
 from . import connect
 from .connections import Messages
-from .errors import CollectiveMismatch, LeftEarly, PeerLost
+from .errors import CollectiveMismatch, LeftEarly, PeerLost, ReplicaMismatch
 from .fatal import Fatal
 from .listener import Listener
 from .process_hooks import ProcessHooks, die_by
 from .relay import EVERYBODY, Message, Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.contract.records import ReplicasRecord
+    from paceline.train.replicas import judging
 
 log = logging.getLogger("paceline")
 _PEER_GRACE = 3.0  # seconds for the main thread to notice by itself that a rank is lost
@@ -40,6 +46,9 @@ _SEND_SECONDS = 5.0  # to hand a message to the kernel
 
 class Watch:
     """This rank's part in the agreement. All ranks make one at the same place.
+
+    Attributes:
+        parts: returns what this rank had at a moment whose sum it has sent, see `compare_replicas`.
 
     Args:
         share: hands what rank 0 passes to every rank; not used by a single process.
@@ -73,9 +82,12 @@ class Watch:
         self._late = LateRanks(self._trace)
         self._alike = False  # all have entered the same collectives as far as they have come
         self._exit: int | str | None = None  # what `sys.exit` was called with, other than success
+        self.parts: Callable[[judging.Key], Sequence[judging.Part]] = lambda _: ()
+        self._uncompared: set[judging.Key] = set()  # moments whose sums this rank has sent, and waits for
+        self._has_warned = False  # of ranks that are different
         self._fatal = Fatal()
         self._has_failed = False  # an exception ends this rank
-        self._closed = False
+        self._leaving = self._closed = False
         self._listener = Listener(self, self._links)
         self._hooks = ProcessHooks(self, self._listener.wakeup, signals=stops, terminate=bool(self._links))
         forget_in_children(self)
@@ -198,6 +210,63 @@ class Watch:
         with self._condition:
             self._send({"do": "saw", "inputs": inputs, "data": data, "line": line})
 
+    def compare_replicas(self, key: judging.Key, step: int, digest: str, *, waits: bool, warns: bool) -> None:
+        """Send a digest of what this rank has after a step, for comparison with the other ranks; waits for nobody.
+
+        Args:
+            key: the moment, see `judging`.
+            step: of the run.
+            digest: of what `parts` returns for this moment.
+            waits: whether `await_replicas`, or `close`, waits until it is known whether all are equal.
+            warns: whether rank 0 warns if they are not; otherwise they all fail.
+
+        Raises:
+            ReplicaMismatch: ranks were different before.
+        """
+        with self._condition:
+            self._check()
+            if waits:
+                self._uncompared.add(key)
+            self._send({"do": "sum", "key": key, "step": step, "sum": digest, "waits": waits, "warns": warns})
+
+    def await_replicas(self) -> None:
+        """Wait until it is known whether all ranks were equal at the moments for which this one waits.
+
+        Raises:
+            ReplicaMismatch: they were not.
+            PeerLost: a rank is gone.
+            LeftEarly: a rank left a loop, or the job, too early.
+        """
+        with self._condition:
+            self.enter()
+            try:
+                self._condition.wait_for(lambda: not self._uncompared or self._fatal.error is not None)
+                self._check()
+            finally:
+                self._uncompared.clear()
+                self.leave()
+
+    def replicas_differ(self, why: str, *, warns: bool) -> None:
+        """The ranks are different, as any thread has learned: end this one, or let rank 0 warn, once.
+
+        Args:
+            why: a line that says so.
+            warns: whether to warn.
+        """
+        with self._condition:
+            if not warns:
+                self._give_up(ReplicaMismatch(why), _OWN_GRACE)
+            elif self._rank == 0 and not self._has_warned:
+                self._has_warned = True
+                log.warning("%s", why)
+
+    @property
+    def compared(self) -> ReplicasRecord | None:
+        """On rank 0, how often all ranks were equal; None before that."""
+        if self._relay is None or not self._relay.replicas.equal:
+            return None
+        return {"compared": self._relay.replicas.equal, "step": self._relay.replicas.step}
+
     def exits(self, code: Any) -> None:
         """Note that `sys.exit` was called: a rank that ends this way has not left its loop too early."""
         if code not in (None, 0, RESUME_CODE):
@@ -231,25 +300,30 @@ class Watch:
                 self._send({"do": "failed", "why": f"failed ({why})"})
 
     def close(self) -> None:
-        """Leave the others.
+        """Leave the others, once it is known whether all are equal where this rank waits for that.
 
         Raises:
             LeftEarly: this rank has left a loop too early.
+            ReplicaMismatch: ranks are different.
         """
         with self._condition:
             if self._closed:
                 return
-            self._closed = True
+            self._leaving = waits = bool(self._uncompared) and self.ends_well
+            self._closed = not waits
             if self._exit is not None:
                 code, why = (1, f" ({self._exit})") if isinstance(self._exit, str) else (self._exit, "")
                 self._send({"do": "failed", "why": f"exited with code {code}{why}"})
             place = self._trace.place("")
-            self._send({"do": "left", "count": self._count, "step": self._step, "place": place})
+            self._send({"do": "left", "count": self._count, "step": self._step, "place": place, "waits": waits})
+            if waits:
+                self._condition.wait_for(lambda: not self._uncompared or self._fatal.error is not None)
+            self._closed = True
             error = self._fatal.error
         self._listener.stop()
         self._release()
         self._hooks.release_exceptions()
-        if isinstance(error, LeftEarly):
+        if isinstance(error, (LeftEarly, ReplicaMismatch)):
             raise error
 
     def forget(self) -> None:
@@ -300,6 +374,9 @@ class Watch:
         with self._condition:
             if self._relay is not None:
                 self._deliver(self._relay.disconnected(rank, why))
+            elif self._leaving:  # nobody else can say it
+                self._uncompared.clear()
+                self._condition.notify_all()
             elif 0 not in self._departed:
                 self._lose(0, f"failed ({why})")
 
@@ -313,7 +390,7 @@ class Watch:
             self._signal_at = self._signal_at if not first else time.monotonic()
             if self._closed:
                 return
-            if self._resting or self._fatal.error is not None or again:
+            if self._resting or self._leaving or self._fatal.error is not None or again:
                 die_by(number)  # there is nothing to save yet, or no way to
             elif first:
                 self._send({"do": "stop", "signal": number})
@@ -389,6 +466,14 @@ class Watch:
 
     def _handle(self, message: Message) -> None:
         """Handle a message of the relay."""
+        if message["do"] in ("equal", "differ", "judged"):
+            self._handle_replicas(message)
+        elif not self._leaving:  # then only that is waited for
+            self._handle_other(message)
+        self._condition.notify_all()
+
+    def _handle_other(self, message: Message) -> None:
+        """Handle one that is not about replicas."""
         what, rank = message["do"], message.get("rank")
         if what == "hold":
             self._held = True
@@ -416,7 +501,6 @@ class Watch:
             self._give_up(LeftEarly(message["why"]), _OWN_GRACE)
         elif what == "lost":
             self._lose(message["rank"], message["why"])
-        self._condition.notify_all()
 
     def _handle_places(self, message: Message) -> None:
         """Handle a message about where the ranks are."""
@@ -431,6 +515,16 @@ class Watch:
             why = f"{message['why']}; all ranks must call the same collectives, in the same order"
             if self._fatal.explain(CollectiveMismatch(why), _OWN_GRACE):
                 self._main_thread_is_to_raise()
+
+    def _handle_replicas(self, message: Message) -> None:
+        """Handle a message about what the ranks have."""
+        of, waited, count = message["key"]
+        if message["do"] == "differ":
+            self._send({"do": "parts", "key": message["key"], "parts": self.parts((of, waited, count))})
+        elif message["do"] == "equal":
+            self._uncompared.discard((of, waited, count))
+        else:
+            self.replicas_differ(message["why"], warns=message["warns"])
 
     def _lose(self, rank: int, why: str) -> None:
         self._give_up(PeerLost(f"rank {rank} {why}; rank {self._rank} cannot go on without it"), _PEER_GRACE)

@@ -12,6 +12,7 @@ import torch
 from paceline.train.checkpoint.consensus import ExchangeError, SingleExchange, SocketExchange
 from paceline.train.checkpoint.plain_state import without_numpy_scalars
 from paceline.train.checkpoint.store import CheckpointError, CheckpointStore
+from paceline.train.control.errors import ReplicaMismatch
 from paceline.train.data.random_state import random_states, set_random_states
 from paceline.train.group import sharded
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.store import Checkpoint
     from paceline.train.group.group import Group
     from paceline.train.parallel.prepared import Prepared, RankPart, Stateful
+    from paceline.train.replicas.saved import Saved
 
 log = logging.getLogger("paceline")
 _AGREE_EVERY = 10  # steps between two broadcasts of rank 0's clock, which decides for all
@@ -146,13 +148,14 @@ class Checkpointing:
         """Why the checkpoint taken last is not on the disk, see `CheckpointStore.lost`."""
         return self._store.lost if self._store is not None else None
 
-    def save(self, step: int, progress: Mapping[str, Any], *, block: bool) -> None:
+    def save(self, step: int, progress: Mapping[str, Any], *, block: bool, compared: Saved | None = None) -> None:
         """Take a checkpoint of everything that was set up.
 
         Args:
             step: steps done.
             progress: position of the run.
             block: wait until it is written.
+            compared: what must be the same on all ranks; None compares nothing.
 
         Raises:
             RuntimeError: the run has no folder for checkpoints.
@@ -169,7 +172,7 @@ class Checkpointing:
             except RuntimeError as error:  # maybe on this rank alone
                 self._store.refuse(step, CheckpointError(str(error)))
             progress = {**progress, "trained": self._prepared.trained()}
-            self._store.save(step, {**shared, "progress": progress}, rank_state, block=block)
+            self._store.save(step, {**shared, "progress": progress}, rank_state, block=block, compared=compared)
         self.saved = step
 
     @property
@@ -283,12 +286,12 @@ class Checkpointing:
             explain(error)
             raise
 
-    def leave(self) -> CheckpointError | None:
+    def leave(self) -> RuntimeError | None:
         """Wait for a checkpoint in progress; returns why the last one was not written, if it was not."""
         try:
             if self._store is not None:
                 self._store.close()
-        except CheckpointError as error:
+        except (CheckpointError, ReplicaMismatch) as error:
             return error
         return self.lost
 

@@ -28,11 +28,12 @@ class Ending:
     def __init__(self, group: Group, checkpoints: Checkpointing, metrics: Metrics, watch: Watch | None) -> None:
         self._group, self._checkpoints, self._metrics, self._watch = group, checkpoints, metrics, watch
 
-    def close(self, save: Callable[[], None] | None) -> None:
+    def close(self, save: Callable[[], None] | None, compare: Callable[[], None]) -> None:
         """Write the last metrics, and wait for a checkpoint in progress.
 
         Args:
             save: takes the last checkpoint; None if there is nothing to save.
+            compare: begins to compare what was trained last; leaving the other ranks waits for the result.
         """
         if self._watch is not None:
             self._watch.ends()
@@ -43,6 +44,7 @@ class Ending:
                 save()
             self._metrics.close()
             self._checkpoints.close(self._watch.explain if self._watch is not None else lambda _: None)
+            compare()
         except BaseException as error:
             if self._watch is not None:
                 self._watch.failed(error)
@@ -65,7 +67,7 @@ class Ending:
             if error is not None:
                 self._watch.failed(error)
             self._watch.ends()
-        lost: RuntimeError | None = self._checkpoints.leave()
+        lost = self._checkpoints.leave()
         if isinstance(lost, ExchangeError) and self._watch is not None and error is None and not self.is_failing:
             try:
                 self._watch.explain(lost)

@@ -18,6 +18,7 @@ from .first_steps import FirstSteps
 from .gradients import Gradients
 from .optimizers import OtherOptimizers
 from .passes import Pass, Passes, Place
+from .replicas import Replicas
 from .resuming import Resuming
 from .tune_trial import TrialOver
 
@@ -92,6 +93,9 @@ class Steps:
         self._gradients = Gradients(group, prepared)
         self._first: FirstSteps | None = FirstSteps(group, prepared, watch)  # until those are over
         prepared.look = self._model_called
+        self._replicas: Replicas | None = None
+        if watch is not None and group.world_size > 1:
+            self._replicas = Replicas(prepared, watch, group.device)
         self.optimizers = OtherOptimizers(prepared, stepped=self._other_stepped, refuses=self._needs_states)
         self.ending = Ending(group, checkpoints, metrics, watch)
         self._loops = 0
@@ -190,6 +194,8 @@ class Steps:
     def _training_ends(self, *, has_trained: bool) -> None:
         """At the end of `Run.epochs`: save the last state. From now on, signals act as without a run."""
         self._metrics.settle()
+        if has_trained and self._replicas is not None:
+            self._replicas.settle(self.done)
         if has_trained and (self._checkpoints.is_automatic or self._is_late):
             self._take(block=True)
         if self._watch is not None:
@@ -445,9 +451,13 @@ class Steps:
             self._resuming.depart()  # the script continues in a loop of its own
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
             self._count_outside(number)
+        if self._replicas is not None:
+            self._replicas.stepped(number, self.done + self.within)
 
     def _model_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Look at a forward pass of the first steps; returns whether to look at the next one."""
+        if self._replicas is not None:
+            self._replicas.begins(self.done)
         divided = any(isinstance(batch, Loader) for batch in self._batches)
         return self._first is not None and self._first.model_called(args, kwargs, divided=divided)
 
@@ -622,7 +632,8 @@ class Steps:
             ],
         }
         with self._metrics.checkpointing():
-            self._checkpoints.save(done, progress, block=block)
+            compared = self._replicas.saved() if self._replicas is not None else None
+            self._checkpoints.save(done, progress, block=block, compared=compared)
         self._is_late, self._is_fresh = False, True
 
     def _states(self, marks: list[Mark]) -> list[dict[str, Any]]:
@@ -676,7 +687,11 @@ class Steps:
         # If `Run.epochs` was left by a break, the last steps are not saved.
         unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved
         unsaved = (unsaved or self._is_late) and not self._gradients.is_begun and not self._epochs.is_resuming
-        self.ending.close(self._take if unsaved else None)
+        self.ending.close(self._take if unsaved else None, self._compare_last)
+
+    def _compare_last(self) -> None:
+        if self._replicas is not None:
+            self._replicas.ends(self.done)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from paceline.contract.records import SyncRecord
+    from paceline.contract.records import ReplicasRecord, SyncRecord
     from paceline.train.group.group import Group
 
 _FEWEST, _MOST = 10, 100  # steps between two reductions of what the ranks have logged
@@ -49,6 +49,7 @@ class Metrics:
         every: int | None = None,
         sent: Callable[[], int] = lambda: 0,
         method: Callable[[], str | None] = lambda: None,
+        replicas: Callable[[], ReplicasRecord | None] = lambda: None,
     ) -> None:
         """Initialize without writing.
 
@@ -59,12 +60,15 @@ class Metrics:
             every: steps between two lines; None takes 10, or up to 100 if 10 steps take less than a second.
             sent: returns the bytes that this rank has sent for its gradients.
             method: returns the name of the method by which ranks exchange them; None if they do not.
+            replicas: returns how often all ranks were equal, see `Moment`.
         """
         self._group = group
         self._sent, self._sent_before, self._method = sent, 0, method
         self._folder = folder
         self.times = StepTimes(make_clock(group.device), exchanges=group.world_size > 1)
-        self._progress = Progress(screen=progress, file=progress_file) if group.is_main else None
+        self._progress: Progress | None = None
+        if group.is_main:
+            self._progress = Progress(screen=progress, file=progress_file, replicas=replicas)
         self._sums: dict[str, Sum] = {}
         self._names: list[str] = []  # all names logged so far: the same list on every rank
         self._has_begun = False  # whether an epoch has

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from paceline.contract.records import SyncRecord
+    from paceline.contract.records import ReplicasRecord, SyncRecord
 
 _BAR_EVERY = 0.5  # seconds between two updates of a bar
 _LINE_EVERY = 30.0  # seconds between two plain lines
@@ -41,6 +41,7 @@ class Moment:
         means: the last metrics, of this epoch or an earlier one.
         epoch_means: those of this epoch.
         sync: what the exchange costs; None if unknown, or if there is none.
+        replicas: how often all ranks were equal; None if they were not compared yet.
     """
 
     epoch: int
@@ -54,6 +55,7 @@ class Moment:
     means: Mapping[str, float]
     epoch_means: Mapping[str, float]
     sync: SyncRecord | None
+    replicas: ReplicasRecord | None
 
 
 class Progress:
@@ -63,14 +65,17 @@ class Progress:
     their own. What the screen shows of an epoch was logged in it.
     """
 
-    def __init__(self, *, screen: bool, file: Path | None) -> None:
+    def __init__(
+        self, *, screen: bool, file: Path | None, replicas: Callable[[], ReplicasRecord | None] = lambda: None
+    ) -> None:
         """Initialize without showing anything.
 
         Args:
             screen: show a bar if a terminal shows this rank's output, else a plain line from time to time.
             file: replaced at most once per second, and when the loop has ended or was left; None writes none.
+            replicas: see `Moment`.
         """
-        self._screen = screen
+        self._screen, self._replicas = screen, replicas
         self._file = None if file is None else _File(file)
         self._views: list[_View] = []  # those of the loop under way
         self._label = ""
@@ -156,6 +161,9 @@ class Progress:
         """Leave the loop, if it was not left yet, and wait until the file is written. Another epoch may follow."""
         self.leave()
         if self._file is not None:
+            if self._last is not None and self._last.replicas != self._replicas():  # compared at the end
+                self._last = replace(self._last, replicas=self._replicas())
+                self._file.show(self._last)
             self._file.finish()
 
     def _end(self, *, is_over: bool) -> None:
@@ -201,7 +209,7 @@ class Progress:
             epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
             rate=(self._samples - samples) / seconds, epoch_seconds_left=epoch_seconds_left, seconds_left=seconds_left,
             took=seconds if has_ended else None, means=dict(self._means), epoch_means=dict(self._epoch_means),
-            sync=self._sync,
+            sync=self._sync, replicas=self._replicas(),
         )  # fmt: skip
 
 
@@ -308,6 +316,7 @@ class _File(_View):
                 "epoch_seconds_left": _rounded(moment.epoch_seconds_left),
                 "seconds_left": _rounded(moment.seconds_left),
                 "sync": moment.sync,
+                "replicas": moment.replicas,
                 "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
             }
         )

@@ -101,6 +101,7 @@ class Prepared:
 
     Attributes:
         optimizers: those that were set up.
+        replicas: `Strategy.replicas` of each of them.
         look: is called at the first forward passes, see `Model`.
     """
 
@@ -108,6 +109,7 @@ class Prepared:
         self._group = group
         self._models: list[Model] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.replicas: list[str] = []
         self._registered: dict[str, Stateful] = {}
         self._rank_parts: dict[str, RankPart] = {}
         self._accumulates: set[int] = set()
@@ -183,6 +185,7 @@ class Prepared:
             self.optimizers.append(thing)
             self._loose.append(LooseParameters(self._group, every))
             self._groups_given.append(len(thing.param_groups))
+            self.replicas.append(strategy.replicas)
             self._accumulates.add(every)
             self._follow_groups(thing)
             return thing
@@ -383,6 +386,16 @@ class Prepared:
     def modules(self) -> list[Stateful]:
         """The models that were set up, as the script has made them."""
         return [model.stateful for model in self._models]
+
+    @property
+    def models(self) -> list[Model]:
+        """The models that were set up."""
+        return self._models
+
+    @property
+    def shared_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that the script has registered, without those of which each rank has its own."""
+        return [thing for thing in self._registered.values() if isinstance(thing, torch.optim.Optimizer)]
 
     @property
     def size(self) -> int:

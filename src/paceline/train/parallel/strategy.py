@@ -36,6 +36,8 @@ class Strategy:
             of a step, so that it begins early; the variable PACELINE_BUCKET_MB takes the place of None.
         sync: how ranks exchange what they learn: a method such as `AllReduce(wire="fp16")`, or its name. "auto"
             measures and chooses. None takes the name in the variable PACELINE_SYNC, or "allreduce".
+        replicas: what to do if ranks train with different parameters or numbers of an optimizer: "check" ends the job,
+            "warn" says so once, "off" does not compare them.
 
     Raises:
         ValueError: an option has another value than those named.
@@ -50,12 +52,15 @@ class Strategy:
     find_unused_parameters: bool = False
     bucket_mb: int | None = None
     sync: Sync | str | None = None
+    replicas: Literal["check", "warn", "off"] = "check"
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f"precision {self.precision!r} is neither 'fp32' nor 'bf16'")
         if self.lr_scaling not in ("none", "linear", "sqrt"):
             raise ValueError(f"lr_scaling {self.lr_scaling!r} is none of 'none', 'linear', 'sqrt'")
+        if self.replicas not in ("check", "warn", "off"):
+            raise ValueError(f"replicas {self.replicas!r} is none of 'check', 'warn', 'off'")
         if self.accumulate < 1:
             raise ValueError(f"accumulate {self.accumulate} is less than 1")
         if self.bucket_mb is not None and self.bucket_mb <= 0:

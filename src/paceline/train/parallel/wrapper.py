@@ -156,13 +156,13 @@ class OwnNames:
 
     def state_dict(self) -> Any:
         """The state."""
-        return _renamed(self._stateful.state_dict(), _own_name)
+        return _renamed(self._stateful.state_dict(), own_name)
 
     def load_state_dict(self, state: Any) -> Any:
         """Load a state, of the module compiled or not."""
         here = self._module.state_dict()
-        names = {_own_name(name): name for name in (*getattr(here, "_metadata", ()), *here)}
-        return self._stateful.load_state_dict(_renamed(state, lambda name: names.get(_own_name(name), name)))
+        names = {own_name(name): name for name in (*getattr(here, "_metadata", ()), *here)}
+        return self._stateful.load_state_dict(_renamed(state, lambda name: names.get(own_name(name), name)))
 
 
 def _renamed(state: Any, rename: Callable[[str], str]) -> Any:
@@ -173,7 +173,8 @@ def _renamed(state: Any, rename: Callable[[str], str]) -> Any:
     return new
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
+    """The name of a parameter without what `torch.compile` adds to it."""
     return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 

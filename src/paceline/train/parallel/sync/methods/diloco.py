@@ -61,6 +61,12 @@ class DiLoCoExchange(ApartExchange):
         """See `Synchroniser.exchanges_gradients`."""
         return False
 
+    @property
+    def is_common(self) -> bool:
+        """See `Synchroniser.is_common`: after an outer step of the only fragment, too."""
+        stepped = len(self._fragments) == 1 and not self._options.delayed and self._is_turn(0, self._steps)
+        return not self._is_apart or stepped
+
     def saw_loss(self, loss: torch.Tensor) -> None:
         """See `Synchroniser.saw_loss`: before the first step, all ranks have the same model."""
         self._start()

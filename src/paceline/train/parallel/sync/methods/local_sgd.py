@@ -60,6 +60,11 @@ class LocalExchange(ApartExchange):
         return not self._is_local
 
     @property
+    def is_common(self) -> bool:
+        """See `Synchroniser.is_common`."""
+        return not self._apart
+
+    @property
     def _is_local(self) -> bool:
         """Whether the next step is one between two averages."""
         return self._steps >= self._options.warmup

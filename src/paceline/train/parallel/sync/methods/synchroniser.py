@@ -46,6 +46,11 @@ class Synchroniser(ABC):
         return self.exchanges_gradients
 
     @property
+    def is_common(self) -> bool:
+        """Whether the parameters are the same on all ranks now."""
+        return True
+
+    @property
     def needs_optimizer(self) -> bool:
         """Whether it must still be told which optimizer updates the model."""
         return self.follows_optimizer and self._optimizer is None
