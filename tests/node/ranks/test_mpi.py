@@ -265,6 +265,8 @@ def test_its_ranks_have_torchs_variables_and_horovod(paceline: Paceline) -> None
         print(int(total), int(hvd.allreduce(torch.ones(1), op=hvd.Sum)), MPI.COMM_WORLD.size)
     """)
     assert paceline.succeeds("run", "-n", "2", script).stdout == "2 2 2\n"
+    done = paceline.run("-n", "2", "--framework", "horovod", script)
+    assert "ValueError: MPI connects 1 of the 2 ranks; start them with --framework mpi" in done.stderr
 
 
 def test_without_open_mpi_they_are_refused(paceline: Paceline) -> None:

@@ -81,8 +81,8 @@ def _answer(main: int, *, whole: bool) -> Answer:
             found["numbers"][name] = group._get_sequence_number_for_group()
             found["sizes"][name] = group.size()
     found["threads"] = _threads(main)[: None if whole else 1]
-    is_importing = any(file.startswith("<frozen importlib") for file, _, _ in found["threads"][0]["frames"])
-    if not is_importing and joining.is_alone():
+    frames = [frame for thread in found["threads"][:1] for frame in thread["frames"]]
+    if not any(file.startswith("<frozen importlib") for file, _, _ in frames) and joining.is_alone():
         found["alone"] = joining.worlds()
     with contextlib.suppress(Exception):  # most of it is no public interface
         evidence(found, sys._current_frames().get(main))
