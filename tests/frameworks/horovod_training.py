@@ -102,6 +102,24 @@ for options in ({}, {"backward_passes_per_step": 3}, {"op": hvd.Adasum}):
     assert runs == 8  # of several passes, each is a step
     assert folder is None or v1.train.latest_checkpoint(folder)
 
+# reference variables, which disable_v2_behavior gives, train as the others do
+v1.disable_control_flow_v2()
+for options in ({}, {"op": hvd.Adasum}, {"op": hvd.Adasum, "backward_passes_per_step": 2}):
+    passes = options.get("backward_passes_per_step", 1)
+    wanted = 1 - 0.2 * np.array([1, 2, 3], "f4") * passes  # Adasum of parallel gradients is their average
+    for is_resource in (True, False):
+        with tf.Graph().as_default():
+            weights = v1.get_variable("w", initializer=[1.0, 1.0, 1.0], use_resource=is_resource)
+            loss = tf.reduce_sum(weights * [1.0, 2.0, 3.0]) * (rank * 2 + 1.0)
+            train = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1), **options).minimize(loss)
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                for _ in range(passes):
+                    session.run(train)
+                trained = session.run(weights)
+        np.testing.assert_allclose(trained, wanted, 1e-5, 1e-6, err_msg=f"{options} {is_resource}")
+v1.enable_control_flow_v2()
+
 # Keras
 keras.utils.set_random_seed(rank)
 

@@ -30,7 +30,7 @@ def get(client: Client, name: str) -> dict[str, Any]:
 
 def submit(client: Client, script: str, *flags: str) -> str:
     where = ("--env", f"PYTHONPATH={os.pathsep.join(path for path in sys.path if path)}")
-    flags = ("--framework", "mpi", "--nnodes", "2", "-n", "2", *where, *flags)
+    flags = ("--nnodes", "2", "-n", "2", *where, *flags)  # the script imports mpi4py
     client.settings(hosts=["h1", "h2"])
     done = client.succeeds("submit", "--on", "lab", *flags, client.script(script))
     return done.stdout.strip()

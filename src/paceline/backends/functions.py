@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract.functions import CALL, PACKAGES, Outcome, Pickled, RankFailed
 from paceline.job.errors import UserError
-from paceline.node.planning.script import IMPORTS, NEED_TORCH, imports_of
+from paceline.node.planning.script import IMPORTS, MPI, NEED_TORCH, imports_of
 
 from .base import LogQuery
 
@@ -79,8 +79,8 @@ def _imports(pickled: bytes, own: Sequence[Path]) -> str:
         root = None if file is None else next((path for path in own if path.resolve() in Path(file).parents), None)
         if file is not None and root is not None:
             words |= imports_of(Path(file), root).every
-    first = [name for name in IMPORTS if name in words and name in sys.modules]
-    later = sorted(words & {*IMPORTS, *NEED_TORCH} - {*first})  # the function itself imports them
+    first = [name for name in (MPI, *IMPORTS) if name in words and name in sys.modules]
+    later = sorted(words & {MPI, *IMPORTS, *NEED_TORCH} - {*first})  # the function itself imports them
     lines = [*(f"import {name}" for name in first), *(f"def later():\n    import {name}" for name in later)]
     return "".join(f"{line}\n" for line in lines)
 

@@ -95,6 +95,8 @@ class Answer(TypedDict, total=False):
         numbers: of the last collective, by process group.
         sizes: how many ranks each of these groups has.
         framework: whether it has imported a framework.
+        alone: if it has not asked which rank it is, the packages in whose world it is alone, such as mpi4py; missing if
+            it has asked, imports, or has run programs, which may do the work.
         threads: the main thread first.
         collectives: the last ones of each group, the newest last.
         times: seconds of each part of a step, summed over `steps`, if the script trains with the library.
@@ -110,6 +112,7 @@ class Answer(TypedDict, total=False):
     numbers: dict[str, int]
     sizes: dict[str, int]
     framework: bool
+    alone: list[str]
     threads: list[Thread]
     collectives: list[Collective]
     times: dict[str, float]

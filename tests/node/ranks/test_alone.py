@@ -7,6 +7,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import journals
+from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -36,6 +38,36 @@ def test_ranks_that_never_join(paceline: Paceline, text: str, warns: bool) -> No
 def test_importing_torch_is_no_question(paceline: Paceline, method: str) -> None:
     paceline.script("import torch, torch.distributed")
     assert paceline.run("-n", "2", "--start-method", method, "script.py").stderr.count(WARNING) == 1
+
+
+HOLDS = 'file = open("out.txt", "w", buffering=1)\nprint("written", file=file)\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "sign"),
+    [
+        (HOLDS, (), "ranks 0, 1 write over each other in {}/out.txt, and the script has not asked which rank it is"),
+        (HOLDS, ("--start-method", "exec"), "ranks 0, 1 write over each other in {}/out.txt"),
+        pytest.param(
+            "from mpi4py import MPI", ("--framework", "torch"), "ranks 0, 1 use mpi4py, each in a world of its own",
+            marks=pytest.mark.needs("mpirun"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_sign_is_said_while_they_run(
+    paceline: Paceline, text: str, flags: tuple[str, ...], sign: str
+) -> None:
+    paceline.script(f"{text}\nimport pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)")
+    process = paceline.start("run", "--name", "it", "-n", "2", "--hang-after", "1s", *flags, "script.py")
+    journal = paceline.home / "jobs" / "it"
+    eventually(
+        lambda: journal.exists() and [it for it in journals.events(journal) if it["event"] == "unjoined"], "said"
+    )
+    (paceline.folder / "go").touch()
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert sign.format(paceline.folder) in err
+    assert err.count("which rank it is") == 1, "not at the end too"
 
 
 @pytest.mark.parametrize("flags", [("-n", "1"), ("-n", "2", "--framework", "indexed")])

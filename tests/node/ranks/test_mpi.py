@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -196,14 +197,98 @@ def test_no_mpirun_is_told_in_a_line(paceline: Paceline) -> None:
     script = paceline.script("print(1)")
     done = paceline.run("--framework", "mpi", "--env", f"PATH={paceline.folder}", script)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "no mpirun on PATH; install Open MPI" in done.stderr
+    assert "--framework mpi: there is no mpirun on PATH: install Open MPI" in done.stderr
     other = paceline.folder / "mpirun"
     other.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")
     other.chmod(0o755)
     done = paceline.run("--framework", "mpi", "--env", f"PATH={paceline.folder}:/usr/bin:/bin", script)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "calls itself 'HYDRA build details'; --framework mpi needs Open MPI 3 or 4" in done.stderr
+    assert "calls itself 'HYDRA build details', and Open MPI 3 or 4 is needed" in done.stderr
     assert not paceline.home.exists()
+
+
+IMPORT = "from mpi4py import MPI"
+TRY = f"try:\n    {IMPORT}\nexcept ImportError:\n    MPI = None"
+LATER = f"def main():\n    {IMPORT}"
+
+
+def framework(paceline: Paceline, *args: str) -> str:
+    done = paceline.succeeds("run", "--dry-run", "-n", "2", *args)
+    found: str = json.loads(done.stdout)["job"]["framework"]
+    return found
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    "text",
+    ["import torch, mpi4py.MPI", f"import torch\n{TRY}", f"import torch\n{LATER}", LATER, "import torch, beside",
+     f"{IMPORT}\nimport tensorflow, torch"],
+)  # fmt: skip
+def test_a_script_that_imports_mpi4py_is_one_of_mpi(paceline: Paceline, text: str) -> None:
+    paceline.script(IMPORT, "beside.py")
+    script = paceline.script(text)
+    assert framework(paceline, script) == "mpi"
+    assert framework(paceline, "--no-python", "env", "A=1", sys.executable, "-O", "-X", "dev", script) == "mpi"
+    assert framework(paceline, "--framework", "torch", script) == "torch"
+
+
+@pytest.mark.parametrize("text", [f"import torch\n{TRY}", f"import torch\n{LATER}", f"import tensorflow\n{TRY}"])
+def test_what_may_be_imported_is_not_needed(paceline: Paceline, text: str) -> None:
+    paceline.script("", "packages/tensorflow.py")
+    paceline.env["PYTHONPATH"] = str(paceline.folder / "packages")
+    found = framework(paceline, "--env", f"PATH={paceline.folder}", paceline.script(text))
+    assert found == ("tensorflow" if "tensorflow" in text else "torch")
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    "line",
+    ["run -n 2 script.py", "run -n 2 -m mpi4py script.py", "mpirun -np 2 PYTHON script.py",
+     "mpirun -np 2 PYTHON -B -m mpi4py script.py"],
+)  # fmt: skip
+def test_ranks_of_mpi4py_are_one_world(paceline: Paceline, line: str) -> None:
+    paceline.script(SUM)
+    done = paceline.succeeds(*line.replace("PYTHON", sys.executable).replace("-n", "--tee all -n", 1).split())
+    assert sorted(found[:5] for found in done.stdout.replace("[rank 1] ", "").splitlines()) == ["0 2 1", "1 2 1"]
+
+
+@needs_mpirun
+def test_its_ranks_have_torchs_variables_and_horovod(paceline: Paceline) -> None:
+    script = paceline.script("""
+        from mpi4py import MPI
+        import torch, torch.distributed as dist
+        import horovod.torch as hvd
+        hvd.init(MPI.COMM_WORLD)
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(int(total), int(hvd.allreduce(torch.ones(1), op=hvd.Sum)), MPI.COMM_WORLD.size)
+    """)
+    assert paceline.succeeds("run", "-n", "2", script).stdout == "2 2 2\n"
+    done = paceline.run("-n", "2", "--framework", "horovod", script)
+    assert "ValueError: MPI connects 1 of the 2 ranks; start them with --framework mpi" in done.stderr
+
+
+def test_without_open_mpi_they_are_refused(paceline: Paceline) -> None:
+    nowhere = ("--env", f"PATH={paceline.folder}")
+    name = paceline.script(LATER)
+    for verb, *args in (
+        ("run", "-n", "2", *nowhere, name),
+        ("submit", "-n", "2", *nowhere, "-m", "mpi4py", name),
+        ("mpirun", "-np", "2", "-x", nowhere[1], sys.executable, name),
+        ("run", "--nnodes", "1:2", "--master-addr", "127.0.0.1", "-n", "1", name),
+    ):
+        done = paceline(verb, *args)
+        assert (done.returncode, done.stdout) == (2, "")
+        line = done.stderr.splitlines()[-1]
+        assert "imports mpi4py: " in line and line.endswith(", or add --framework torch if its ranks use no MPI")
+    assert not paceline.home.exists()
+    done = paceline.succeeds("run", "--dry-run", "-n", "1", *nowhere, name)  # a rank alone is a whole world
+    assert json.loads(done.stdout)["job"]["framework"] is None
+    paceline.script("", "packages/horovod/__init__.py")  # as if it were installed
+    paceline.env["PYTHONPATH"] = str(paceline.folder / "packages")
+    done = paceline.run("-n", "2", paceline.script(f"{IMPORT}\nimport horovod.torch"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_mpirun_cannot_grow(paceline: Paceline) -> None:

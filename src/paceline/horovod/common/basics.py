@@ -28,7 +28,7 @@ def init(
         process_sets: process sets to add, the same on all ranks. "dynamic" adds none: they can always be added later.
 
     Raises:
-        ValueError: this rank is not in `comm`, or a HOROVOD_* variable is malformed.
+        ValueError: this rank is not in `comm`, MPI does not connect all ranks, or a HOROVOD_* variable is malformed.
         paceline.Disagreement: this rank and rank 0 were started differently.
         paceline.NotConnected: a rank does not reach rank 0.
     """

@@ -150,6 +150,11 @@ def _ranks_of(comm: Sequence[int] | Any | None) -> list[int] | None:
     first = comm if hasattr(comm, "allgather") else next(iter(comm), None)
     if first is None:
         return None
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and hasattr(first, "allgather") and mpi.COMM_WORLD.size < mine.world_size:
+        raise ValueError(
+            f"MPI connects {mpi.COMM_WORLD.size} of the {mine.world_size} ranks; start them with --framework mpi"
+        )
     ranks = list(first.allgather(mine.rank)) if hasattr(first, "allgather") else [int(rank) for rank in comm]
     if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(mine.world_size)):
         raise ValueError(f"comm={ranks} does not name different ranks of 0 … {mine.world_size - 1}")

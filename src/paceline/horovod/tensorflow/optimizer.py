@@ -112,11 +112,12 @@ class _Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def _combined(self, pairs: list[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """Apply gradients, and combine the changes of all ranks with Adasum."""
         variables = [variable for grad, variable in pairs if grad is not None]
-        before = [tf.identity(variable) for variable in variables]
+        # A snapshot is a copy. tf.identity of a reference variable (`disable_v2_behavior`) is the variable's memory.
+        before = [tf.raw_ops.Snapshot(input=variable.read_value()) for variable in variables]
         with tf.control_dependencies(before):
             step = self._optimizer.apply_gradients(pairs, *args, **kwargs)
         with tf.control_dependencies([] if step is None else [step]):
-            changes = [variable - start for variable, start in zip(variables, before, strict=True)]
+            changes = [variable.read_value() - start for variable, start in zip(variables, before, strict=True)]
             changes = self._reduction(changes, variables)
             return tf.group(
                 *[

@@ -95,7 +95,7 @@ class Agent:
             return None
         return Watch(
             self.loop, self.spec.job_id, after, lambda stands: self.events.append({"on": "stalled", "stands": stands}),
-            self._record_slow, telemetry=self.telemetry,
+            self._record_slow, unjoined=self.ranks.note_unjoined, telemetry=self.telemetry,
         )  # fmt: skip
 
     def _ranks_now(self) -> list[RankNow]:

@@ -17,6 +17,7 @@ from paceline.node.watching.outside import TICKS, Process, look, look_at_childre
 from paceline.node.watching.ras import Ras
 from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
+from paceline.node.watching.unjoined import Unjoined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ class Watch:
 
     def __init__(
         self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None], spent: Callable[[], None],
-        *, telemetry: Recorder,
+        *, unjoined: Callable[[str], None], telemetry: Recorder,
     ) -> None:  # fmt: skip
         """Watch nothing yet.
 
@@ -51,12 +52,13 @@ class Watch:
             after: seconds without a collective after which `found` is called with where the ranks are; again and again,
                 less and less often, and with nothing once they go on.
             spent: called when it is time to say what the ranks spend their time on, less and less often.
+            unjoined: called, once, with a sign that each rank does all of the work.
             telemetry: knows how much the machine is used.
         """
         self._loop, self._job_id, self._after = loop, job_id, after
         self._found, self._spent, self._telemetry = found, spent, telemetry
         self._tick = max(_LEAST, min(_SOON, after / 4))
-        self._samples = Samples()
+        self._samples, self._unjoined = Samples(), Unjoined(unjoined)
         self._kept: list[tuple[Asked, Answer, Process, float]] = []  # answers since a rank has moved: a hang maybe
         self._counted = 0  # looks since which a rank has moved
         self._quiet = 0.0  # seconds for which none has moved
@@ -138,6 +140,7 @@ class Watch:
         self._quiet = min(min(it.idle(now), it.still(now)) for it in map(self._activities.__getitem__, live))
         self._counted += self._quiet < _STILL * self._tick
         self._count()
+        self._unjoined.look(live.values())
         for number, rank in live.items():
             Question(self._loop, rank, SHORT, partial(self._heard, rank, self._activities[number], self._quiet))
         self._judge(live, now)
@@ -167,6 +170,7 @@ class Watch:
         if answer is not None:
             now = time.monotonic()
             activity.hear(answer, now)
+            self._unjoined.hear(rank, answer, self._live().values())
             if quiet < self._after:
                 self._kept.append((rank, answer, activity.process, now))
 

@@ -91,7 +91,7 @@ def _has_checkpoint(home: Home, request: Request) -> bool:
 
 def _framework(home: Home, request: Request) -> str | None:
     """The framework that a job's ranks import, None if they import none. Ports are checked at the start."""
-    job = {**request["job"], "nodes": 1, "node_rank": None, "main_port": None}
+    job = {**request["job"], "node_rank": None, "main_address": "127.0.0.1", "main_port": None}
     if job["code"] is None or job["working_dir"] != ".":
         job["working_dir"] = os.path.expanduser(job["working_dir"])
     try:

@@ -26,7 +26,16 @@ from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
 from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS
-from .script import Imports, imports_of, is_shell_text, local_rank_argument, module_file, packages_of, program_kind
+from .script import (
+    Imports,
+    imports_of,
+    is_shell_text,
+    local_rank_argument,
+    module_file,
+    packages_of,
+    program_kind,
+    run_by_python,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,25 +107,28 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
             raise Refused(f"no folder {folder} to run in; correct --working-dir")
         job = _check_program(job, folder)
         imports = _imports(job, folder)
-    framework = job["framework"] or imports.framework or ("torch" if job["code"] is not None and code is None else None)
+    unknown = "torch" if job["code"] is not None and code is None else None
+    framework = job["framework"] or _found(job, here, imports) or unknown
     if job["pass_index"] and framework != "indexed":
         raise Refused("--pass-index needs independent processes; add --framework indexed")
-    if job.get("horovod") and framework != "horovod":
+    if framework == "mpi" and imports.framework == "horovod" and job["framework"] is None:
+        job = {**job, "horovod": "paceline"}  # its names; it needs none of Horovod's variables
+    if job.get("horovod") and framework not in ("horovod", "mpi"):
         raise Refused(f"--horovod {job['horovod']} is for scripts that import horovod; add --framework horovod")
-    if framework == "horovod" and not job.get("horovod") and importlib.util.find_spec("horovod") is not None:
+    if framework == "horovod" and not job.get("horovod") and _is_there("horovod"):
         job = {**job, "horovod": "real"}
     package = _package({**job, "framework": framework})
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
-    if needed and package is not None and importlib.util.find_spec(package) is None:
+    if needed and package is not None and not _is_there(package):
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
     if job["tensorboard"]:
         check_installed()
     for module in job["preload"]:
         if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
+    if job["framework"] == "mpi" and (why := _no_mpi(job)):
+        raise Refused(f"--framework mpi: {why}, or leave out --framework")
     job = {**job, "framework": framework}
-    if framework == "mpi":
-        _check_mpi(job)
     _check_meeting(job, here)
     job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
     _check_roles(job, framework)
@@ -125,6 +137,34 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
     _check_devices(job, here)
     return job
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _found(job: Mapping[str, Any], here: Here, imports: Imports) -> str | None:
+    """The framework that a script imports; MPI before any other, or its ranks would be as many worlds of one.
+
+    A script that only may use MPI gets it where nothing else has to be given up, and all nodes decide the same.
+
+    Raises:
+        Refused: it uses MPI, and that cannot connect its ranks.
+    """
+    nodes = node_range(job)
+    if not imports.mpi or (imports.mpi == "may" and (nodes != (1, 1) or imports.framework not in ("torch", "horovod"))):
+        return imports.framework
+    why = _no_mpi(job)
+    if nodes[0] < nodes[1]:
+        why = f"with MPI the number of nodes cannot change: give one --nnodes instead of {job['nodes']}"
+    elif imports.framework == "horovod" and job.get("horovod") != "paceline" and _is_there("horovod"):
+        why = "the installed Horovod may be built without MPI: add --framework mpi if it is not"
+    if not why:
+        return "mpi"
+    if imports.mpi == "must" and (nodes, _count_ranks(job, here)) != ((1, 1), 1):  # a rank alone is a whole world
+        other = imports.framework or "torch"
+        raise Refused(f"{_program(job)[1]} imports mpi4py: {why}, or add --framework {other} if its ranks use no MPI")
+    return imports.framework
 
 
 def _program(job: Mapping[str, Any]) -> tuple[str, str]:
@@ -228,12 +268,16 @@ def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
     kind, name = _program(job)
+    if kind == "command":
+        kind, name = run_by_python([name, *job["args"]]) or (kind, name)
     if kind == "script":
         file = folder / name
         return imports_of(file, file.parent)
     if kind == "module":
         found = module_file(name, folder)
-        return imports_of(found, folder, packages_of(name, folder)) if found else Imports()
+        if found is None:
+            return Imports(required=frozenset({name.partition(".")[0]}))
+        return imports_of(found, folder, packages_of(name, folder))
     return Imports()
 
 
@@ -279,16 +323,17 @@ def _check_roles(job: Mapping[str, Any], framework: str | None) -> None:
             raise Refused(f"--env {error}") from None
 
 
-def _check_mpi(job: Mapping[str, Any]) -> None:
-    """Refuse what mpirun cannot do."""
+def _no_mpi(job: Mapping[str, Any]) -> str:
+    """Why mpirun cannot connect the ranks, and what to do; "" if it can."""
     mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
     if mpirun is None:
-        raise Refused("no mpirun on PATH; install Open MPI (Debian: apt install openmpi-bin), or leave out --framework")
+        return "there is no mpirun on PATH: install Open MPI (Debian: apt install openmpi-bin)"
     output = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
     version = re.search(r"\(Open MPI\) (\d+)\.", output)
     if version is None or not 3 <= int(version[1]) <= 4:
         found = output.partition("\n")[0].strip(" :") or "nothing"
-        raise Refused(f"{mpirun} calls itself {found!r}; --framework mpi needs Open MPI 3 or 4: put it first on PATH")
+        return f"{mpirun} calls itself {found!r}, and Open MPI 3 or 4 is needed: put it first on PATH"
+    return ""
 
 
 def _check_meeting(job: Mapping[str, Any], here: Here) -> None:

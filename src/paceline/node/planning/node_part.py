@@ -43,7 +43,7 @@ def node_spec(
         env["OMP_NUM_THREADS"] = str(thread_count(job["cpus"] or devices.cores(), ranks))
     if job["devices"] == 0:
         env.update(devices.visibility(()))
-    if job["framework"] == "horovod" and job.get("horovod") != "real":
+    if (job["framework"] == "horovod" or job.get("horovod")) and job.get("horovod") != "real":
         env[HOROVOD] = job.get("horovod") or "fallback"
     env.update(variables)
     if job["checkpoint_dir"] is not None:

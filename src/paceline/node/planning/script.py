@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Which import means which framework. If there are several, the first of these wins: a script that imports horovod
 # imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
+# MPI connects the ranks beside any of these, so it is none of them.
+MPI = "mpi4py"
 IMPORTS = {"horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 # What trains with these uses optimizers, although it may not mention them.
 _TRAINERS = frozenset({"accelerate", "fastai", "lightning", "pytorch_lightning", "transformers"})
@@ -27,6 +30,7 @@ NEED_TORCH = _TRAINERS | {"paceline"}
 # These set variables from a file.
 _SETTERS = frozenset({"dotenv", "environs"})
 _MAX_FILES = 200
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 
 Kind = Literal["script", "module", "command"]
 
@@ -57,6 +61,15 @@ class Imports:
                 if module in level:
                     return name
         return "torch" if self.every & NEED_TORCH else None
+
+    @property
+    def mpi(self) -> Literal["", "may", "must"]:
+        """Whether it uses MPI: `may` if it has a framework, and imports mpi4py in a `try` or a function alone."""
+        if MPI in self.required | self.loaded:
+            return "must"
+        if MPI in self.every:
+            return "may" if self.framework else "must"
+        return ""
 
 
 def is_shell_text(path: Path, start: bytes | None = None) -> bool:
@@ -102,6 +115,23 @@ def program_kind(target: str, folder: Path) -> Kind:
     if not os.access(path, os.X_OK):
         raise Refused(f"{target} is neither a Python script nor executable; run chmod +x {target}")
     return "command"
+
+
+def run_by_python(command: Sequence[str]) -> tuple[Kind, str] | None:
+    """Kind and name of what a command such as `numactl -N 0 python -O train.py` runs in Python; None if it does not."""
+    words = iter(command)
+    if not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):
+        return None
+    for word in words:
+        if word in ("-W", "-X"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return "script", word
+        elif word.endswith("m") and not word.startswith("--"):
+            return "module", next(words, "")
+        elif word.endswith("c"):
+            return None
+    return None
 
 
 def module_file(name: str, folder: Path) -> Path | None:

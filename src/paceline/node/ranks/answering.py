@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.contract.stands import PROFILE, WHOLE, address, is_of_this_user
 from paceline.node.watching.typical import described
 
-from . import profiling
+from . import joining, profiling
 from .evidence import evidence
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ def _answer(main: int, *, whole: bool) -> Answer:
             found["numbers"][name] = group._get_sequence_number_for_group()
             found["sizes"][name] = group.size()
     found["threads"] = _threads(main)[: None if whole else 1]
+    frames = [frame for thread in found["threads"][:1] for frame in thread["frames"]]
+    if not any(file.startswith("<frozen importlib") for file, _, _ in frames) and joining.is_alone():
+        found["alone"] = joining.worlds()
     with contextlib.suppress(Exception):  # most of it is no public interface
         evidence(found, sys._current_frames().get(main))
     if whole:

@@ -1,7 +1,8 @@
-"""Detects whether a script has read its rank: if not, every rank does the same work."""
+"""Detects whether a script has read its rank: if it never does, every rank does the same work."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -47,18 +48,28 @@ def _is_incidental() -> bool:
 
 def watch() -> None:
     """Start to note whether the script reads its rank, if it runs on several ranks that should work together."""
-    is_first_of_many = os.environ.get("PACELINE_RANK") == "0" and os.environ.get("PACELINE_WORLD_SIZE") != "1"
-    if is_first_of_many and not any(map(_READ_BY_C.fullmatch, os.environ)):
+    if os.environ.get("PACELINE_WORLD_SIZE") != "1" and not any(map(_READ_BY_C.fullmatch, os.environ)):
         os.environ._data = _Environment(os.environ._data)  # type: ignore[attr-defined]
 
 
-def report(error_path: Path) -> None:
-    """At the end of a script that has succeeded: record if it has never read its rank.
-
-    If a script has started other programs, these may have done the work.
-    """
+def is_alone() -> bool:
+    """Whether the script has not read its rank so far, and has run no other programs, which may do the work."""
     variables = os.environ._data  # type: ignore[attr-defined]
-    if isinstance(variables, _Environment) and not variables.is_asked and not _has_run_programs():
+    return isinstance(variables, _Environment) and not variables.is_asked and not _has_run_programs()
+
+
+def worlds() -> list[str]:
+    """The packages in whose world this process is alone; called by another thread than the script's."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    with contextlib.suppress(Exception):  # it is just being imported, or has ended
+        if mpi.Is_initialized() and mpi.Query_thread() == mpi.THREAD_MULTIPLE and mpi.COMM_WORLD.size == 1:
+            return ["mpi4py"]
+    return []
+
+
+def report(error_path: Path) -> None:
+    """At the end of a script that has succeeded: record if it has never read its rank."""
+    if is_alone() and os.environ["PACELINE_RANK"] == "0":
         error_path.with_suffix(UNJOINED).touch()
 
 

@@ -137,7 +137,7 @@ class Ranks:
         self._is_importing = False
         self._stopping = False
         self.is_swept = False
-        self._has_explained = False
+        self._has_explained = self._is_unjoined = False
         self._oom = OomWatch()
         self._kept: tuple[int, ...] = ()  # descriptors that stay open as long as a process of the job is left
         self._seed = seed
@@ -366,7 +366,9 @@ class Ranks:
 
     def _rank_ended(self, rank: Rank, status: int, ended: float) -> None:
         rank.status = status
-        self._note_unjoined(rank)
+        if status == 0 and rank.error.with_suffix(UNJOINED).exists():
+            each = f"each of the {rank.placement.world_size} ranks"
+            self.note_unjoined(f"the script never asked which rank it is, so {each} did all of the work")
         record = read_error(rank.error)
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
@@ -382,16 +384,16 @@ class Ranks:
             oom=status == signal.SIGKILL and self._oom.killed(rank.pid),
         )  # fmt: skip
 
-    def _note_unjoined(self, rank: Rank) -> None:
-        """Record that the ranks did not work together, if the first rank has detected that."""
-        if rank.status == 0 and not self._spec.local_rank_flag and rank.error.with_suffix(UNJOINED).exists():
-            count = rank.placement.world_size
-            why = (
-                f"the script never asked which rank it is, so each of the {count} ranks did all of the work; "
-                "join them with paceline.init() or torch.distributed.init_process_group(), "
-                "or add --framework indexed if they are meant to be independent"
-            )
-            self._dir.append({"event": "unjoined", "why": why})
+    def note_unjoined(self, why: str) -> None:
+        """Record, once, that the ranks do not work together, unless each gets its local rank as an argument."""
+        if self._is_unjoined or self._spec.local_rank_flag:
+            return
+        self._is_unjoined = True
+        what = (
+            "join them with paceline.init() or torch.distributed.init_process_group(), "
+            "or add --framework indexed if they are meant to be independent"
+        )
+        self._dir.append({"event": "unjoined", "why": f"{why}; {what}"})
 
     def _server_lost(self) -> None:
         """The fork server ended on its own; the kernel has ended its ranks with it."""

@@ -53,18 +53,16 @@ def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
 def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The variables of a rank, without those that depend on the run directory; `agent` has those of its agent."""
     contract = CONTRACTS[spec.framework]
-    if isinstance(contract, HorovodContract) and HOROVOD in spec.env:
-        env = {**contract.write_on_any_nodes(placement), **OWN_CONTRACT.write(placement)}
+    is_ours = HOROVOD in spec.env
+    write = contract.write_on_any_nodes if is_ours and isinstance(contract, HorovodContract) else contract.write
+    env = {**write(placement), **OWN_CONTRACT.write(placement)}
+    if is_ours:
         users = {**agent, **spec.env}.get("PYTHONPATH")
         env["PYTHONPATH"] = os.pathsep.join([_HOROVOD_NAMES, *filter(None, [users])])
-    else:
-        env = {**contract.write(placement), **OWN_CONTRACT.write(placement)}
     if isinstance(contract, TensorflowContract) and TF_ROLES in spec.env:
         env.update(contract.write_roles(placement, spec.env[TF_ROLES]))
-    if spec.framework in ("jax", "tensorflow", "paddle"):  # the script may also use torch, for example to load data
+    if spec.framework in ("jax", "tensorflow", "paddle", "mpi"):  # the script may also use torch
         env = {**CONTRACTS["torch"].write(placement), **env}
-    if spec.framework == "mpi":  # mpirun sets no address for torch.distributed
-        env.update(MASTER_ADDR=placement.main_address, MASTER_PORT=str(placement.main_port))
     if spec.framework == "torch":
         env["ROLE_NAME"] = spec.role
         env["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)

@@ -125,15 +125,15 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
     joins = any(why(stands[rank]) == JOINS for rank in waiting)
     what = described(collective) if collective else "a process group" if joins else "a collective"
     if kind == "late":
-        them = who(first) if len(first["ranks"]) == len(ranks) else _listed(ranks)
+        them = who(first) if len(first["ranks"]) == len(ranks) else listed(ranks)
         wait = "waits" if len(waiting) == 1 else "wait"
-        line = f"{them} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {_listed(waiting)} {wait}"
+        line = f"{them} {'has' if len(ranks) == 1 else 'have'} not entered {what}, in which {listed(waiting)} {wait}"
         line += f"; {_at(first)}"
     elif kind == "mismatch":
         other = entered(stands[ranks[0]])
         assert other is not None
-        line = f"{_listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}"
-        line += f", and {_listed(waiting)} in {what}; {_at(first)}"
+        line = f"{listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}"
+        line += f", and {listed(waiting)} in {what}; {_at(first)}"
     elif kind == "together":
         line = f"all ranks are in {what}, and none goes on; {_at(first)}{_of_machines(stands.values())}"
     else:
@@ -174,7 +174,7 @@ def who(it: Place) -> str:
     host = f" on {it['hosts'][0]}" if len(set(it["hosts"])) == 1 else ""
     device = f"GPU {', '.join(it['devices'])}, " if it.get("devices") else ""  # older versions do not say
     process = f" ({device}pid {it['pids'][0]})" if len(it["pids"]) == 1 else ""
-    return f"{_listed(it['ranks'])}{host}{process}"
+    return f"{listed(it['ranks'])}{host}{process}"
 
 
 def stood(it: Place) -> str:
@@ -191,7 +191,7 @@ def _at(it: Place, them: str = "") -> str:
     return f"{pronoun} at {it['where'] or 'a line that is not known'}{it['why'] and ': ' + it['why']}"
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0, 2 to 5`."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
