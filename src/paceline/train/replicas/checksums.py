@@ -113,8 +113,8 @@ class _Part:
     def wait(self) -> float:
         """Wait for a GPU; returns the seconds that it has needed."""
         for event in self._events[1:]:
-            event.synchronize()  # type: ignore[no-untyped-call]
-        return float(self._events[0].elapsed_time(self._events[1])) / 1000 if self._events else 0.0  # type: ignore[no-untyped-call]
+            event.synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1000 if self._events else 0.0
 
 
 def _sums(tensors: list[torch.Tensor], *, is_large: bool) -> torch.Tensor:
