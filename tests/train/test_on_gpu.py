@@ -8,9 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.parallel import test_around as around  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
+from paceline.train.control.errors import ReplicaMismatch  # noqa: E402
 from paceline.train.parallel.errors import WrongDevice  # noqa: E402
 
 GPUS = torch.cuda.device_count()
@@ -170,3 +172,34 @@ def batch_on_the_cpu() -> None:
 def test_a_batch_on_the_wrong_device(nproc: int) -> None:
     with pytest.raises(WrongDevice, match=r"the model is on cuda:\d, but its argument of shape \[1, 3\] on cpu"):
         paceline.launch(batch_on_the_cpu, nproc=nproc)
+
+
+@ranks
+def test_what_goes_around_the_model_is_exchanged(nproc: int) -> None:
+    (alone,) = paceline.launch(around.train_all)
+    first, *others = paceline.launch(around.train_all, nproc=nproc)
+    for name, weights in first.items():
+        assert [each[name] for each in others] == [weights] * (nproc - 1), name
+    for case in around.CASES:
+        assert first[case.__name__] == pytest.approx(alone[case.__name__], abs=1e-4), case.__name__
+
+
+def flip_a_bit(folder: str, of_state: bool) -> None:
+    with paceline.init(seed=0, checkpoint_dir=folder, checkpoint_every=10) as run:
+        model = build(False)
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer)
+        for step in run.steps(range(50)):
+            run.backward(model(torch.ones(8, 3, device=run.device)).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 2 and run.rank == 1:
+                weight = model[2].weight
+                flipped = optimizer.state[weight]["exp_avg_sq"] if of_state else weight.detach()
+                flipped.view(torch.int32)[0, 0] ^= 1 << 22
+
+
+@pytest.mark.parametrize("of_state", [False, True])
+def test_a_flipped_bit_of_memory_is_named(of_state: bool, tmp_path: Any) -> None:
+    with pytest.raises(ReplicaMismatch, match=r"2\.weight"):
+        paceline.launch(flip_a_bit, (str(tmp_path), of_state), GPUS + 1)

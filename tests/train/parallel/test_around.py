@@ -98,7 +98,7 @@ class PartOnSomeRanks(Original):
 
 class TwoBackwards(Around):
     def backward(self, loss: Any) -> None:
-        self.run.backward(self.model(torch.ones(1, 6)).mean())
+        self.run.backward(self.model(torch.ones(1, 6, device=self.run.device)).mean())
         self.run.backward(loss)
 
 
@@ -159,14 +159,14 @@ class Frozen(Around):
 class Adapter(Around):
     def after(self) -> None:
         torch.manual_seed(self.run.rank)  # they begin as rank 0's
-        self.origin.add_module("adapter", torch.nn.Linear(1, 1))
+        self.origin.add_module("adapter", torch.nn.Linear(1, 1).to(self.run.device))
         self.optimizer.add_param_group({"params": self.origin[3].parameters()})
 
 
 class AdapterInAnOptimizerOfItsOwn(Around):
     def after(self) -> None:
         torch.manual_seed(0)
-        self.origin.add_module("adapter", torch.nn.Linear(1, 1))
+        self.origin.add_module("adapter", torch.nn.Linear(1, 1).to(self.run.device))
         self.own = torch.optim.SGD(self.origin[3].parameters(), 0.1)
 
     def step(self) -> None:

@@ -41,6 +41,8 @@ class LooseParameters:
         """
         new = {name: each for name, each in named.items() if self._named.get(name) is not each}
         self._named = dict(named)
+        for each in new.values():
+            each.data = each.data.to(self._group.device)
         self.late.watch(self._named.values())
         self._load({name: self._saved.pop(name) for name in new if name in self._saved})
         if not new or self._group.world_size == 1:
@@ -55,7 +57,6 @@ class LooseParameters:
             )
         with torch.no_grad(), self._group.guard:
             for each in new.values():
-                each.data = each.data.to(self._group.device)
                 dist.broadcast(each, 0)
 
     @property
