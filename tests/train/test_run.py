@@ -398,6 +398,7 @@ def test_each_run_of_a_script_has_checkpoints_of_its_own(paceline: Paceline) -> 
                 for epoch in run.epochs(2):
                     for (x,) in run.dataloader(data, global_batch_size=4):
                         run.backward(model(x).mean())
+                        optimizer.step()
                 run.print(run.step)
     """)
     done = paceline.run("-n", "2", "script.py")

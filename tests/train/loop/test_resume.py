@@ -458,6 +458,7 @@ def test_what_is_logged_behind_the_loop_belongs_to_its_epoch_and_is_never_lost(p
         for epoch in run.epochs(2):
             for (x,) in train:
                 run.backward(model(x).mean())
+                optimizer.step()
                 run.log(loss=1.0)
             run.log(accuracy=epoch + 0.5)
         run.log(test=0.25)

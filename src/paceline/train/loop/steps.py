@@ -102,6 +102,7 @@ class Steps:
         self._batches: list[Loader | Pass] = []  # with the current batches; the first one counts the steps
         self._counting: int | None = None  # number of the optimizer whose steps are counted, if no batches are
         # The last pass, which is under way, or of which it is not known whether it was a look.
+        self._is_whole = False  # whether it has come to its end
         self._is_open = False  # whether it has ended with gradients that an optimizer may still use
         self._pending = 0  # batches that count if a step follows in the pass
         self._tentative = 0  # batches that were counted since gradients were computed, and do not count without a step
@@ -116,7 +117,7 @@ class Steps:
         self._is_late = False  # whether one was due where none could be taken
         self._is_fresh = False  # whether one was taken since the last batch came
         self._is_asked = False  # whether one was asked for before any training was seen
-        self._is_stopping = False
+        self._is_stopping = self._is_closing = False
         self._warned: set[str] = set()
 
     # -- epochs --------------------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ class Steps:
                 "or call run.resume() before the first batch"
             )
         self._loops += 1
-        self.in_loop, self._asked = True, self.done
+        self.in_loop, self._asked, self._is_whole = True, self.done, False
         self._has_looped = self._has_looped or self._journal.trains
         self._gradients.pass_begins()
         self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, _length(source), source.done)
@@ -316,6 +317,7 @@ class Steps:
 
     def epoch_ends(self) -> None:
         """At the end of a loader's epoch, on all ranks."""
+        self._is_whole = True
         if self._is_fresh and self.body is not None:
             self._is_late = True  # only now it is known that it was the last batch
         self._prepared.share_buffers()
@@ -641,9 +643,16 @@ class Steps:
         return [feed.loader.state_dict(at=mark) for feed, mark in zip(self.feeds, marks, strict=False)]
 
     def _is_over(self) -> bool:
-        """Whether the loop over epochs was left behind training whose place in the body is not known."""
-        is_uncounted = self._uncounted > 0 and not self._has_looped
-        return is_uncounted and not (self._is_before_loops or self.in_loop or self._epochs.is_active)
+        """Whether the loop over epochs was left by a break, and the rest of the body is not to be repeated.
+
+        So it is behind training whose place in the body is not known, and where the run ends behind whole passes.
+        """
+        if self._is_before_loops or self.in_loop or self._epochs.is_active:
+            return False
+        is_left = self._epochs.epoch < (self._epochs.count or 0)
+        return (self._uncounted > 0 and not self._has_looped) or (
+            self._is_closing and is_left and self._has_looped and self._is_whole
+        )
 
     @property
     def lost(self) -> CheckpointError | None:
@@ -684,6 +693,7 @@ class Steps:
         """Write what is left, and leave the other ranks."""
         self.optimizers.stop()
         self._settle()
+        self._is_closing = True
         # If `Run.epochs` was left by a break, the last steps are not saved.
         unsaved = self._checkpoints.is_automatic and self.done > self._checkpoints.saved
         unsaved = (unsaved or self._is_late) and not self._gradients.is_begun and not self._epochs.is_resuming
