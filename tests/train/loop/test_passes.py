@@ -256,3 +256,30 @@ def test_random_programs_of_passes_survive_real_kills_of_two_ranks(program: Prog
         except (RankFailed, paceline.PeerLost):
             result = launch(execute, (f"{folder}/killed", program, -1), 2)
         assert result == expected
+
+
+def until(folder: Path, stop: int) -> tuple[list[list[float]], list[float]]:
+    """Train until a number of steps, and leave both loops then; returns the samples of each step, and the weights."""
+    with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=2, progress=False) as run:
+        model = torch.nn.Linear(1, 1)
+        model, optimizer = run.setup(model, torch.optim.Adam(model.parameters(), 0.01))
+        loader = run.dataloader(TensorDataset(torch.arange(21.0)[:, None]), global_batch_size=6, shuffle=True)
+        used = []
+        for _ in run.epochs(2):
+            for (x,) in loader:
+                run.backward(model(x).mean())
+                optimizer.step()
+                used.append(x.flatten().tolist())
+                if run.step == stop:
+                    break
+            if run.step == stop:
+                break
+        return used, [model.weight.item(), model.bias.item()]
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4, 7])
+def test_a_run_that_leaves_both_loops_goes_on_in_the_middle_of_the_pass(stop: int, tmp_path: Path) -> None:
+    used, weights = until(tmp_path / "whole", 0)
+    first, _ = until(tmp_path / "left", stop)
+    rest, again = until(tmp_path / "left", 0)
+    assert (first + rest, again) == (used, weights)

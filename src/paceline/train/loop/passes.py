@@ -115,6 +115,7 @@ class Passes:
         source: the pass that is under way: a loader, or one of `Run.steps`; None between two.
         trains: whether it has trained.
         target: where the checkpoint was taken that is resumed; None once the script has come there again.
+        left: the place in the pass that ended last, if it had trained and was left before its end; None behind it.
         looks: by their numbers, the looks that have ended: what the caller keeps of the loaders at their start.
     """
 
@@ -127,6 +128,7 @@ class Passes:
         self.source: Any = None
         self.trains = False
         self.target: Place | None = None
+        self.left: Place | None = None
         self.looks: dict[int, Any] = {}
         self._keep_random = keep_random
         self._ended = self._events = 0
@@ -137,7 +139,7 @@ class Passes:
 
     def restart(self) -> None:
         """Start another epoch's body."""
-        self.source, self.trains, self.target, self.looks = None, False, None, {}
+        self.source, self.trains, self.target, self.left, self.looks = None, False, None, None, {}
         self._ended = self._events = 0
         self._body, self._began, self._ends = self._random(), None, {}
 
@@ -147,7 +149,7 @@ class Passes:
         is_resumed = target is not None and target.trains and target.ended == self._ended
         if target is not None and is_resumed and isinstance(source, Pass):
             source.skip(target.taken, self._began)
-        self.source, self.trains = source, is_resumed
+        self.source, self.trains, self.left = source, is_resumed, None
         if target is None:
             self._began = self._random()
         return is_resumed
@@ -160,12 +162,14 @@ class Passes:
         self._ended, self._events = self._ended + 1, 0
         return True
 
-    def end(self, before: Any) -> None:
+    def end(self, before: Any, *, is_whole: bool) -> None:
         """End the pass under way.
 
         Args:
             before: if it was a look, what is kept of the loaders at its start.
+            is_whole: whether it has come to its end.
         """
+        self.left = self.place(before=False) if self.trains and not is_whole else None
         if not self.trains:
             self.looks[self._ended] = before
         elif self._keep_random:

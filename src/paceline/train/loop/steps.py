@@ -366,7 +366,7 @@ class Steps:
             self._train()
         self._is_open = not self._journal.trains and self._gradients.is_open(self.done)
         if self._journal.trains:
-            self._journal.end(None)
+            self._journal.end(None, is_whole=self._is_whole)
         elif not self._is_open:
             self._look_ends()
 
@@ -392,7 +392,7 @@ class Steps:
         self._gradients.look_ends()
         for feed, mark in zip(self.feeds, self._marks, strict=False):
             feed.loader.go_back(mark, ends=seen is None)
-        self._journal.end(seen or self._marks)
+        self._journal.end(seen or self._marks, is_whole=True)
 
     def _arrive(self) -> None:
         """A resumed run has come to the place in the epoch's body where the checkpoint was taken."""
@@ -448,7 +448,7 @@ class Steps:
         if self._is_open and not self.in_loop:  # with the gradients of the whole pass
             self._is_open = False
             self._train()
-            self._journal.end(None)
+            self._journal.end(None, is_whole=self._is_whole)
         if self._is_before_loops and self._passes.target is not None:
             self._resuming.depart()  # the script continues in a loop of its own
         if not self.in_loop and not self._has_looped and not (self.feeds and self.body is None):
@@ -617,6 +617,8 @@ class Steps:
         epoch, place = self._epochs.epoch, self._passes.place(before=before)
         if self._is_over():
             epoch, place = epoch + 1, Place()
+        elif self._is_closing and not self._epochs.is_active and self._passes.left is not None:
+            place = self._passes.left  # both loops were left: the next start goes on in the middle of the pass
         done = self.done + now - self._tentative
         marks = self._marks if is_look else []
         progress = {
