@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.train.launching import launch
 
 import paceline
-from tests.train.launching import launch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -181,9 +181,10 @@ class _Compared:
         self._next = 1
         self._costs: deque[float] = deque(maxlen=_COSTS)
         self._then, self._before = 0.0, 0  # time and steps of the last comparison
-        self._probe = optimizer.param_groups[-1]["params"][-1]
-        self._version = -1  # of the last parameter after the last step
-        self._pending: list[tuple[Key, int, Contents, bool]] = []  # those that a GPU computes
+        self._probe = next(p for group in optimizer.param_groups for p in group["params"])
+        self._version = -1  # of the first parameter after the last step
+        # Comparisons that a GPU computes: step, contents, whether all wait, and seconds that it has taken to begin.
+        self._pending: list[tuple[Key, int, Contents, bool, float]] = []
         self._kept: dict[Key, Contents] = {}
         self._known: dict[int, str] | None = None  # names of parameters, once they are asked for
 
@@ -224,10 +225,7 @@ class _Compared:
 
     def compare(self, step: int) -> None:
         """Compare now, without waiting."""
-        now = time.perf_counter()
         self._begin((self.place, self._waited, self._count), step, waits=False)
-        if not self._pending:
-            self._costs.append(time.perf_counter() - now)
 
     def _choose(self, optimizers: int) -> int:
         """The count at which to compare next."""
@@ -256,18 +254,21 @@ class _Compared:
             self._send_finished(wait=True)
 
     def _begin(self, key: Key, step: int, *, waits: bool) -> None:
+        now = time.perf_counter()
         contents = of_optimizer(self.optimizer, self._steps, alike=self.is_alike)
         while len(self._kept) >= _KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = contents
-        self._pending.append((key, step, contents, waits))
+        self._pending.append((key, step, contents, waits, time.perf_counter() - now))
         self._send_finished()
 
     def _send_finished(self, *, wait: bool = False) -> None:
         """Send what was computed."""
         while self._pending and (wait or self._pending[0][2].sums.are_there()):
-            key, step, contents, waits = self._pending.pop(0)
+            key, step, contents, waits, seconds = self._pending.pop(0)
+            now = time.perf_counter()
             self._watch.compare_replicas(key, step, contents.digest, waits=waits, warns=self.warns)
+            self._costs.append(seconds + time.perf_counter() - now + contents.sums.gpu_seconds)
 
     def parts(self, key: Key, *, several: bool) -> Sequence[Part]:
         """What it had at a moment; empty if that is not known any more."""
