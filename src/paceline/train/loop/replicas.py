@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.train.control.errors import ReplicaMismatch
+from paceline.train.parallel.sync.methods.synchroniser import Synchroniser
 from paceline.train.parallel.wrapper import own_name
 from paceline.train.replicas.contents import of_optimizer
 from paceline.train.replicas.saved import Saved
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from paceline.train.control.watch import Watch
     from paceline.train.parallel.prepared import Prepared
-    from paceline.train.parallel.sync.methods.synchroniser import Synchroniser
     from paceline.train.replicas.contents import Contents, Label
     from paceline.train.replicas.judging import Key, Part
 
@@ -174,7 +174,9 @@ class _Compared:
         self.optimizer, self._prepared, self._watch, self.warns = optimizer, prepared, watch, warns
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = [m for m in prepared.models if any(id(parameter) in mine for parameter in m.module.parameters())]
-        self._synchronisers = [model.synchroniser for model in models if model.synchroniser is not None]
+        found = [model.synchroniser for model in models if model.synchroniser is not None]
+        # Those of ranks that are not always the same.
+        self._apart = [each for each in found if type(each).is_common is not Synchroniser.is_common]
         self._count = self._steps = self._waited = (
             0  # steps after which it could be compared; all; comparisons waited for
         )
@@ -191,13 +193,12 @@ class _Compared:
     @property
     def is_comparable(self) -> bool:
         """Whether its parameters are the same on all ranks now."""
-        synchronisers = self._synchronisers
-        return not synchronisers or all(map(self._is_common, synchronisers))
+        return all(map(self._is_common, self._apart))
 
     @property
     def is_alike(self) -> bool:
         """Whether its numbers, and what it keeps for its parameters, are the same on all ranks."""
-        return all(synchroniser.steps_alike for synchroniser in self._synchronisers)
+        return all(synchroniser.steps_alike for synchroniser in self._apart)
 
     def _is_common(self, synchroniser: Synchroniser) -> bool:
         """The same of one model; of several optimizers, ranks are together after the steps of the first one only."""
@@ -216,7 +217,7 @@ class _Compared:
         self._version = self._probe._version
         if self._pending:
             self._send_finished()
-        if self._synchronisers and not self.is_comparable:
+        if self._apart and not self.is_comparable:
             return
         self._count += 1
         if self._count >= self._next:

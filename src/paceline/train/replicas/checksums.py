@@ -105,9 +105,11 @@ class _Part:
 
     def wait(self) -> float:
         """Wait for a GPU; returns the seconds that it has needed."""
-        for event in self._events[1:]:
-            event.synchronize()  # type: ignore[no-untyped-call]
-        return float(self._events[0].elapsed_time(self._events[1])) / 1000 if self._events else 0.0  # type: ignore[no-untyped-call]
+        if not self._events:
+            return 0.0
+        began, ended = self._events
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1000
 
 
 def _sums(tensors: list[torch.Tensor], *, is_large: bool) -> torch.Tensor:
