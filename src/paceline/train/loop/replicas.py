@@ -174,6 +174,7 @@ class _Compared:
         self.optimizer, self._prepared, self._watch, self.warns = optimizer, prepared, watch, warns
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = [m for m in prepared.models if any(id(parameter) in mine for parameter in m.module.parameters())]
+        self._modules = [model.module for model in models]
         found = [model.synchroniser for model in models if model.synchroniser is not None]
         # Those of ranks that are not always the same.
         self._apart = [each for each in found if type(each).is_common is not Synchroniser.is_common]
@@ -291,13 +292,13 @@ class _Compared:
         if label.place < 0:
             return f"{label.key} of {whole}"
         group = groups[label.group]["params"] if label.group >= 0 else [p for each in groups for p in each["params"]]
-        found = self._names().get(id(group[label.place]), f"parameter {label.place} of {whole}")
-        return f"{label.key} of {found}" if label.key else found
+        found = self._names().get(id(group[label.place]))
+        if not label.key:
+            return found or f"number {label.place} of {whole}"
+        return f"{label.key} of {found or f'parameter {label.place} of {whole}'}"
 
     def _names(self) -> dict[int, str]:
         """The names of all parameters, by their ids."""
         if self._known is None:
-            self._known = {
-                id(p): name for model in self._prepared.models for name, p in model.module.named_parameters()
-            }
+            self._known = {id(p): name for module in self._modules for name, p in module.named_parameters()}
         return self._known
