@@ -10,6 +10,7 @@ from ..lab import SCRIPTS, Lab, installed
 from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "ddp_step.py")
+REPLICAS = str(SCRIPTS / "replicas_step.py")
 ONE_RANK, WATCHED = str(SCRIPTS / "one_rank.py"), str(SCRIPTS / "watched.py")
 RANKS = 2
 
@@ -64,6 +65,23 @@ def _watched(lab: Lab, count: int) -> Iterator[Pair]:
         yield Sample(*ours), Sample(*other)
 
 
+def _replicas(lab: Lab, count: int, size: str) -> Iterator[Pair]:
+    for _ in range(count):
+        ours, other = lab.answer([installed("paceline"), "run", "-n", str(RANKS), REPLICAS, size])
+        yield Sample(*ours), Sample(*other)
+
+
+def _replicas_case(size: str) -> Case:
+    return Case(
+        f"replicas-{size}mb",
+        f"a step of {RANKS} ranks, {size} MB of parameters",
+        Side("replicas are compared"),
+        Side("not compared"),
+        Goal(1.001),
+        together=lambda lab, count: _replicas(lab, count, size),
+    )
+
+
 DIGITS, CHARGPT = "convnet of 0.15 M parameters", "transformer of 0.62 M parameters"
 CASES = [
     _case("digits", DIGITS),
@@ -71,6 +89,7 @@ CASES = [
     _case("100mb", "linear layers of 25 M parameters"),
     _log_case("digits", DIGITS),
     _log_case("chargpt", CHARGPT),
+    *(_replicas_case(size) for size in ("0.1", "10", "100")),
     _one_rank_case("one-rank", "tensors", "a TensorDataset"),
     Case(
         "watched",

@@ -586,9 +586,8 @@ class Run(Collectives):
     def _leave(self, error: BaseException | None) -> None:
         if os.getpid() == self._pid and not self._is_closed:  # and not a child that the script has forked
             self._is_closed = True
-            self._steps.optimizers.stop()
             self._prepared.clear()  # other ranks of this machine that wait for its gradients fail now
-            self._steps.ending.leave(error)
+            self._steps.leave(error)
             if self._group.owns_process_group:
                 file_meeting.leave()
             join.settle()

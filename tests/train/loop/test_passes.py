@@ -269,6 +269,7 @@ def until(folder: Path, stop: int) -> tuple[list[list[float]], list[float]]:
             for (x,) in loader:
                 run.backward(model(x).mean())
                 optimizer.step()
+                optimizer.zero_grad()
                 used.append(x.flatten().tolist())
                 if run.step == stop:
                     break

@@ -309,7 +309,7 @@ class Watch:
         with self._condition:
             if self._closed:
                 return
-            self._leaving = waits = bool(self._uncompared) and self.ends_well
+            self._leaving = waits = bool(self._uncompared) and self.ends_well and 0 not in self._departed
             self._closed = not waits
             if self._exit is not None:
                 code, why = (1, f" ({self._exit})") if isinstance(self._exit, str) else (self._exit, "")

@@ -53,11 +53,12 @@ class Ending:
             raise
         self._disconnect()
 
-    def leave(self, error: BaseException | None = None) -> None:
+    def leave(self, error: BaseException | None, compare: Callable[[], None]) -> None:
         """End with the process, without the other ranks. Metrics are still reduced if no rank has failed.
 
         Args:
             error: the exception that ends the process, if `sys.excepthook` is not called for it.
+            compare: see `close`.
 
         Raises:
             LeftEarly: this rank has left a loop too early, or another rank has left without what this one has called.
@@ -77,6 +78,9 @@ class Ending:
         self._metrics.discard()
         self._metrics.close()
         is_failing = error is not None or self.is_failing
+        if lost is None and not is_failing:
+            with contextlib.suppress(RuntimeError):  # what ends this rank is raised when it leaves the others
+                compare()
         if lost is not None and is_failing:
             log.error("%s", lost)
         with contextlib.suppress(RuntimeError) if lost is not None else contextlib.nullcontext():

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.train.control.errors import ReplicaMismatch
+from paceline.train.parallel.sync.methods.synchroniser import Synchroniser
 from paceline.train.parallel.wrapper import own_name
 from paceline.train.replicas.contents import of_optimizer
 from paceline.train.replicas.saved import Saved
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from paceline.train.control.watch import Watch
     from paceline.train.parallel.prepared import Prepared
-    from paceline.train.parallel.sync.methods.synchroniser import Synchroniser
     from paceline.train.replicas.contents import Contents, Label
     from paceline.train.replicas.judging import Key, Part
 
@@ -174,29 +174,32 @@ class _Compared:
         self.optimizer, self._prepared, self._watch, self.warns = optimizer, prepared, watch, warns
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = [m for m in prepared.models if any(id(parameter) in mine for parameter in m.module.parameters())]
-        self._synchronisers = [model.synchroniser for model in models if model.synchroniser is not None]
+        self._modules = [model.module for model in models]
+        found = [model.synchroniser for model in models if model.synchroniser is not None]
+        # Those of ranks that are not always the same.
+        self._apart = [each for each in found if type(each).is_common is not Synchroniser.is_common]
         self._count = self._steps = self._waited = (
             0  # steps after which it could be compared; all; comparisons waited for
         )
         self._next = 1
         self._costs: deque[float] = deque(maxlen=_COSTS)
         self._then, self._before = 0.0, 0  # time and steps of the last comparison
-        self._probe = optimizer.param_groups[-1]["params"][-1]
-        self._version = -1  # of the last parameter after the last step
-        self._pending: list[tuple[Key, int, Contents, bool]] = []  # those that a GPU computes
+        self._probe = next(p for group in optimizer.param_groups for p in group["params"])
+        self._version = -1  # of the first parameter after the last step
+        # Comparisons that a GPU computes: step, contents, whether all wait, and seconds that it has taken to begin.
+        self._pending: list[tuple[Key, int, Contents, bool, float]] = []
         self._kept: dict[Key, Contents] = {}
         self._known: dict[int, str] | None = None  # names of parameters, once they are asked for
 
     @property
     def is_comparable(self) -> bool:
         """Whether its parameters are the same on all ranks now."""
-        synchronisers = self._synchronisers
-        return not synchronisers or all(map(self._is_common, synchronisers))
+        return all(map(self._is_common, self._apart))
 
     @property
     def is_alike(self) -> bool:
         """Whether its numbers, and what it keeps for its parameters, are the same on all ranks."""
-        return all(synchroniser.steps_alike for synchroniser in self._synchronisers)
+        return all(synchroniser.steps_alike for synchroniser in self._apart)
 
     def _is_common(self, synchroniser: Synchroniser) -> bool:
         """The same of one model; of several optimizers, ranks are together after the steps of the first one only."""
@@ -215,7 +218,7 @@ class _Compared:
         self._version = self._probe._version
         if self._pending:
             self._send_finished()
-        if self._synchronisers and not self.is_comparable:
+        if self._apart and not self.is_comparable:
             return
         self._count += 1
         if self._count >= self._next:
@@ -224,10 +227,7 @@ class _Compared:
 
     def compare(self, step: int) -> None:
         """Compare now, without waiting."""
-        now = time.perf_counter()
         self._begin((self.place, self._waited, self._count), step, waits=False)
-        if not self._pending:
-            self._costs.append(time.perf_counter() - now)
 
     def _choose(self, optimizers: int) -> int:
         """The count at which to compare next."""
@@ -256,18 +256,21 @@ class _Compared:
             self._send_finished(wait=True)
 
     def _begin(self, key: Key, step: int, *, waits: bool) -> None:
+        now = time.perf_counter()
         contents = of_optimizer(self.optimizer, self._steps, alike=self.is_alike)
         while len(self._kept) >= _KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = contents
-        self._pending.append((key, step, contents, waits))
+        self._pending.append((key, step, contents, waits, time.perf_counter() - now))
         self._send_finished()
 
     def _send_finished(self, *, wait: bool = False) -> None:
         """Send what was computed."""
         while self._pending and (wait or self._pending[0][2].sums.are_there()):
-            key, step, contents, waits = self._pending.pop(0)
+            key, step, contents, waits, seconds = self._pending.pop(0)
+            now = time.perf_counter()
             self._watch.compare_replicas(key, step, contents.digest, waits=waits, warns=self.warns)
+            self._costs.append(seconds + time.perf_counter() - now + contents.sums.gpu_seconds)
 
     def parts(self, key: Key, *, several: bool) -> Sequence[Part]:
         """What it had at a moment; empty if that is not known any more."""
@@ -289,13 +292,13 @@ class _Compared:
         if label.place < 0:
             return f"{label.key} of {whole}"
         group = groups[label.group]["params"] if label.group >= 0 else [p for each in groups for p in each["params"]]
-        found = self._names().get(id(group[label.place]), f"parameter {label.place} of {whole}")
-        return f"{label.key} of {found}" if label.key else found
+        found = self._names().get(id(group[label.place]))
+        if not label.key:
+            return found or f"number {label.place} of {whole}"
+        return f"{label.key} of {found or f'parameter {label.place} of {whole}'}"
 
     def _names(self) -> dict[int, str]:
         """The names of all parameters, by their ids."""
         if self._known is None:
-            self._known = {
-                id(p): name for model in self._prepared.models for name, p in model.module.named_parameters()
-            }
+            self._known = {id(p): name for module in self._modules for name, p in module.named_parameters()}
         return self._known

@@ -701,6 +701,11 @@ class Steps:
         unsaved = (unsaved or self._is_late) and not self._gradients.is_begun and not self._epochs.is_resuming
         self.ending.close(self._take if unsaved else None, self._compare_last)
 
+    def leave(self, error: BaseException | None) -> None:
+        """End with the process; see `Ending.leave`."""
+        self.optimizers.stop()
+        self.ending.leave(error, self._compare_last)
+
     def _compare_last(self) -> None:
         if self._replicas is not None:
             self._replicas.ends(self.done)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import struct
-import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,12 +37,12 @@ class Sums:
 
     Attributes:
         sizes: the numbers of their elements.
+        gpu_seconds: that GPUs have needed, once `packed` was read.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        began = time.perf_counter()
         self.sizes = [tensor.numel() for tensor in tensors]
-        self._packed = b""
+        self._packed, self.gpu_seconds = b"", 0.0
         kinds: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
         small = 0
         for number, tensor in enumerate(tensors):
@@ -56,7 +55,6 @@ class Sums:
                 _Part(numbers, [tensors[number] for number in numbers], device, is_large=group < 0)
                 for (device, _, group), numbers in kinds.items()
             ]
-        self._seconds = time.perf_counter() - began
 
     def are_there(self) -> bool:
         """Whether `packed` waits for no GPU."""
@@ -68,17 +66,12 @@ class Sums:
         if self._parts:
             found = [0] * (2 * len(self.sizes))
             for part in self._parts:
-                self._seconds += part.wait()
+                self.gpu_seconds += part.wait()
                 plain, weighted = part.sums.tolist()
                 for number, *both in zip(part.numbers, plain, weighted, strict=True):
                     found[2 * number : 2 * number + 2] = both
             self._packed, self._parts = struct.pack(f"{len(found)}q", *found), []
         return self._packed
-
-    @property
-    def seconds(self) -> float:
-        """What they have cost, once they are there: to begin, and on a GPU."""
-        return self._seconds
 
 
 def unpack(packed: bytes, number: int) -> tuple[int, int]:
@@ -112,9 +105,11 @@ class _Part:
 
     def wait(self) -> float:
         """Wait for a GPU; returns the seconds that it has needed."""
-        for event in self._events[1:]:
-            event.synchronize()
-        return float(self._events[0].elapsed_time(self._events[1])) / 1000 if self._events else 0.0
+        if not self._events:
+            return 0.0
+        began, ended = self._events
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1000
 
 
 def _sums(tensors: list[torch.Tensor], *, is_large: bool) -> torch.Tensor:
