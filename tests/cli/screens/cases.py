@@ -119,7 +119,8 @@ FAILURE: Any = {
     "RuntimeError: CUDA error: device-side assert triggered",
 }  # fmt: skip
 
-RUNS = job("resnet-x3k2a", progress=progress(2, 250, 4500.0), devices=["0", "1"])
+RUNS = job("resnet-x3k2a", progress={**progress(2, 250, 4500.0), "replicas": {"compared": 34, "step": 1216}},
+           devices=["0", "1"])  # fmt: skip
 WAITS = job("bert-q7w1b", "PENDING", age=42.0, waiting="waits for 4 devices; 1 job ahead; held by: resnet-x3k2a",
             devices_asked=4)  # fmt: skip
 FAILS = job("gan-m2p9c", "FAILED", failure=FAILURE, age=86400.0, devices_asked=("0",))

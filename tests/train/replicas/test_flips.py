@@ -150,6 +150,7 @@ def _trial(run: paceline.Run, choose: random.Random) -> str:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_flipped_bit_is_named_or_gone(ranks: int, tmp_path: Path) -> None:
     found: collections.Counter[str] = collections.Counter()

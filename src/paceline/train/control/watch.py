@@ -88,6 +88,7 @@ class Watch:
         self._fatal = Fatal()
         self._has_failed = False  # an exception ends this rank
         self._leaving = self._closed = False
+        self._is_alone = False  # rank 0, which relays, is gone
         self._listener = Listener(self, self._links)
         self._hooks = ProcessHooks(self, self._listener.wakeup, signals=stops, terminate=bool(self._links))
         forget_in_children(self)
@@ -309,7 +310,7 @@ class Watch:
         with self._condition:
             if self._closed:
                 return
-            self._leaving = waits = bool(self._uncompared) and self.ends_well and 0 not in self._departed
+            self._leaving = waits = bool(self._uncompared) and self.ends_well and not self._is_alone
             self._closed = not waits
             if self._exit is not None:
                 code, why = (1, f" ({self._exit})") if isinstance(self._exit, str) else (self._exit, "")
@@ -374,7 +375,9 @@ class Watch:
         with self._condition:
             if self._relay is not None:
                 self._deliver(self._relay.disconnected(rank, why))
-            elif self._leaving:  # nobody else can say it
+                return
+            self._is_alone = True
+            if self._leaving:  # nobody can say any more whether ranks are equal
                 self._uncompared.clear()
                 self._condition.notify_all()
             elif 0 not in self._departed:
