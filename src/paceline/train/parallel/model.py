@@ -160,9 +160,9 @@ class Model:
             or any(map(_requires_grad, self._frozen))
         )
 
-    def exchanges_gradient_of(self, parameter: torch.Tensor) -> bool:
-        """Whether the exchange knows a parameter of the module, trained or not."""
-        return any(parameter is each for each in (*self.late.parameters, *self._frozen))
+    def got_later(self) -> set[int]:
+        """The ids of parameters that the module has, and the exchange does not know."""
+        return {id(p) for _, p in self.named} - {id(p) for p in (*self.late.parameters, *self._frozen)}
 
     def _compile(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The forward pass without the other ranks, and the one whose gradients are exchanged."""
@@ -307,7 +307,8 @@ class Model:
         if self._is_exchanging:
             self._is_exchanging = False
             return False
-        return self.averages
+        # In evaluation, one rank alone may ask for gradients of the original model, as to explain a prediction.
+        return self.averages and self.module.training
 
     @property
     def averages(self) -> bool:

@@ -28,7 +28,7 @@ from .sync.options import describe
 from .sync.saved import SavedSync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline.train.group.group import Group
 
@@ -199,23 +199,22 @@ class Prepared:
             paceline.NotExchanged: a model got parameters, and its method of exchange does not follow.
         """
         self._changes += 1
+        self._refresh_models(self.optimizers)
+        left_out = {id(p) for part in self._rank_parts.values() for p in _parameters(part.thing)}
+        left_out |= {id(p) for model in self._models for p in model.module.parameters()}
         for optimizer, loose in zip(self.optimizers, self._loose, strict=True):
-            self._refresh_models(optimizer)
-            left_out = {id(p) for part in self._rank_parts.values() for p in _parameters(part.thing)}
-            left_out |= {id(p) for model in self._models for p in model.module.parameters()}
             named = {name: p for name, p in _named(optimizer) if p.requires_grad and id(p) not in left_out}
             loose.hold(named)
 
-    def _refresh_models(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Exchange parameters that a model got after it was set up, and that this optimizer trains; returns if any."""
-        trained = [p for _, p in _named(optimizer) if p.requires_grad]
-        found = False
-        for model in self._models if self._group.world_size > 1 else ():
-            held = {id(p) for p in model.module.parameters()}
-            if any(id(p) in held and not model.exchanges_gradient_of(p) for p in trained):
-                model.refresh()
-                found = True
-        return found
+    def _refresh_models(self, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+        """Exchange parameters that a model got after it was set up, and that optimizers train; returns if any."""
+        if self._group.world_size == 1:
+            return False
+        trained = {id(p) for optimizer in optimizers for _, p in _named(optimizer) if p.requires_grad}
+        grown = [model for model in self._models if model.got_later() & trained]
+        for model in grown:
+            model.refresh()
+        return bool(grown)
 
     def _follow_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Let groups of parameters that the optimizer gets later belong to the run."""
@@ -567,7 +566,7 @@ class Prepared:
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         is_new = False
         if known is None or (known.changes, known.size) != (self._changes, size):
-            is_new = self._refresh_models(optimizer)
+            is_new = self._refresh_models([optimizer])
             mine = {id(p) for _, p in _named(optimizer)}
             every: list[Model | LooseParameters] = [*self._models, *self._loose]
             parts = [(each, [p for p in each.late.parameters if id(p) in mine]) for each in every]
