@@ -417,16 +417,16 @@ def begun(folder: str) -> None:
         run.save(block=True)
 
 
-def build_with(run: paceline.Run, kind: type[torch.optim.Optimizer], sizes: int = 1) -> Any:
-    models = [torch.nn.Linear(1, 1) for _ in range(sizes)]
-    optimizer = kind([{"params": model.parameters()} for model in models], lr=0.1)  # type: ignore[call-arg]
-    return run.setup(models[0], optimizer)
+def build_with(run: paceline.Run, kind: type[torch.optim.Optimizer], apart: bool = False) -> Any:
+    model = torch.nn.Linear(1, 1)
+    groups = [[model.weight], [model.bias]] if apart else [[model.weight, model.bias]]
+    return run.setup(model, kind([{"params": group} for group in groups], lr=0.1))  # type: ignore[call-arg]
 
 
 def changed(folder: str, how: str) -> None:
     with paceline.init(checkpoint_dir=folder) as run:
         kind = torch.optim.Adam if how == "class" else torch.optim.SGD
-        build_with(run, kind, sizes=2 if how == "groups" else 1)
+        build_with(run, kind, apart=how == "groups")
         if how == "parts":
             run.register(scheduler=torch.nn.Linear(1, 1))
         else:

@@ -316,7 +316,7 @@ class Prepared:
         for number, loose in enumerate(self._loose):
             loose.leave_to_others(inside)
             if len(loose):
-                named["parameters" if number == 0 else f"parameters-{number}"] = loose
+                named[f"optimizer{f'-{number}' if number else ''}.parameters"] = loose
         return {**named, **self._registered}
 
     def rank_parts(self) -> dict[str, RankPart]:
