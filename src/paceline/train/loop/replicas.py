@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.train.control.errors import ReplicaMismatch
 from paceline.train.parallel.wrapper import own_name
 from paceline.train.replicas.contents import of_optimizer
 from paceline.train.replicas.saved import Saved
+from paceline.train.replicas.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from paceline.train.replicas.contents import Contents, Label
     from paceline.train.replicas.judging import Key, Part
 
-_FIRST = 5  # steps of an optimizer after each of which ranks are compared
-_SHARE = 0.001  # of the time of a step that comparisons may take
-_COSTS = 4  # last comparisons of which the cheapest says what one costs: other programs may hold one up
 _KEPT = 8  # moments of which a rank can say what exactly it had
 
 
@@ -178,9 +175,7 @@ class _Compared:
         self._count = self._steps = self._waited = (
             0  # steps after which it could be compared; all; comparisons waited for
         )
-        self._next = 1
-        self._costs: deque[float] = deque(maxlen=_COSTS)
-        self._then, self._before = 0.0, 0  # time and steps of the last comparison
+        self._schedule = Schedule()
         self._probe = optimizer.param_groups[-1]["params"][-1]
         self._version = -1  # of the last parameter after the last step
         self._pending: list[tuple[Key, int, Contents, bool]] = []  # those that a GPU computes
@@ -218,29 +213,16 @@ class _Compared:
         if self._synchronisers and not self.is_comparable:
             return
         self._count += 1
-        if self._count >= self._next:
+        if self._schedule.is_due(self._count):
             self.compare(step)
-            self._next = self._count + 1 if self._count < _FIRST else self._choose(optimizers)
+            self._schedule.compared(self._count, self._steps, optimizers)
 
     def compare(self, step: int) -> None:
         """Compare now, without waiting."""
         now = time.perf_counter()
         self._begin((self.place, self._waited, self._count), step, waits=False)
         if not self._pending:
-            self._costs.append(time.perf_counter() - now)
-
-    def _choose(self, optimizers: int) -> int:
-        """The count at which to compare next."""
-        now, taken = time.perf_counter(), self._steps - self._before
-        seconds = (now - self._then) / taken if self._then and taken else 0.0
-        self._then, self._before = now, self._steps
-        every = 1
-        if seconds and self._costs:
-            while every * seconds * _SHARE < min(self._costs) * optimizers:
-                every *= 2
-        else:
-            every = 1 << self._count.bit_length()
-        return (self._count // every + 1) * every
+            self._schedule.costs.append(time.perf_counter() - now)
 
     def finish(self, step: int, *, unchanged: bool) -> None:
         """Compare now, on all ranks, and let them wait for the result.
