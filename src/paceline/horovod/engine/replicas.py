@@ -257,8 +257,8 @@ def _cause(difference: Difference, equal: int | None, begins: bool) -> str:
     """Why ranks of Horovod may differ, see `Comparisons`."""
     if difference.name.startswith("lr "):
         return (
-            "a learning rate was set on some ranks only, or by a value of each rank alone; set it alike on all, as from "
-            "hvd.allreduce(loss), or call hvd.broadcast_optimizer_state"
+            "a learning rate was set on some ranks only, or by a value of each rank alone; set it alike on all, as "
+            "from hvd.allreduce(loss), or call hvd.broadcast_optimizer_state"
         )
     if difference.kind == "number":
         return (

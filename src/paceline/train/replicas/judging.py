@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 COLUMNS = 1021  # words of a tensor after which weights begin anew; a prime
 _WORD = (1 << 64) - 1
 FAULT = (
-    "one value of it alone differs, as by a fault of the memory of that machine; start again from the last checkpoint, and "
-    "test that memory if it happens again"
+    "one value of it alone differs, as by a fault of the memory of that machine; start again from the last checkpoint, "
+    "and test that memory if it happens again"
 )
 Kind = Literal["number", "parameter", "state"]
 # What a rank has under a name: a number as text; or of a tensor the two sums of its words, and how many words it has.
