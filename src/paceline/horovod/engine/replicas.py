@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.train.replicas.judging import Difference, Key, Message, Part
 
 log = logging.getLogger("paceline")
+_BITS = 32  # of a checksum
 _KEPT = 32  # moments of which a rank can say what exactly it had
 
 
@@ -59,7 +60,7 @@ class Replicas:
         self._reports: deque[Message] = deque()
         self._unanswered: set[Key] = set()
         self._kept: dict[Key, tuple[Contents, Callable[[Label], str]]] = {}
-        self._numbers = 0
+        self._numbers = self._since = 0  # of what has begun; of that before the last broadcast
         self._all: weakref.WeakSet[Compared] = weakref.WeakSet()
 
     # -- called by the script's threads --------------------------------------------------------------------------------
@@ -68,6 +69,7 @@ class Replicas:
         """Variables are being broadcast, on all ranks: comparisons begin anew."""
         with self._changed:
             self.generation += 1
+            self._since = self._numbers
             self.is_suspended = False
             self.why = ""
             self._unanswered.clear()
@@ -101,7 +103,7 @@ class Replicas:
         with self._changed:
             self._all.add(compared)
             self._numbers += 1
-            return self._numbers << 32 | zlib.crc32(shapes.encode())
+            return self._numbers << _BITS | zlib.crc32(shapes.encode())
 
     def send(self, key: Key, contents: Contents, name: Callable[[Label], str]) -> None:
         """Send a digest; waits for a GPU.
@@ -141,8 +143,8 @@ class Replicas:
 
     def hear(self, answer: Message) -> None:
         """An answer of rank 0 to all."""
-        of, generation, count = answer["key"]
-        key = of, generation, count
+        of, _, count = answer["key"]
+        key = of, 0, count
         with self._changed:
             if answer["do"] == "differ":
                 contents, name = self._kept.get(key, (None, None))
@@ -150,7 +152,7 @@ class Replicas:
                 self._reports.append({"do": "parts", "key": key, "parts": parts})
                 self._wake()
                 return
-            if answer["do"] == "judged" and generation == self.generation and not self.why:
+            if answer["do"] == "judged" and of >> _BITS > self._since and not self.why:
                 self.why = answer["why"]
             self._unanswered = {each for each in self._unanswered if each[0] != of or each > key}
             self._changed.notify_all()
@@ -242,9 +244,7 @@ class Compared:
 
     def _compare(self, replicas: Replicas) -> None:
         self._last = self._steps
-        self._pending.append(
-            ((self.number, replicas.generation, self._steps), self.contents(self._steps), self.names())
-        )
+        self._pending.append(((self.number, 0, self._steps), self.contents(self._steps), self.names()))
         self._send(replicas)
 
     def _send(self, replicas: Replicas, *, wait: bool = False) -> None:

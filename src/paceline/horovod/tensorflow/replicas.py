@@ -80,10 +80,12 @@ class ComparedVariables(Compared):
 
     def names(self) -> Callable[[Label], str]:
         """See `Compared`."""
-        names = [getattr(each(), "path", None) or each().name.removesuffix(":0") for each in self._variables]
+        variables: list[Any] = [each() for each in self._variables]
+        names = [getattr(each, "path", None) or each.name.removesuffix(":0") for each in variables]
         optimizer = None if self._optimizer is None else type(self._optimizer()).__name__
         return lambda label: names[label.place] if label.place >= 0 else f"{label.key} of {optimizer or 'a tape'}"
 
     def shapes(self) -> str:
         """See `Compared`."""
-        return repr([tuple(each().shape) for each in self._variables])
+        variables: list[Any] = [each() for each in self._variables]
+        return repr([tuple(each.shape) for each in variables])
