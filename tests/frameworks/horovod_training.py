@@ -224,4 +224,32 @@ if size > 1:
     kept.restore()
     check_equal(saved, "KerasState")
     np.testing.assert_array_equal(saved[0], twice.weights[0].numpy())
+# ranks that train with different variables say so
+weight = tf.Variable([1.0 + rank])
+hvd.broadcast_variables([weight], root_rank=0)
+
+
+def apart(number):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weight * weight)
+    rate = tf.where(number > 2, 0.1 * (rank + 1.0), 0.1)
+    weight.assign_sub(rate * hvd.DistributedGradientTape(tape).gradient(loss, weight))
+
+
+if size > 1:
+    for do in (apart, tf.function(apart)):
+        try:
+            for number in range(100):
+                do(tf.constant(number))
+        except Exception as error:
+            assert "the parameter Variable, seen after step 4, equal after step 3: variables" in str(error), error
+            assert type(error).__name__ == "ReplicaMismatch" or "ReplicaMismatch: " in str(error), error
+        else:
+            raise AssertionError("differences were not seen")
+        try:
+            hvd.shutdown()  # ends the others, too
+        except Exception as error:
+            assert "differ in the parameter Variable" in str(error), error
+        hvd.init()
+        hvd.broadcast_variables([weight], root_rank=0)
 print(f"rank {rank} of {size}: all weights are equal", flush=True)

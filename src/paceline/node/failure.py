@@ -116,10 +116,12 @@ def exit_code(status: int) -> int:
 
 
 def _headline(kind: str, message: str) -> str:
-    """The exception in one line, with the last line of a traceback in its message: torch's mp.spawn has one."""
+    """The exception in one line, with that of a traceback in its message: torch's mp.spawn and TensorFlow have one."""
     first = _first_line(message)
-    if "Traceback (most recent call last):" in message and not first.startswith("Traceback"):
-        first = f"{first} {message.strip().splitlines()[-1].strip()}"
+    _, found, trace = message.strip().rpartition("Traceback (most recent call last):")
+    if found and not first.startswith("Traceback"):
+        lines = trace.splitlines()  # TensorFlow adds its node, indented
+        first = f"{first} {([line for line in lines if line[:1].strip()] or lines)[-1].strip()}"
     return f"{kind}: {first}" if first else f"{kind}:" if message else kind
 
 

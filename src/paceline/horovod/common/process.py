@@ -24,6 +24,8 @@ from paceline.horovod.engine.thread import Engine
 from paceline.horovod.engine.timeline import Timeline
 from paceline.horovod.engine.variables import Settings
 from paceline.train.control import connect
+from paceline.train.control.errors import ReplicaMismatch
+from paceline.train.control.exit_report import fail_at_exit, has_failed
 from paceline.train.group.join import meet
 from paceline.train.group.same_machine import network, with_neighbours
 
@@ -76,17 +78,31 @@ def begin(comm: Sequence[int] | Any | None = None) -> int | None:
 
 
 def shutdown() -> None:
-    """End on all ranks: what waits for other ranks fails with HorovodInternalError. `init` may follow."""
+    """End on all ranks: what waits for other ranks fails with HorovodInternalError. `init` may follow.
+
+    Raises:
+        ReplicaMismatch: ranks have trained with different variables.
+    """
     global _state
     with lock:
         state, _state = _state, None
     if state is not None and state.pid == os.getpid():
-        state.engine.shutdown()
-        if state.engine.timeline is not None:
-            state.engine.timeline.close()
+        try:
+            state.engine.shutdown()
+        finally:
+            if state.engine.timeline is not None:
+                state.engine.timeline.close()
 
 
-atexit.register(shutdown)
+def _at_exit() -> None:
+    try:
+        shutdown()
+    except ReplicaMismatch as error:
+        if not has_failed():
+            fail_at_exit(error)
+
+
+atexit.register(_at_exit)
 
 
 def _start(placement: Placement, store: Store | None, settings: Settings) -> _State:
@@ -103,7 +119,7 @@ def _start(placement: Placement, store: Store | None, settings: Settings) -> _St
 
     links = connect.connect(rank, size, share, "horovod", local=len(set(networks)) == 1)
     common = json.loads(store.get("offer"))[1]
-    for name in ("fusion_threshold", "cache_capacity"):
+    for name in ("fusion_threshold", "cache_capacity", "replicas"):
         settings = replace(settings, **{name: common[name]})
 
     def members(number: int, ranks: tuple[int, ...]) -> Members:
@@ -350,7 +366,8 @@ def unnamed(kind: str, process_set: int) -> str:
 
 
 def join_ended() -> None:
-    """Number operations without a name anew: the ranks have done different numbers of them."""
+    """Number operations without a name anew, and compare nothing: the ranks have done different numbers of them."""
+    engine().replicas.joined()
     _begin_counting(_joins + 1)
 
 

@@ -17,6 +17,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from paceline.train.control.errors import ReplicaMismatch
+from paceline.train.control.exit_report import has_failed
 from paceline.train.group.forks import forget_in_children
 
 from . import carried
@@ -27,12 +29,14 @@ from .execution import Members, zeros
 from .fusion import Batch, batches
 from .mixed import execute
 from .negotiation import Negotiator, Request, Response, numbers_of
+from .replicas import Replicas
 from .stall import StallCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.train.control.connections import Link
+    from paceline.train.replicas.judging import Message
 
     from .entries import Entry
     from .negotiation import Key
@@ -44,6 +48,7 @@ _END = 20.0  # seconds that shutdown waits for collectives that other ranks are 
 _ENOUGH = 8 << 20  # bytes that are sent without waiting for more
 _PLANS = 1000  # sets of operations that become ready together, for which batches are kept
 _CYCLES = 20  # cycles for which fewer are collected while no thread waits in `synchronize`
+_COMPARED = 1.0  # seconds that shutdown waits for ranks that may still send what is compared
 _LOOK = 1.0  # seconds after which a thread that leads looks whether it still does: a signal handler may have ended that
 _SHUT_DOWN = "Horovod has been shut down"
 
@@ -56,6 +61,9 @@ class Engine:
         settings: the same on all ranks where it matters.
         make_members: makes the process group of a new process set, from its number and ranks; all of its ranks call it
             at the same time.
+
+    Attributes:
+        replicas: compares what the ranks train.
     """
 
     def __init__(
@@ -112,6 +120,7 @@ class Engine:
         self._is_drained = False
         self._ends_everywhere = False  # the coordinator has asked all ranks to shut down
         self._is_over = False
+        self.replicas = Replicas(rank, members.size, settings.replicas, self._wake)
         self._thread = threading.Thread(target=self._run, name="paceline-horovod", daemon=True)
         forget_in_children(self)
         self._thread.start()
@@ -124,6 +133,7 @@ class Engine:
         Raises:
             HorovodInternalError: Horovod was shut down, or a rank is gone; or a signal handler submits it while its
                 thread is in the middle of another.
+            ReplicaMismatch: another rank has ended that, because ranks train with different variables.
             ValueError: one of this kind and name has not ended.
         """
         request = entry.request
@@ -132,7 +142,7 @@ class Engine:
             raise HorovodInternalError("a signal handler has used Horovod in the middle of another operation")
         with self._changed:
             if self._failure:
-                raise HorovodInternalError(self._failure)
+                raise self._error(self._failure)
             if key in self._entries:
                 raise ValueError(
                     f"Duplicate tensor name {request.name!r}: an earlier {request.kind} of this name has not ended; "
@@ -161,6 +171,7 @@ class Engine:
 
         Raises:
             HorovodInternalError: it has failed.
+            ReplicaMismatch: it has, because ranks train with different variables.
         """
         if not entry.is_done:
             if self._is_dirty and not self._flush:
@@ -170,10 +181,26 @@ class Engine:
                 while not entry.is_done:
                     self._changed.wait()
         if entry.error:
-            raise HorovodInternalError(entry.error)
+            raise self._error(entry.error)
+
+    def _error(self, why: str) -> Exception:
+        """What an operation raises."""
+        ends = self._failure and self.replicas.is_fatal
+        return ReplicaMismatch(self.replicas.why) if ends else HorovodInternalError(why)
 
     def shutdown(self) -> None:
-        """End on all ranks. What waits for other ranks fails there and here; what has begun is completed."""
+        """End on all ranks. What waits for other ranks fails there and here; what has begun is completed.
+
+        Raises:
+            ReplicaMismatch: ranks have trained with different variables.
+        """
+        if not (self._failure or self._is_leading() or has_failed()):
+            self.replicas.finish()
+            self.replicas.settle(_COMPARED)
+        self._shut_down()
+        self.replicas.check()
+
+    def _shut_down(self) -> None:
         with self._changed:
             self._ending = self._ending or f"rank {self.rank} has asked for it"
         self._wake()
@@ -257,6 +284,7 @@ class Engine:
             with self._turn:
                 self._act_on(self._selector.select(0))
                 timeout = self._timeout()
+        self.replicas.forget()
         with self._turn:
             for peer in self._peers.values():
                 peer.close()
@@ -308,6 +336,11 @@ class Engine:
         """What has become due."""
         if self._is_over:
             return
+        while (report := self.replicas.next_report()) is not None:
+            if self._negotiator is None:
+                self._peers[0].send({"c": report})
+            else:
+                self._compare(0, report)
         if self._is_dirty and (self._flush or self._is_due()):
             self._send_submissions()
         if self._negotiator is not None:
@@ -358,6 +391,8 @@ class Engine:
         if "q" in message:
             requests = [Request.of(fields) for fields in message["q"]]
             self._receive(negotiator, rank, int(message["m"], 16), requests, message["d"])
+        elif "c" in message:
+            self._compare(rank, message["c"])
         elif "end" in message:
             self._ending = self._ending or message["end"]
         elif "drained" in message:
@@ -368,6 +403,8 @@ class Engine:
     def _from_coordinator(self, message: dict[str, Any]) -> None:
         if "r" in message:
             self._do(int(message["m"], 16), [Response.of(fields) for fields in message["r"]], message["d"])
+        elif "c" in message:
+            self.replicas.hear(message["c"])
         elif "end" in message:
             self._ending = message["end"]
             self._ends_everywhere = True
@@ -398,6 +435,12 @@ class Engine:
         failure = self._stall.look(negotiator)
         if failure:
             self._abort(failure)
+
+    def _compare(self, rank: int, report: Message) -> None:
+        """A rank says what it trains, and all hear what follows from it."""
+        for answer in self.replicas.comparisons.receive(rank, report):
+            self._send_to_all({"c": answer})
+            self.replicas.hear(answer)
 
     def _added_up(self, mask: int, responses: list[Response]) -> carried.Numbers:
         """The result of the only operation that is ready, if its ranks have sent their tensors; else none."""

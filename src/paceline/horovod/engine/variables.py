@@ -19,6 +19,7 @@ class Settings:
         timeline: HOROVOD_TIMELINE, a file; "" for none.
         mark_cycles: HOROVOD_TIMELINE_MARK_CYCLES.
         shared_memory: PACELINE_SHARED_MEMORY, whether ranks of one machine add up in memory that they share.
+        replicas: HOROVOD_REPLICAS: "check", "warn" or "off".
         start_timeout: HOROVOD_ELASTIC_TIMEOUT, seconds that `init` waits for the other ranks.
     """
 
@@ -30,6 +31,7 @@ class Settings:
     timeline: str = ""
     mark_cycles: bool = False
     shared_memory: bool = True
+    replicas: str = "check"
     start_timeout: float = 600.0
 
     @classmethod
@@ -37,9 +39,12 @@ class Settings:
         """The settings of this process.
 
         Raises:
-            ValueError: a variable is not a number of 0 or more.
+            ValueError: a variable is not a number of 0 or more, or HOROVOD_REPLICAS is another word.
         """
         off = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0")
+        replicas = os.environ.get("HOROVOD_REPLICAS", "") or cls.replicas
+        if replicas not in ("check", "warn", "off"):
+            raise ValueError(f"HOROVOD_REPLICAS={replicas} is none of check, warn and off; correct or unset it")
         return cls(
             fusion_threshold=int(_number("HOROVOD_FUSION_THRESHOLD", cls.fusion_threshold)),
             cycle_time=_number("HOROVOD_CYCLE_TIME", cls.cycle_time * 1000) / 1000,
@@ -49,6 +54,7 @@ class Settings:
             timeline=os.environ.get("HOROVOD_TIMELINE", ""),
             mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"),
             shared_memory=os.environ.get("PACELINE_SHARED_MEMORY", "1") != "0",
+            replicas=replicas,
             start_timeout=_number("HOROVOD_ELASTIC_TIMEOUT", cls.start_timeout),
         )
 

@@ -109,6 +109,11 @@ def traced_name(name: str) -> str | None:
     return f"{function}.{name}.{counts[name]}"
 
 
+def tensor_of(tensor: Any) -> torch.Tensor:
+    """A tensor of eager mode that shares its memory."""
+    return _tensor(tensor._numpy())
+
+
 def _tensor(array: Any) -> torch.Tensor:
     array = np.asarray(array)
     if array.dtype == ml_dtypes.bfloat16:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from paceline.horovod.common.util import split_list
 from .bridge import traced_name
 from .compression import Compression, Compressor
 from .mpi_ops import Adasum, Average, Sum, reduce_all
+from .replicas import comparison
 
 
 @dataclass
@@ -54,11 +55,15 @@ class Reduction:
         if not isinstance(self.groups, (int, list, tuple, type(None))):
             raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
 
-    def __call__(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def __call__(self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any = None) -> list[Any]:
         """The gradients of all ranks, one per variable; what is None stays None.
+
+        Args:
+            optimizer: of Keras, which applies them; None if it is not known.
 
         Raises:
             HorovodInternalError: the ranks disagree, or a rank is gone.
+            ReplicaMismatch: they train with different variables.
         """
         grads = list(grads)
         if not self.process_set.included() or self.process_set.size() == 1:
@@ -71,11 +76,17 @@ class Reduction:
         reduced = reduce_all(
             shared, [f"{name}.{index}" for index in range(len(grads))], self.op, self.process_set,
             compression=self.compression, prescale=1 / self.predivide, postscale=self.predivide,
-            groups=self._positions(shared, variables),
+            groups=self._positions(shared, variables), compare=self._comparison(grads, variables, optimizer),
         )  # fmt: skip
         for index in own:
             reduced[index] = self._scaled(grads[index]) if self.scale_local else grads[index]
         return reduced
+
+    def _comparison(self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Callable[[], None] | None:
+        """What compares the variables of all ranks, if these are to be equal."""
+        if self.local or self.op == Adasum or self.process_set.process_set_id != 0:
+            return None
+        return comparison([one for grad, one in zip(grads, variables, strict=True) if grad is not None], optimizer)
 
     def _scaled(self, grad: Any) -> Any:
         """The gradient of a local variable, divided by the number of ranks."""
@@ -205,13 +216,19 @@ class Passes:
             totals = [None if total is None else total * tf.cast(factor, total.dtype) for total in self._sums]
             return tf.equal(number, 0), totals
 
-    def reduced(self, reduction: Reduction, grads: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def reduced(
+        self, reduction: Reduction, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any = None
+    ) -> tuple[Any, list[Any]]:
         """Add gradients; returns whether these were of the last pass, and then those of all ranks, else zeros."""
         is_last, totals = self.add(grads, variables)
         present = [total for total in totals if total is not None]
         there = [one for one, total in zip(variables, totals, strict=True) if total is not None]
         made = iter(
-            _listed(tf.cond(is_last, lambda: reduction(present, there), lambda: [tf.zeros_like(it) for it in present]))
+            _listed(
+                tf.cond(
+                    is_last, lambda: reduction(present, there, optimizer), lambda: [tf.zeros_like(it) for it in present]
+                )
+            )
         )
         return is_last, [None if total is None else next(made) for total in totals]
 

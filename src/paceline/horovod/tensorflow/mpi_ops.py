@@ -27,6 +27,7 @@ from paceline.horovod.common.process_sets import (
 )
 from paceline.horovod.engine.negotiation import OP_NAMES
 from paceline.horovod.torch import mpi_ops as engine
+from paceline.horovod.torch.functions import begins_anew
 from paceline.horovod.torch.handles import check_adasum, chosen_op
 from paceline.horovod.torch.mpi_ops import Adasum, Average, HorovodInternalError, Max, Min, Product, Sum
 
@@ -306,6 +307,7 @@ def reduce_all(
     prescale: float = 1.0,
     postscale: float = 1.0,
     groups: Sequence[Sequence[int]] = (),
+    compare: Callable[[], None] | None = None,
 ) -> list[Any]:
     """Reduce tensors and IndexedSlices by name, in one node of the graph. It has no gradient.
 
@@ -313,6 +315,7 @@ def reduce_all(
         grads: what is None stays None.
         names: of each.
         groups: positions of tensors that are reduced when all ranks have all of the group.
+        compare: is called before.
 
     Raises:
         NotImplementedError: IndexedSlices with another reduction than Average or Sum.
@@ -345,6 +348,8 @@ def reduce_all(
         results += map(_rows_of, pair)
 
     def work(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if compare is not None:
+            compare()
         rest = iter(parts)
         handles = [start(list(itertools.islice(rest, count))) for count, start in starts]
         return [result for handle in handles for result in engine.synchronize(handle)]
@@ -367,6 +372,7 @@ def broadcast_all(variables: Iterable[Any], root_rank: int, name: str, process_s
     named = traced_name(name) or name
 
     def work(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        begins_anew(process_set)
         handles = [
             engine.broadcast_async(part, root_rank, f"{named}.{index}", process_set) for index, part in enumerate(parts)
         ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.contract.functions import dumps
-from paceline.horovod.common.process import rank
+from paceline.horovod.common.process import engine, rank
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.train.group import sharded
 
@@ -41,6 +41,7 @@ def broadcast_parameters(
         named = [one if isinstance(one, tuple) else (None, one) for one in params]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
+    begins_anew(process_set)
     handles = [
         broadcast_async_(tensor, root_rank, name and f"parameters.{name}", process_set)
         for name, tensor in named
@@ -71,12 +72,19 @@ def broadcast_optimizer_state(
         TypeError: its parameters are sharded.
     """
     check_whole(f"this {type(optimizer).__name__}", optimizer)
+    begins_anew(process_set)
     is_root = rank() == root_rank
     state = optimizer.state_dict() if is_root else None
     state = broadcast_object(state, root_rank, "optimizer_state", process_set)
     if not is_root:
         # The base class loads it: a DistributedOptimizer would forget what its hooks have started.
         torch.optim.Optimizer.load_state_dict(optimizer, cast("dict[str, Any]", state))
+
+
+def begins_anew(process_set: ProcessSet) -> None:
+    """Compare ranks anew: they are about to have what the root has."""
+    if process_set.process_set_id == 0:
+        engine().replicas.broadcast()
 
 
 def check_whole(name: str, thing: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.horovod.common.process import size, unnamed
+from paceline.horovod.common.process import engine, size, unnamed
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.common.util import split_list
 from paceline.horovod.engine.negotiation import UNNAMED
@@ -28,6 +28,7 @@ from .mpi_ops import (
     synchronize,
 )
 from .parameters import checked_names
+from .replicas import ComparedOptimizer
 
 
 def DistributedOptimizer(
@@ -134,6 +135,8 @@ class _Methods:
         self._reduces = takes_part and (process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
         if self._reduces:
             self._register_hooks(groups)
+        is_compared = self._reduces and process_set.process_set_id == 0
+        self._compared = ComparedOptimizer(self, alike=op != Adasum) if is_compared else None
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate the gradients of this many backward passes from now on."""
@@ -192,7 +195,23 @@ class _Methods:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the reduced gradients."""
+        """Take a step with the reduced gradients.
+
+        Raises:
+            HorovodInternalError: the ranks disagree, or a rank is gone.
+            ReplicaMismatch: they train with different parameters, or numbers of the optimizer.
+        """
+        if not (self._should_synchronize or self._synchronized):
+            self._compared = None  # a step of this rank's own
+        if self._compared is None:
+            return self._step(closure)
+        replicas = engine().replicas
+        self._compared.begins_step(replicas)
+        made = self._step(closure)
+        self._compared.ends_step(replicas)
+        return made
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -333,12 +352,8 @@ class _AdasumMethods(_Methods):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         yield
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step of this rank's own, and replace it by the combination of all ranks' steps.
-
-        Raises:
-            HorovodInternalError: a rank is gone.
-        """
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        """Take a step of this rank's own, and replace it by the combination of all ranks' steps."""
         loss = closure() if closure is not None else None
         self._adopt()
         trained = list(self._requires_update)

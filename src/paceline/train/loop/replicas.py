@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.train.control.errors import ReplicaMismatch
@@ -11,6 +10,7 @@ from paceline.train.parallel.sync.methods.synchroniser import Synchroniser
 from paceline.train.parallel.wrapper import own_name
 from paceline.train.replicas.contents import of_optimizer
 from paceline.train.replicas.saved import Saved
+from paceline.train.replicas.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from paceline.train.replicas.contents import Contents, Label
     from paceline.train.replicas.judging import Key, Part
 
-_FIRST = 5  # steps of an optimizer after each of which ranks are compared
-_SHARE = 0.001  # of the time of a step that comparisons may take
-_COSTS = 4  # last comparisons of which the cheapest says what one costs: other programs may hold one up
 _KEPT = 8  # moments of which a rank can say what exactly it had
 
 
@@ -181,9 +178,7 @@ class _Compared:
         self._count = self._steps = self._waited = (
             0  # steps after which it could be compared; all; comparisons waited for
         )
-        self._next = 1
-        self._costs: deque[float] = deque(maxlen=_COSTS)
-        self._then, self._before = 0.0, 0  # time and steps of the last comparison
+        self._schedule = Schedule()
         self._probe = next(p for group in optimizer.param_groups for p in group["params"])
         self._version = -1  # of the first parameter after the last step
         # Comparisons that a GPU computes: step, contents, whether all wait, and seconds that it has taken to begin.
@@ -221,26 +216,13 @@ class _Compared:
         if self._apart and not self.is_comparable:
             return
         self._count += 1
-        if self._count >= self._next:
+        if self._schedule.is_due(self._count):
             self.compare(step)
-            self._next = self._count + 1 if self._count < _FIRST else self._choose(optimizers)
+            self._schedule.compared(self._count, self._steps, optimizers)
 
     def compare(self, step: int) -> None:
         """Compare now, without waiting."""
         self._begin((self.place, self._waited, self._count), step, waits=False)
-
-    def _choose(self, optimizers: int) -> int:
-        """The count at which to compare next."""
-        now, taken = time.perf_counter(), self._steps - self._before
-        seconds = (now - self._then) / taken if self._then and taken else 0.0
-        self._then, self._before = now, self._steps
-        every = 1
-        if seconds and self._costs:
-            while every * seconds * _SHARE < min(self._costs) * optimizers:
-                every *= 2
-        else:
-            every = 1 << self._count.bit_length()
-        return (self._count // every + 1) * every
 
     def finish(self, step: int, *, unchanged: bool) -> None:
         """Compare now, on all ranks, and let them wait for the result.
@@ -270,7 +252,7 @@ class _Compared:
             key, step, contents, waits, seconds = self._pending.pop(0)
             now = time.perf_counter()
             self._watch.compare_replicas(key, step, contents.digest, waits=waits, warns=self.warns)
-            self._costs.append(seconds + time.perf_counter() - now + contents.sums.gpu_seconds)
+            self._schedule.costs.append(seconds + time.perf_counter() - now + contents.sums.gpu_seconds)
 
     def parts(self, key: Key, *, several: bool) -> Sequence[Part]:
         """What it had at a moment; empty if that is not known any more."""

@@ -13,10 +13,14 @@ import functools
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 COLUMNS = 1021  # words of a tensor after which weights begin anew; a prime
 _WORD = (1 << 64) - 1
+FAULT = (
+    "one value of it alone differs, as by a fault of the memory of that machine; start again from the last checkpoint, "
+    "and test that memory if it happens again"
+)
 Kind = Literal["number", "parameter", "state"]
 # What a rank has under a name: a number as text; or of a tensor the two sums of its words, and how many words it has.
 Part = tuple[Kind, str, "str | Sequence[int]"]
@@ -54,13 +58,18 @@ class Comparisons:
     What they have at a moment is judged once all have sent it, and moments before that are forgotten: so ranks need not
     agree on how often to compare, if all count alike.
 
+    Args:
+        cause: says why ranks may differ, from a difference, the step after which they were equal last, and whether the
+            training has not begun; by default as users of `run.setup` know it.
+
     Attributes:
         equal: number of moments at which all were equal.
         step: the last step of the run after which they were.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, cause: Callable[[Difference, int | None, bool], str] | None = None) -> None:
         self.equal = self.step = 0
+        self._cause = cause
         self._coming = set(range(ranks))  # who may send more
         self._there = set(range(ranks))  # who may answer
         self._sums: dict[Key, dict[int, Message]] = {}
@@ -131,6 +140,7 @@ class Comparisons:
             f"before step {step + 1}" if begins else f"after step {step}",
             self._last.get(key[0]),
             begins=begins,
+            cause=self._cause,
         )
         return {"do": "judged", "key": key, "why": why, "warns": one["warns"]}
 
@@ -203,13 +213,21 @@ def _in_a_word(values: Mapping[int, str | tuple[int, ...]]) -> bool:
     return one[2] > 1 and plain != 0 and any(weight * plain & _WORD == weighted for weight in weights())
 
 
-def sentence(difference: Difference, when: str, equal: int | None, *, begins: bool) -> str:
+def sentence(
+    difference: Difference,
+    when: str,
+    equal: int | None,
+    *,
+    begins: bool,
+    cause: Callable[[Difference, int | None, bool], str] | None = None,
+) -> str:
     """A line that says in what ranks differ, and why that may be.
 
     Args:
         when: it was seen.
         equal: the step after which they were equal last; None if they never were.
         begins: whether the training has not begun.
+        cause: see `Comparisons`.
     """
     names = [f"{rank}" for rank in difference.apart]
     who = f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
@@ -220,7 +238,7 @@ def sentence(difference: Difference, when: str, equal: int | None, *, begins: bo
     last = "and never equal before" if equal is None else f"equal after step {equal}" if equal else "equal at the start"
     return (
         f"{who} {verb}{others} in {what}{difference.name or 'parameters or numbers of an optimizer'}{more}"
-        f"{_values(difference)}, seen {when}, {last}: {_cause(difference, equal, begins=begins)}"
+        f"{_values(difference)}, seen {when}, {last}: {(cause or _cause)(difference, equal, begins)}"
     )
 
 
@@ -231,7 +249,7 @@ def _values(difference: Difference) -> str:
     return f" ({', '.join(f'{value} on rank {rank}' for value, rank in sorted(shown.items(), key=lambda it: it[1]))})"
 
 
-def _cause(difference: Difference, equal: int | None, *, begins: bool) -> str:
+def _cause(difference: Difference, equal: int | None, begins: bool) -> str:
     if difference.name.startswith("lr "):
         return (
             "a scheduler was stepped with a value of this rank alone, as ReduceLROnPlateau with its loss; give it "
@@ -245,10 +263,7 @@ def _cause(difference: Difference, equal: int | None, *, begins: bool) -> str:
             "load_state_dict() under `if run.is_main`; do that on all ranks, or before run.setup"
         )
     if difference.in_a_word:
-        return (
-            "one value of it alone differs, as by a fault of the memory of that machine; start again from the last "
-            "checkpoint, and test that memory if it happens again"
-        )
+        return FAULT
     if difference.kind == "state":
         return (
             "it was loaded on some ranks only, or made of gradients that ranks do not exchange; load it on all ranks, "

@@ -59,11 +59,11 @@ class _Methods:
         variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
         apply = super().apply  # type: ignore[misc]
         if self._passes.count == 1:
-            return apply(self._reduction(grads, variables), trainable_variables)
+            return apply(self._reduction(grads, variables, self), trainable_variables)
         if not optimizer.built:
             with tf.init_scope():
                 optimizer.build(variables)
-        is_last, grads = self._passes.reduced(self._reduction, grads, variables)
+        is_last, grads = self._passes.reduced(self._reduction, grads, variables, self)
 
         def step() -> Any:
             apply(grads, trainable_variables)
