@@ -342,6 +342,14 @@ def test_failures_of_spawned_workers_are_named(paceline: Paceline) -> None:
     assert "ProcessRaisedException: -- Process 0 terminated with the following error: ValueError: mine" in done.stderr
 
 
+def test_exceptions_in_a_graph_of_tensorflow_are_named(paceline: Paceline) -> None:
+    paceline.script("""
+        trace = "Traceback (most recent call last):\\n\\n  File x, line 1\\n\\nValueError: mine\\n\\n\\n\\t [[node]]"
+        raise RuntimeError(f"Graph execution error:\\n\\nDetected at node\\n{trace} [Op:step]")
+    """)
+    assert "RuntimeError: Graph execution error: ValueError: mine" in paceline.run("script.py").stderr
+
+
 @pytest.mark.torch
 def test_an_exception_in_a_training_loop_stands_alone(paceline: Paceline) -> None:
     paceline.script("""

@@ -74,9 +74,10 @@ class ComparedVariables(Compared):
         return made.seal()
 
     def _rate(self) -> dict[str, float]:
+        """The learning rate, if it is a variable: a schedule gives all ranks the same."""
         optimizer = None if self._optimizer is None else self._optimizer()
-        rate = getattr(optimizer, "learning_rate", None)
-        return {} if rate is None else {"lr": float(str(tf.convert_to_tensor(rate).numpy()))}
+        rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        return {"lr": float(str(rate.numpy()))} if hasattr(rate, "assign") else {}
 
     def names(self) -> Callable[[Label], str]:
         """See `Compared`."""

@@ -51,4 +51,5 @@ class ComparedOptimizer(Compared):
     def version(self) -> object:
         """See `Compared`."""
         optimizer: Any = self._optimizer()
-        return None if optimizer is None else optimizer.param_groups[-1]["params"][-1]._version
+        last = [] if optimizer is None else optimizer.param_groups[-1]["params"]
+        return last[-1]._version if last else None
