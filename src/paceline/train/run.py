@@ -353,6 +353,7 @@ class Run(Collectives):
         Raises:
             RuntimeError: a model is trained with `DGC` without `clip`, whose gradients cannot be clipped any more.
         """
+        self._prepared.average_rest()
         parameters = self._prepared.parameters_with_gradients()
         if not self._prepared.leaves_clipping() or self.accumulating:
             return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -141,7 +141,8 @@ class Execution:
                 self.state.used = [*self.state.used, (*where, *x.tolist())]
             else:
                 self.seen = self.seen / 2 + float(x.sum()) + float(torch.rand(1))
-            if number == one.saves and not one.late:
+            # What follows `run.save` in a step is not repeated, so a step that saves and then leaves might not leave.
+            if number == one.saves and not one.late and (number, True) != (at, is_end):
                 run.save(block=number % 2 == 0 and one.over != "nest")
             self.reached(run)
             if (number, is_end) == (at, True):

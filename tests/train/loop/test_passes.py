@@ -153,7 +153,7 @@ class InMemory:
     def __init__(self, folder: Path, *_: Any, required: bool) -> None:
         self.folder, self.lost, self.follows = folder, None, False
 
-    def save(self, step: int, shared: Mapping[str, Any], own: Any, block: bool = False) -> None:
+    def save(self, step: int, shared: Mapping[str, Any], own: Any, **_: Any) -> None:
         copied = {name: state if name == "progress" else copy.deepcopy(state) for name, state in shared.items()}
         self.kept[self.folder] = Checkpoint(self.folder, step, 1, copied, own)
 

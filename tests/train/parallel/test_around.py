@@ -231,6 +231,18 @@ class LooseAccumulated(Loose):
     options = {"accumulate": 2}  # noqa: RUF012 - a constant
 
 
+class LooseOnSomeRanks(Loose):
+    def loss(self, x: Any, y: Any) -> Any:
+        loss = super().loss(x, y)
+        return loss if self.run.rank else Around.loss(self, x, y)
+
+
+class LooseOnSomeRanksPlainly(LooseOnSomeRanks):
+    def backward(self, loss: Any) -> None:
+        loss.backward()
+        self.run.clip_grad_norm(1.0)
+
+
 class LooseLater(Loose):
     def parameters(self) -> Any:
         return super().parameters()[:-1]
@@ -244,7 +256,12 @@ CASES = [
     OriginalDouble, Unfrozen, Frozen, Adapter, AdapterInAnOptimizerOfItsOwn, InTheBackward, InThePlainBackward, ByHand,
     Loose, LooseClipped, LooseAccumulated, LooseLater,
 ]  # fmt: skip
-ALIKE = [PartOnSomeRanks, Bfloat16]  # one rank computes something else, or with too few bits to compare
+ALIKE = [
+    PartOnSomeRanks,
+    LooseOnSomeRanks,
+    LooseOnSomeRanksPlainly,
+    Bfloat16,
+]  # one rank computes something else, or with too few bits to compare
 
 
 def train_all() -> dict[str, list[float]]:
@@ -297,6 +314,18 @@ class UnfrozenByAGroup(Unfrozen):
             self.optimizer.add_param_group({"params": self.origin[0].parameters(), "lr": 0.01})
 
 
+class LooseInALaterEpoch(Loose):
+    def parameters(self) -> Any:
+        return super().parameters()[:-1]
+
+    def loss(self, x: Any, y: Any) -> Any:
+        return super().loss(x, y) if len(self.optimizer.param_groups) == 2 else Around.loss(self, x, y)
+
+    def epoch_begins(self, epoch: int) -> None:
+        if epoch >= 1 and len(self.optimizer.param_groups) == 1:
+            self.optimizer.add_param_group({"params": [self.temperature], "lr": 0.1})
+
+
 class UnfrozenOnce(Unfrozen):
     def epoch_begins(self, epoch: int) -> None:
         if epoch == 1:
@@ -305,7 +334,7 @@ class UnfrozenOnce(Unfrozen):
 
 def resume_all(folder: str) -> list[tuple[str, bool]]:
     found = []
-    for case in (Loose, LooseLater, UnfrozenOnce, UnfrozenByAGroup):
+    for case in (Loose, LooseLater, LooseInALaterEpoch, UnfrozenOnce, UnfrozenByAGroup):
         whole = resumed(case, f"{folder}/{case.__name__}-whole", 0)
         for stop in (3, 6):
             there = f"{folder}/{case.__name__}-{stop}"
@@ -348,3 +377,19 @@ def followed() -> None:
 def test_a_method_that_keeps_what_it_has_of_each_parameter_does_not_follow() -> None:
     with pytest.raises(NotExchanged, match=r"have changed after run\.setup, and sync='local_sgd"):
         launch(followed, nproc=2)
+
+
+class Forgotten(LooseInALaterEpoch):
+    def epoch_begins(self, epoch: int) -> None:
+        if epoch == 1 and self.run.step == 4:  # not when it is resumed there
+            super().epoch_begins(epoch)
+
+
+def forgets(folder: str) -> None:
+    resumed(Forgotten, folder, 6)
+    resumed(Forgotten, folder, 0)
+
+
+def test_a_group_that_a_resumed_script_does_not_add_again_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"has group 1 of SGD, with parameters of no model: the script must add it"):
+        launch(forgets, (str(tmp_path),))

@@ -77,7 +77,7 @@ class ComparedVariables(Compared):
         """The learning rate, if it is a variable: a schedule gives all ranks the same."""
         optimizer = None if self._optimizer is None else self._optimizer()
         rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-        return {"lr": float(str(rate.numpy()))} if hasattr(rate, "assign") else {}
+        return {"lr": float(str(rate.numpy()))} if rate is not None and hasattr(rate, "assign") else {}
 
     def names(self) -> Callable[[Label], str]:
         """See `Compared`."""

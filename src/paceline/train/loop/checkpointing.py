@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import time
@@ -203,11 +204,13 @@ class Checkpointing:
         """
         progress = found.shared_state["progress"]
         self._prepared.train_as(progress["trained"])
+        self._prepared.expect(found.shared_state)
         stateful = self._prepared.stateful()
         check_parts(stateful, found.shared_state, loaders, len(found.shared_state["progress"]["loaders"]))
         check_whole(stateful, found.shared_state)
         for name, thing in stateful.items():
-            load(name, thing, found.shared_state[name])
+            state = found.shared_state[name]
+            load(name, thing, self._prepared.cut(thing, state) if isinstance(thing, torch.optim.Optimizer) else state)
         self.saved = progress["step"]
 
     def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
@@ -220,8 +223,8 @@ class Checkpointing:
         here = {name: thing for name, thing in self._prepared.stateful().items() if name in found.shared_state}
         check_whole(here, found.shared_state)
         for name, thing in here.items():
-            if name not in but:
-                load(name, thing, found.shared_state[name])
+            if name not in but:  # a copy, as optimizers keep what they load and change it; all of it is loaded again
+                load(name, thing, copy.deepcopy(found.shared_state[name]))
         if not but:
             self.load_rank_state(found)
         return set(here)

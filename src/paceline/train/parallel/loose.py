@@ -19,15 +19,21 @@ if TYPE_CHECKING:
 class LooseParameters:
     """Those of one optimizer. They start with rank 0's values, their gradients are averaged, and checkpoints have them.
 
+    A rank's loss may not depend on them, so their exchange does not wait for gradients: it belongs to each
+    `Run.backward`, and to a step of the optimizer where gradients come from elsewhere.
+
     Attributes:
         accumulate: number of batches per step of the optimizer.
-        exchanges: whether the next backward pass is the last one of its accumulation.
+        averages: whether gradients are averaged now: the next backward pass is the last one of its accumulation.
+        is_averaged: whether they were since the last step.
         late: the exchange of their gradients.
+        is_expected: whether a checkpoint that is being loaded has some.
     """
 
     def __init__(self, group: Group, accumulate: int) -> None:
-        self.accumulate, self.exchanges = accumulate, accumulate == 1
-        self.late = LateExchange(group, lambda: self.averages)
+        self.accumulate, self.averages = accumulate, accumulate == 1
+        self.is_averaged = self.is_expected = False
+        self.late = LateExchange(group, lambda: False)
         self._group = group
         self._named: dict[str, torch.Tensor] = {}
         self._others: set[int] = set()  # of which something else in the checkpoints has the values
@@ -43,7 +49,7 @@ class LooseParameters:
         self._named = dict(named)
         for each in new.values():
             each.data = each.data.to(self._group.device)
-        self.late.watch(self._named.values())
+        self.late.parameters = list(self._named.values())
         self._load({name: self._saved.pop(name) for name in new if name in self._saved})
         if not new or self._group.world_size == 1:
             return
@@ -59,10 +65,11 @@ class LooseParameters:
             for each in new.values():
                 dist.broadcast(each, 0)
 
-    @property
-    def averages(self) -> bool:
-        """Whether gradients are averaged now."""
-        return self.exchanges
+    def average(self) -> None:
+        """Average the gradients, on all ranks, unless more batches are to add to them."""
+        if self.averages and self.late.parameters and self._group.world_size > 1:
+            self.late.exchange(self.late.parameters)
+            self.is_averaged = True
 
     def leave_to_others(self, others: set[int]) -> None:
         """Leave parameters, given by their ids, out of `state_dict`: other parts of the checkpoints have them."""
@@ -79,6 +86,7 @@ class LooseParameters:
         """Load values; those of parameters that the optimizer gets later wait for them."""
         self._load({name: value for name, value in state.items() if name in self._named})
         self._saved = {name: value for name, value in state.items() if name not in self._named}
+        self.is_expected = False
 
     def _load(self, state: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():

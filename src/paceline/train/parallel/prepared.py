@@ -28,7 +28,7 @@ from .sync.options import describe
 from .sync.saved import SavedSync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from paceline.train.group.group import Group
 
@@ -116,6 +116,8 @@ class Prepared:
         self._loose: list[LooseParameters] = []  # of each optimizer
         self._groups_given: list[int] = []  # of each optimizer, when it was set up
         self._restored: set[frozenset[int]] = set()  # groups of parameters that a resume has added
+        self._added: dict[int, list[Any]] = {}  # of each optimizer of a checkpoint, the groups that it had got later
+        self._waiting: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._changes = 0  # of what is exchanged
         self._uses: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Uses] = weakref.WeakKeyDictionary()
         self._follows: set[int] = set()  # places of optimizers after whose steps ranks may exchange something
@@ -223,11 +225,34 @@ class Prepared:
         def add_param_group(_: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
             given = param_group["params"]
             param_group = {**param_group, "params": [given] if isinstance(given, torch.Tensor) else list(given)}
-            if _ids(param_group) not in self._restored:  # else the script adds it again in the epoch that is resumed
-                add(param_group)
-                self.adopt()
+            if _ids(param_group) in self._restored:  # the script adds it again in the epoch that is resumed
+                return
+            add(param_group)
+            self.adopt()
+            if optimizer in self._waiting:
+                self._load_group(optimizer)
 
         optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
+
+    def cut(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """The part of an optimizer's state whose groups it has; the others wait until the script adds them again."""
+        groups = state["param_groups"][: len(optimizer.param_groups)]
+        if optimizer not in self.optimizers or len(groups) == len(state["param_groups"]):
+            return state
+        if len(state["param_groups"]) - len(groups) > len(self._added.get(self.optimizers.index(optimizer), ())):
+            return state  # they were there from the start
+        self._waiting[optimizer] = state
+        return {"param_groups": groups, "state": _states_of(state, groups)}
+
+    def _load_group(self, optimizer: torch.optim.Optimizer) -> None:
+        """Load the state of the group that was added last."""
+        saved, now = self._waiting[optimizer], optimizer.state_dict()
+        group = saved["param_groups"][len(now["param_groups"]) - 1]
+        now["param_groups"][-1] = group
+        now["state"] |= _states_of(saved, [group])
+        if len(now["param_groups"]) == len(saved["param_groups"]):
+            del self._waiting[optimizer]
+        optimizer.load_state_dict(now)
 
     def _warn_of_variable(self, strategy: Strategy) -> None:
         """Warn if the script's own choice of a method keeps that of the environment from having an effect."""
@@ -315,8 +340,8 @@ class Prepared:
         inside = {id(p) for thing in self._registered.values() for p in _parameters(thing)}
         for number, loose in enumerate(self._loose):
             loose.leave_to_others(inside)
-            if len(loose):
-                named[f"optimizer{f'-{number}' if number else ''}.parameters"] = loose
+            if len(loose) or loose.is_expected:
+                named[_loose_part(number)] = loose
         return {**named, **self._registered}
 
     def rank_parts(self) -> dict[str, RankPart]:
@@ -347,6 +372,11 @@ class Prepared:
             "added": [[[names.get(id(p)) for p in group["params"]] for group in groups] for groups in added],
         }
 
+    def expect(self, names: Collection[str]) -> None:
+        """Note which parts a checkpoint has that is loaded next: loose parameters may come later."""
+        for number, loose in enumerate(self._loose):
+            loose.is_expected = _loose_part(number) in names
+
     def train_as(self, saved: Mapping[str, Any]) -> None:
         """Train what was trained when a checkpoint was taken, as with layers that are unfrozen in a later epoch."""
         changed: dict[bool, list[str]] = {True: [], False: []}
@@ -362,12 +392,14 @@ class Prepared:
         ]
         if said and self._group.is_main:
             log.warning("as when the checkpoint was taken, %s", "; ".join(said))
+        self._added = dict(enumerate(saved["added"]))
         for optimizer, given, added in zip(self.optimizers, self._groups_given, saved["added"], strict=False):
             for names in added[len(optimizer.param_groups) - given :]:
                 here = [dict(self._models[place[0]].named).get(place[1]) for place in names if place is not None]
-                if len(here) == len(names) and all(p is not None for p in here):
-                    optimizer.add_param_group({"params": here})
-                    self._restored.add(_ids(optimizer.param_groups[-1]))
+                if len(here) < len(names) or any(p is None for p in here):
+                    break
+                optimizer.add_param_group({"params": here})
+                self._restored.add(_ids(optimizer.param_groups[-1]))
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -481,9 +513,9 @@ class Prepared:
                 expects = True
         if not any([model.exchanges for model in self._models]):
             compute(factor)
+            self._average_loose()
             return
         self._step_counts.exchanges(step)
-        loose = sum(each.late.backwards for each in self._loose)
         with self._group.guard:
             try:
                 compute(factor)
@@ -491,12 +523,24 @@ class Prepared:
                 self._explain(error)
                 raise
         has_gradients = any(model.has_gradients for model in self._models)
-        if expects and not has_gradients and loose == sum(each.late.backwards for each in self._loose):
+        beside = (p for loose in self._loose for p in loose.late.parameters)
+        if expects and not has_gradients and all(p.grad is None for p in beside):
             raise UnusedParameters(
                 f"the loss of rank {self._group.rank} at {script_line()} depends on no model that was set up, while "
                 "the other ranks wait for its gradients; if a batch has nothing to learn from, use "
                 "model(x).sum() * 0"
             )
+        self._average_loose()
+
+    def _average_loose(self) -> None:
+        for loose in self._loose:
+            loose.average()
+
+    def average_rest(self) -> None:
+        """Average gradients that the next step would average, as those are used before it."""
+        for loose in self._loose:
+            if not loose.is_averaged:
+                loose.average()
 
     def saw_loss(self, loss: torch.Tensor) -> None:
         """Note the loss of this rank's batch, as a GradScaler has scaled it or not."""
@@ -552,7 +596,7 @@ class Prepared:
         for model in self._models:
             model.exchange(is_last(model.strategy.accumulate))
         for loose in self._loose:
-            loose.exchanges = is_last(loose.accumulate)
+            loose.averages = is_last(loose.accumulate)
 
     def before_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         """Average gradients that no backward pass has averaged, before any optimizer uses them.
@@ -560,7 +604,16 @@ class Prepared:
         Such are those that the script has computed by `torch.autograd.grad`, or that an optimizer uses which steps in
         a hook, in the middle of the backward pass.
         """
-        if self._group.world_size == 1 or only_makes_state():
+        if only_makes_state():
+            return
+        if optimizer in self._waiting:
+            number = len(optimizer.param_groups)
+            raise RuntimeError(
+                f"the checkpoint has group {number} of {type(optimizer).__name__}, with parameters of no model: the "
+                "script must add it again before the first step after a resume, as by `if epoch >= 1 and "
+                f"len(optimizer.param_groups) == {number}: optimizer.add_param_group(…)`"
+            )
+        if self._group.world_size == 1:
             return
         known = self._uses.get(optimizer)
         size = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -575,6 +628,13 @@ class Prepared:
         is_within = torch._C._current_graph_task_id() != -1
         for part, own in known.parts:
             late = part.late
+            if isinstance(part, LooseParameters):
+                if is_within:
+                    late.exchange(own)
+                elif not (has_closure or part.is_averaged):
+                    part.average()
+                part.is_averaged = False
+                continue
             is_by_hand = not has_closure and known.seen.get(id(late), 0) == late.backwards
             if part.averages and (is_within or ((is_by_hand or is_new) and any(p.grad is not None for p in own))):
                 late.exchange(own)
@@ -635,6 +695,17 @@ class Prepared:
         parameters: list[torch.Tensor] = [p for model in self._models for p in model.module.parameters()]
         parameters += [p for loose in self._loose for p in loose.late.parameters]
         return [p for p in parameters if p.grad is not None]
+
+
+def _loose_part(number: int) -> str:
+    """The part of a checkpoint with the loose parameters of an optimizer."""
+    return f"optimizer-{number}.parameters" if number else "optimizer.parameters"
+
+
+def _states_of(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[Any, Any]:
+    """What the state of an optimizer has for the parameters of some of its groups."""
+    numbers = {number for group in groups for number in group["params"]}
+    return {number: kept for number, kept in state["state"].items() if number in numbers}
 
 
 def _ids(group: Mapping[str, Any]) -> frozenset[int]:
