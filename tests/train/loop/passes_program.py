@@ -140,9 +140,15 @@ class Execution:
                 self._train(x, steps=not one.late)
                 self.state.used = [*self.state.used, (*where, *x.tolist())]
             else:
-                self.seen = self.seen / 2 + float(x.sum()) + float(torch.rand(1))
+                noise = float(torch.rand(1))
+                if not one.trains:  # a resumed pass does not repeat its batches, so no variable of the script may tell
+                    self.seen = self.seen / 2 + float(x.sum()) + noise
             # What follows `run.save` in a step is not repeated, so a step that saves and then leaves might not leave.
-            if number == one.saves and not one.late and (number, True) != (at, is_end):
+            # Nor does a look by `run.steps` before `run.epochs` begin again with the random numbers it had.
+            is_known = (number, True) != (at, is_end) and (where[0] != "before" or one.over not in {"steps", "items"})
+            # A batch without a step comes again, with the random numbers of the moment of the checkpoint.
+            is_known = is_known and (number in one.trains or not one.trains)
+            if number == one.saves and not one.late and is_known:
                 run.save(block=number % 2 == 0 and one.over != "nest")
             self.reached(run)
             if (number, is_end) == (at, True):

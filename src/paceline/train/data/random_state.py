@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import hashlib
 import importlib
 import random
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 def derive_seed(*parts: int) -> int:
@@ -123,14 +124,19 @@ def random_states() -> dict[str, Any]:
     """The states of this process's generators, as tensors, numbers and strings."""
     version, numbers, gauss = random.getstate()
     # A tensor is copied and saved in a tenth of the time of a tuple.
-    states: dict[str, Any] = {"python": (version, torch.tensor(numbers), gauss), "torch": torch.get_rng_state()}
+    states: dict[str, Any] = {"python": (version, _tensor(numbers), gauss), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         name, keys, *rest = numpy_random.get_state()
-        states["numpy"] = (name, torch.tensor(keys.tolist()), *rest)
+        states["numpy"] = (name, _tensor(keys.tolist()), *rest)
     return states
+
+
+def _tensor(numbers: Sequence[int]) -> torch.Tensor:
+    """A tensor of integers, in a tenth of the time of `torch.tensor`."""
+    return torch.frombuffer(array.array("q", numbers), dtype=torch.int64)
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
