@@ -41,6 +41,7 @@ _OWN_GRACE = 1.0  # seconds for the main thread of the rank that is to blame
 _CAUSE_SECONDS = 1.0  # to learn why a collective has failed
 _ANSWER_SECONDS = 30.0  # until all have answered where they are; their machines may be busy
 _AGAIN_SECONDS = 5.0  # after which another signal to stop means at once; schedulers send the first to many at a time
+_LAST_SECONDS = 5.0  # at the end, for the comparison of what was trained last
 _SEND_SECONDS = 5.0  # to hand a message to the kernel
 
 
@@ -318,7 +319,8 @@ class Watch:
             place = self._trace.place("")
             self._send({"do": "left", "count": self._count, "step": self._step, "place": place, "waits": waits})
             if waits:
-                self._condition.wait_for(lambda: not self._uncompared or self._fatal.error is not None)
+                # Another rank may go on for long, as to evaluate what was trained.
+                self._condition.wait_for(lambda: not self._uncompared or self._fatal.error is not None, _LAST_SECONDS)
             self._closed = True
             error = self._fatal.error
         self._listener.stop()
