@@ -336,6 +336,7 @@ def test_tensorboard_shows_the_last_attempt_of_each_step(paceline: Paceline) -> 
                             run._metrics.settle()
                             run._metrics._board.close()  # all is written that is to be forgotten
                             os._exit(1)
+                    run.step_done()
     """)
     paceline.succeeds("run", "-n", "2", "--max-restarts", "1", "script.py")
     lines = read(paceline.job() / "metrics.jsonl")
@@ -549,6 +550,7 @@ def test_a_script_that_does_not_close_the_run_ends_well(paceline: Paceline) -> N
         for epoch in run.epochs(2):
             for (batch,) in run.dataloader(torch.utils.data.TensorDataset(torch.arange(48.0)), global_batch_size=4):
                 run.backward(model(batch[:, None]).mean())
+                optimizer.step()
                 run.log(loss=1)
     """)
     for command in (("run", "-n", "2"), ("run", "-n", "1", "--start-method", "exec")):

@@ -189,6 +189,7 @@ def test_a_result_is_shown_before_the_next_reduction_begins(paceline: Paceline) 
                 if run.step == 7 and run.is_main:
                     lines = open(os.environ["PACELINE_RUN_DIR"] + "/metrics.jsonl").read()
                     print(lines.count('"step": 6,'), flush=True)
+                run.step_done()
     """)
     done = paceline.succeeds("run", "-n", "2", "script.py")
     assert [line for line in done.stderr.splitlines() if line.startswith("epoch 1 step 7/8 loss 5 ")], done.stderr

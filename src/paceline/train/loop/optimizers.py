@@ -88,6 +88,7 @@ class OtherOptimizers:
         self._prepared.before_step(optimizer, has_closure=closure is not None)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._prepared.after_step(optimizer)
         if optimizer in self._ignored or only_makes_state():
             return
         if optimizer not in self._kept:

@@ -88,12 +88,14 @@ class _Uses:
         size: number of its parameters then.
         parts: models and loose parameters, and those of their parameters that it updates.
         seen: by the id of their exchange, the number of backward passes before its last step.
+        is_stepping: whether a step is under way, within which that of its base class calls the hooks again.
     """
 
     changes: int
     size: int
     parts: list[tuple[Model | LooseParameters, list[torch.Tensor]]]
     seen: dict[int, int]
+    is_stepping: bool = False
 
 
 class Prepared:
@@ -625,6 +627,9 @@ class Prepared:
             parts = [(each, [p for p in each.late.parameters if id(p) in mine]) for each in every]
             seen = {} if known is None else known.seen
             known = self._uses[optimizer] = _Uses(self._changes, size, [part for part in parts if part[1]], seen)
+        if known.is_stepping:
+            return
+        known.is_stepping = True
         is_within = torch._C._current_graph_task_id() != -1
         for part, own in known.parts:
             late = part.late
@@ -639,6 +644,12 @@ class Prepared:
             if part.averages and (is_within or ((is_by_hand or is_new) and any(p.grad is not None for p in own))):
                 late.exchange(own)
             known.seen[id(late)] = late.backwards
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that a step of any optimizer is over."""
+        known = self._uses.get(optimizer)
+        if known is not None:
+            known.is_stepping = False
 
     def scale_gradients(self, every: int, factor: float | torch.Tensor) -> None:
         """Multiply the gradients of models set up with this `Strategy.accumulate`."""
