@@ -33,15 +33,6 @@ def explained(job: Job, happened: Sequence[dict[str, Any]], stands: Sequence[Sta
     return [printable(line) for line in (*lines, *_of_ranks(job, stands))]
 
 
-def replicas_in_words(job: Job) -> list[str]:
-    """A line that says how often ranks were compared, and were equal; none if they were not compared."""
-    seen = (job.progress or {}).get("replicas")
-    if not seen or not seen["compared"]:
-        return []
-    times = "once" if seen["compared"] == 1 else f"{seen['compared']} times"
-    return [f"replicas were compared {times}, and equal, last after step {seen['step']}"]
-
-
 def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     """How the job is, and what failed."""
     code = "" if job.exit_code is None else f" (exit code {job.exit_code})"

@@ -6,7 +6,10 @@ import contextlib
 import re
 import time
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _MANY = 600  # a greater number without a unit is likely to be one of seconds
@@ -132,3 +135,12 @@ def show_time(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def replicas_in_words(progress: Mapping[str, Any] | None) -> list[str]:
+    """A line that says how often ranks were compared, and were equal; none if they were not compared."""
+    seen = (progress or {}).get("replicas")
+    if not seen or not seen["compared"]:
+        return []
+    times = "once" if seen["compared"] == 1 else f"{seen['compared']} times"
+    return [f"replicas were compared {times}, and equal, last after step {seen['step']}"]

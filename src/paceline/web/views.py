@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details
 from paceline.backends.use import use_in_words
-from paceline.backends.why import explained, replicas_in_words
-from paceline.job.quantities import show_time
+from paceline.backends.why import explained
+from paceline.job.quantities import replicas_in_words, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -182,7 +182,7 @@ def job_view(
     return {
         "job": shown,
         "events": events(happened),
-        "why": [*explained(job, happened), *replicas_in_words(job), *use_in_words(job, nodes)],
+        "why": [*explained(job, happened), *replicas_in_words(job.progress), *use_in_words(job, nodes)],
         "metrics": logged,
         "use": use(nodes),
         "logs": [dict(it) for it in logs],

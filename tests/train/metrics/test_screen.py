@@ -53,7 +53,7 @@ SCRIPTS = {
     "epochs shorter than log_every": "    progress._Lines.every = 0.0\n" + usual("log_every=100"),
     "the loop is left": usual(in_loop="if run.step % 7 == 4: break"),
     "the loop is left at a reduction": usual(in_loop="if run.step % 7 == 3: break"),
-    "the loop is left after its step": usual("log_every=100", "if run.step % 5 == 4: run.step_done(); break"),
+    "the loop is left after its step": usual("log_every=100", "if run.step_done() or run.step % 5 == 0: break"),
     "the epochs are left": usual(in_body="if epoch == 1: break"),
     "no close": usual(in_body="if epoch == 1: break").replace("run.close()", ""),
     "an exception in the loop": usual(in_loop="if run.step == 12: sys.exit(3)"),

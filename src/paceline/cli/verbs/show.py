@@ -11,7 +11,6 @@ import click
 
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
-from paceline.backends.why import replicas_in_words
 from paceline.cli.flags import completion
 from paceline.cli.flags.options import SectionedCommand, parse_pairs
 from paceline.cli.flags.selection import all_jobs, known, node_of
@@ -27,7 +26,7 @@ from paceline.cli.terminal.tables import (
 )
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
-from paceline.job.quantities import duration, show_duration, show_time
+from paceline.job.quantities import duration, replicas_in_words, show_duration, show_time
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
@@ -253,7 +252,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("duration", _duration(job)),
         ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
         ("progress", _progress(job.progress, job.is_over)),
-        *(("replicas", line.removeprefix("replicas were ")) for line in replicas_in_words(job)),
+        *(("replicas", line.removeprefix("replicas were ")) for line in replicas_in_words(job.progress)),
         ("checkpoint", f"step {job.checkpoint['step']}, in {job.checkpoint['folder']}" if job.checkpoint else None),
         ("tensorboard", _tensorboard(job)),
         *(("data", _volume(volume)) for volume in job.data),

@@ -11,12 +11,13 @@ import click
 from paceline.backends.base import Recorded, Watched, able
 from paceline.backends.story import story
 from paceline.backends.use import RECENT, use_in_words
-from paceline.backends.why import explained, replicas_in_words
+from paceline.backends.why import explained
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.ending import ended_by_signals
 from paceline.job.errors import UserError
+from paceline.job.quantities import replicas_in_words
 
 if TYPE_CHECKING:
     from paceline.contract.records import NodeHistory
@@ -41,7 +42,7 @@ def _why(name: str, live: bool, output: str) -> int:
     lines = explained(job, happened, stands)
     if len(lines) == 1 and not job.is_over and stands is None:
         lines.append("nothing is known that keeps it; see where its ranks are with --live")
-    lines += replicas_in_words(job)
+    lines += replicas_in_words(job.progress)
     lines += (line for used in use_in_words(job, nodes) for line in ("", used))
     click.echo("\n".join(lines))
     return 0

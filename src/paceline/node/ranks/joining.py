@@ -69,7 +69,7 @@ def worlds() -> list[str]:
 
 def report(error_path: Path) -> None:
     """At the end of a script that has succeeded: record if it has never read its rank."""
-    if is_alone() and os.environ["PACELINE_RANK"] == "0":
+    if is_alone() and os.environ.get("PACELINE_RANK") == "0":
         error_path.with_suffix(UNJOINED).touch()
 
 

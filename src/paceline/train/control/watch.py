@@ -323,6 +323,7 @@ class Watch:
                 self._condition.wait_for(lambda: not self._uncompared or self._fatal.error is not None, _LAST_SECONDS)
             self._closed = True
             error = self._fatal.error
+        self.parts = lambda _: ()  # what a model holds, such as an open file, is closed in time
         self._listener.stop()
         self._release()
         self._hooks.release_exceptions()

@@ -59,6 +59,7 @@ class SavedSync:
 
     def __init__(self, model: Synchronised, options: Sync, group: Group) -> None:
         self._model, self._method, self._group = model, describe(options), group
+        self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
         """What the exchange keeps, and its method."""
@@ -68,7 +69,8 @@ class SavedSync:
         """Go on with it, if it is of the same method."""
         if state["method"] == self._method:
             self._model.synchroniser.load_state_dict(state["kept"])
-        elif state["kept"] and self._group.is_main:
+        elif state["kept"] and self._group.is_main and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "the checkpoint was taken with sync=%s; what that had not sent yet is left out, and the run goes on "
                 "with sync=%s", state["method"], self._method,
