@@ -171,8 +171,9 @@ def test_a_signal_by_hand_is_no_time_limit(user: Client, cluster: Cluster) -> No
     found = reaches(user, "STOPPED")
     assert (found["exit_code"], found["cause"]) == (143, None)
     assert found["error"].startswith("stopped by a signal, USR2, that was not Slurm's warning before its time limit")
-    shown = cluster.slurm("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={found['external_id']}")
-    assert shown == "CANCELLED\n"
+    ask = ("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={found['external_id']}")
+    eventually(lambda: cluster.slurm(*ask) != "COMPLETING\n", "the node has cleaned up", 0.1)  # it hides how a job ends
+    assert cluster.slurm(*ask) == "CANCELLED\n"
 
 
 def test_a_signal_that_slurm_loses(user: Client, cluster: Cluster) -> None:
