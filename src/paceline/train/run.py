@@ -521,8 +521,9 @@ class Run(Collectives):
     def save(self, block: bool = False) -> None:
         """Take a checkpoint. All ranks must call this in the same step.
 
-        In an epoch's last step, and after a loop that other training of the epoch may follow, the checkpoint is taken
-        at the end of the epoch's body, so that a resumed run does not repeat the rest of the body.
+        A resumed run goes on behind the last batch that was trained on. Batches after it, on which no step followed,
+        come again; so do passes of the epoch that did not train. In the last step of a pass, and between two passes,
+        the checkpoint is taken at the end of the epoch's body, so that a resumed run does not repeat the rest of it.
 
         Args:
             block: whether to wait until the checkpoint is written; otherwise it is written in the background. Where the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -209,6 +210,13 @@ class ByHand(Around):
             parameter.grad = gradient
 
 
+class ByHandAfterAFailure(ByHand):
+    def step(self) -> None:
+        with contextlib.suppress(ZeroDivisionError):
+            self.optimizer.step(lambda: 1 / 0)
+        super().step()
+
+
 class Loose(Around):
     """A temperature beside the model, as in CLIP."""
 
@@ -254,7 +262,7 @@ class LooseLater(Loose):
 CASES = [
     Around, Original, PlainBackward, EveryOther, TwoBackwards, Accumulated, Checkpointed, Compressed, Double,
     OriginalDouble, Unfrozen, Frozen, Adapter, AdapterInAnOptimizerOfItsOwn, InTheBackward, InThePlainBackward, ByHand,
-    Loose, LooseClipped, LooseAccumulated, LooseLater,
+    ByHandAfterAFailure, Loose, LooseClipped, LooseAccumulated, LooseLater,
 ]  # fmt: skip
 ALIKE = [
     PartOnSomeRanks,

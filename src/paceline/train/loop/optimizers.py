@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.train.parallel.state_making import only_makes_state
+from paceline.train.parallel.step_kinds import only_makes_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -88,7 +88,6 @@ class OtherOptimizers:
         self._prepared.before_step(optimizer, has_closure=closure is not None)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._prepared.after_step(optimizer)
         if optimizer in self._ignored or only_makes_state():
             return
         if optimizer not in self._kept:

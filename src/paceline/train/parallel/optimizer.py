@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .loss_scaling import Stepping, attach
-from .state_making import only_makes_state
+from .step_kinds import only_makes_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ from .loose import LooseParameters
 from .loss_scaling import unscaled
 from .model import Model, some_of
 from .optimizer import prepare_optimizer
-from .state_making import only_makes_state
 from .step_counts import StepCounts
+from .step_kinds import is_part_of_step, only_makes_state
 from .strategy import Strategy
 from .sync.options import describe
 from .sync.saved import SavedSync
@@ -88,14 +88,12 @@ class _Uses:
         size: number of its parameters then.
         parts: models and loose parameters, and those of their parameters that it updates.
         seen: by the id of their exchange, the number of backward passes before its last step.
-        is_stepping: whether a step is under way, within which that of its base class calls the hooks again.
     """
 
     changes: int
     size: int
     parts: list[tuple[Model | LooseParameters, list[torch.Tensor]]]
     seen: dict[int, int]
-    is_stepping: bool = False
 
 
 class Prepared:
@@ -615,7 +613,7 @@ class Prepared:
                 "script must add it again before the first step after a resume, as by `if epoch >= 1 and "
                 f"len(optimizer.param_groups) == {number}: optimizer.add_param_group(…)`"
             )
-        if self._group.world_size == 1:
+        if self._group.world_size == 1 or is_part_of_step(optimizer):
             return
         known = self._uses.get(optimizer)
         size = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -627,9 +625,6 @@ class Prepared:
             parts = [(each, [p for p in each.late.parameters if id(p) in mine]) for each in every]
             seen = {} if known is None else known.seen
             known = self._uses[optimizer] = _Uses(self._changes, size, [part for part in parts if part[1]], seen)
-        if known.is_stepping:
-            return
-        known.is_stepping = True
         is_within = torch._C._current_graph_task_id() != -1
         for part, own in known.parts:
             late = part.late
@@ -644,12 +639,6 @@ class Prepared:
             if part.averages and (is_within or ((is_by_hand or is_new) and any(p.grad is not None for p in own))):
                 late.exchange(own)
             known.seen[id(late)] = late.backwards
-
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that a step of any optimizer is over."""
-        known = self._uses.get(optimizer)
-        if known is not None:
-            known.is_stepping = False
 
     def scale_gradients(self, every: int, factor: float | torch.Tensor) -> None:
         """Multiply the gradients of models set up with this `Strategy.accumulate`."""
