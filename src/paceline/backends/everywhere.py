@@ -135,7 +135,7 @@ def describe(
             there.look_repeatedly()
         found = there.describe(place.jobs, since)
         if place.jobs is not None:
-            recent = [job for job in found.jobs if since is None or not job.is_over or (job.finished or 0.0) >= since]
+            recent = [job for job in found.jobs if job.is_recent(since)]
             lost = (f"{place.name}: {job.error}" for job in recent if job.state == "LOST")
             found = Listing(recent, len(found.jobs) - len(recent), tuple(dict.fromkeys((*found.warnings, *lost))))
         if each is not None:

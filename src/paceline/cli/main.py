@@ -147,18 +147,32 @@ def run() -> int:
         code = 130
     except BrokenPipeError:  # the reader of our output has ended, as with `| head`
         code = 128 + signal.SIGPIPE
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+    except (OSError, RuntimeError) as error:
+        why = _lack(error)
+        if why is None:
             raise
         with contextlib.suppress(OSError):
-            click.echo(f"paceline: cannot write the output: {error.strerror}", err=True)
-        code = 1
+            click.echo(f"paceline: {why}", err=True)
+        code = 1 if getattr(error, "errno", None) == errno.ENOSPC else 2  # of `wait`, 1 is a job that failed
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python does not try again
     return code if isinstance(code, int) else 0
+
+
+def _lack(error: OSError | RuntimeError) -> str | None:
+    """What this machine has no more of, in one line; None if an error is another one."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return f"cannot write the output: {error.strerror}"
+    # Python has no other sign of a thread that cannot be started.
+    is_full = str(error) == "can't start new thread" or getattr(error, "errno", None) == errno.EAGAIN
+    if is_full:
+        return "no more threads and processes can be started here; end some, or have the limit raised (ulimit -u)"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error.strerror} here; close some, or have the limit raised (ulimit -n)"
+    return None
 
 
 def _end(code: int) -> NoReturn:

@@ -137,7 +137,7 @@ class Index:
             (
                 name,
                 identity,
-                record["finished"],
+                record["finished"] or record["kept_since"] or record["created"],
                 (record["kept_since"] or 0.0) + (record["ttl"] or math.inf),
                 json.dumps(record),
             )

@@ -149,13 +149,17 @@ class Job:
         """Whether it has ended for good."""
         return self.state in FINAL
 
+    def is_recent(self, since: float | None) -> bool:
+        """Whether it has not ended, or not before this time; of an end at an unknown time nobody knows that."""
+        return not self.is_over or since is None or self.finished is None or self.finished >= since
+
     def has_expired(self, now: float) -> bool:
         """Whether its time to live is over."""
         return self.is_over and self.ttl is not None and now - (self.kept_since or now) >= self.ttl
 
     def duration(self, now: float) -> float | None:
         """Seconds from its start to its end, or to `now`; None before it, or if nobody knows whether it runs."""
-        if self.started is None or (self.finished is None and self.state == "LOST"):
+        if self.started is None or (self.finished is None and (self.is_over or self.state == "LOST")):
             return None
         return (self.finished or now) - self.started
 

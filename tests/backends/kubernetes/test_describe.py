@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.look.describe import described
 from paceline.backends.kubernetes.look.jobs import Found
 from paceline.backends.kubernetes.look.pods import seen
@@ -111,6 +113,13 @@ def test_a_job_whose_pods_are_gone_was_taken_away() -> None:
     found, code, error, ranks = state(status=FAILED)
     assert (found, code, ranks) == ("FAILED", 143, ["STOPPED", "STOPPED"])
     assert "deleted, evicted or preempted" in error and error.endswith("(too many)")
+
+
+def test_a_pod_that_never_began_ends_with_its_job() -> None:
+    failed = replace(pod(0), phase="Failed", started=None, finished=None, exit_code=None, error="its init failed")
+    job = job_of(failed, status=FAILED)
+    assert (job.state, job.finished, job.error) == ("FAILED", moment(T.format(9)), "node 0 (it-0-x): its init failed")
+    assert job.is_recent(job.finished) and not job.is_recent(job.finished + 1)
 
 
 def test_a_checkpoint_that_went_with_its_pod_is_not_promised() -> None:

@@ -230,6 +230,15 @@ def test_what_is_refused_leaves_nothing(user: User) -> None:
         user.nothing_left(name)
 
 
+def test_an_empty_list_is_no_answer_of_a_namespace_that_is_missing(user: User) -> None:
+    assert user.backend().describe().jobs == []
+    for names in (None, ["it"]):
+        with pytest.raises(UserError, match=r"namespaces \"nowhere\" not found; create it"):
+            user.backend(namespace="nowhere").describe(names)
+    user.cluster.deny("get", "namespaces")  # as most users
+    assert user.backend(namespace="nowhere").describe().jobs == []
+
+
 def test_what_the_server_warns_of_is_said(user: User) -> None:
     user.cluster.server.warning = 'would violate PodSecurity "restricted:latest": runAsNonRoot != true'
     there, said = user.backend(), Silence()

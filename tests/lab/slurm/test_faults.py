@@ -246,6 +246,30 @@ def test_slurmctld_is_down(user: Client, cluster: Cluster) -> None:
     reaches(user, "STOPPED")
 
 
+def test_the_login_node_does_not_know_the_user_for_a_moment(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER, name="runs")
+    reaches(user, "RUNNING", "runs")
+    submit(user, FOREVER, "--slurm", "hold", name="waits")
+    unknown = 'for word; do shift; set -- "$@" "$(echo "$word" | sed s/^--user=.*/--user=54321/)"; done'
+    cluster.break_command("squeue", f'{unknown}\nexec "$real" "$@"')  # as while sssd or LDAP does not answer
+    waiting = user.start("wait", "--on", "lab", "runs")
+    for name, state in (("runs", "RUNNING"), ("waits", "PENDING")):
+        user.forget()
+        shown = user.paceline("list", "--on", "lab")
+        assert re.search(rf"^{name} .*{state} ", shown.stdout, re.M), shown
+        assert "squeue: Invalid user" in shown.stderr, shown
+        assert job(user, name)["state"] == state
+        for verb in ("delete", "resubmit"):
+            user.forget()
+            refused = user.paceline(verb, "--on", "lab", name, check=False)
+            assert refused.returncode == 2 and f"paceline stop --on lab {name}" in refused.stderr, refused.stderr
+    cluster.break_command("squeue", 'exec "$real" "$@"')
+    cluster.slurm("scancel", job(user, "runs")["external_id"])
+    assert waiting.wait() == 143, "it has waited until Slurm said that it is over"
+    assert until(user, lambda it: it["state"] == "PENDING" and "holds it" in it["waiting"], "it waits", "waits")
+    assert len(cluster.slurm("squeue", "--noheader").splitlines()) == 1, "nothing was submitted twice"
+
+
 def test_a_client_is_interrupted_while_slurmctld_is_down(user: Client, cluster: Cluster) -> None:
     running = user.start("run", "--on", "lab", "--name", "it", user.script(FOREVER))
     assert running.stdout is not None and running.stderr is not None

@@ -88,6 +88,7 @@ def test_squeue_is_asked_less_often_while_slurm_does_not_answer(
         "asked": still - age,
         "failures": failures,
         "problem": problem,
+        "lost": [],
     }
     assert cluster.asked(tmp_path, GENEROUS) == "here"
     (tmp_path / "queue-here.json").write_text(json.dumps(kept))
@@ -97,6 +98,58 @@ def test_squeue_is_asked_less_often_while_slurm_does_not_answer(
     if is_asked:
         assert "slurmctld" in str(found.problem)
         assert json.loads((tmp_path / "queue-here.json").read_text())["failures"] == failures + 1
+
+
+UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+NO_USER = "echo 'Invalid user: 1000' >&2"
+DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("of_the_user", "alone", "is_lost"),
+    [
+        ("exit 0", UNKNOWN, True),
+        ("exit 0", "exit 0", True),
+        ("exit 0", "cat OTHER", True),
+        ("exit 0", "cat OURS", False),
+        ("exit 0", NO_USER, False),
+        ("exit 0", DOWN, False),
+        ("exit 0", "kill -9 $$", False),
+        (NO_USER, UNKNOWN, False),
+        ("cat OTHER; echo 'a warning of the site' >&2", UNKNOWN, True),
+    ],
+)
+@pytest.mark.parametrize("number", ["7", None])
+def test_a_job_is_gone_only_if_slurm_says_so_of_this_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, of_the_user: str, alone: str, is_lost: bool,
+    number: str | None,
+) -> None:  # fmt: skip
+    (tmp_path / "OTHER").write_text(line(JobID="7", State="RUNNING", Comment="paceline:another") + "\n")
+    (tmp_path / "OURS").write_text(line(JobID="7", State="RUNNING", Comment="paceline:abc") + "\n")
+    which = "--name=it" if number is None else f"--jobs={number}"
+    body = f'cd {tmp_path}\ncase "$*" in *{which}*) echo alone >> alone; {alone};; *) {of_the_user};; esac'
+    squeue(tmp_path, monkeypatch, body)
+    for _ in range(3):  # of clients, one after another
+        found = Queue(tmp_path)
+        assert found.has_lost(Identity("abc", "it", "/"), number, 0.0) == is_lost
+        assert (found.problem is None) == (is_lost or "OURS" in alone)
+    asked = (tmp_path / "alone").read_text().count("\n") if (tmp_path / "alone").exists() else 0
+    assert asked == (0 if of_the_user == NO_USER else 3 if "OURS" in alone else 1), "what it says is kept"
+
+
+def test_slurms_commands_that_cannot_be_started_are_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float
+) -> None:
+    squeue(tmp_path, monkeypatch, "exit 0")
+    assert cluster.asked(tmp_path, GENEROUS) == "here"
+
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", full)
+    found = Queue(tmp_path)
+    assert not found.knows_since(0.0)
+    assert str(found.problem) == "squeue cannot be started here: Resource temporarily unavailable"
 
 
 @given(st.binary(max_size=40))

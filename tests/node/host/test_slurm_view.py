@@ -208,6 +208,21 @@ def test_a_node_that_refuses_the_job(slurm: Cluster) -> None:
     )
 
 
+def test_a_job_that_its_node_refuses_has_ended_when_it_did(slurm: Cluster) -> None:
+    part = slurm.it.part(FIRST, 0)
+    part.mkdir(parents=True)
+    (part / "refused").write_text("torch is not installed")
+    for decided in (False, True):
+        if decided:
+            slurm.decides(state="FAILED", exit_code=2, time=(part / "refused").stat().st_mtime + 1)
+        slurm.lists("FAILED")
+        shown = slurm.shown()
+        assert (shown["state"], shown["error"]) == ("FAILED", "torch is not installed")
+        assert abs(shown["finished"] - (part / "refused").stat().st_mtime) < 5
+        request = {"names": None, "since": shown["finished"] - 60}
+        assert [it["name"] for it in describe.slurm_describe(Home(slurm.it.root), request)["jobs"]] == ["it"]
+
+
 def test_a_node_that_an_elastic_job_has_lost_does_not_count(slurm: Cluster) -> None:
     slurm.node(0, "RUNNING", attempt=1)
     slurm.node(

@@ -154,7 +154,7 @@ class Kubernetes(Backend):
             return Listing([self._asked(job, jobs[name])], 0, (*old, *(() if gone is None else (gone,))))
         if names is not None:
             return Listing([jobs[name] for name in dict.fromkeys(names) if name in jobs], 0, old)
-        recent = [job for job in jobs.values() if since is None or not job.finished or job.finished >= since]
+        recent = [job for job in jobs.values() if job.is_recent(since)]
         recent.sort(key=lambda job: job.created, reverse=True)
         return Listing(recent, len(jobs) - len(recent), old)
 

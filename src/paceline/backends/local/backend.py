@@ -16,7 +16,7 @@ from paceline.job.job import ELSEWHERE, Job
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node import tensorboard
 from paceline.node.files import read_json
-from paceline.node.journal.fold import fold
+from paceline.node.journal.fold import fold, is_recent
 from paceline.node.journal.state import FINAL
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import records
@@ -201,9 +201,7 @@ class Local(Backend):
                 self._remove(name)
         index.close()
         count = len(present) - len(changed) + len(read) - len(expired)
-        new = (
-            record for record in read.values() if record["state"] not in FINAL or (record["finished"] or 0.0) >= since
-        )
+        new = (record for record in read.values() if is_recent(record, since))
         return [record for record in (*old, *new) if record["name"] not in expired], count
 
     def keep_expired(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
-from paceline.node.journal.fold import fold
+from paceline.node.journal.fold import fold, is_recent
 from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
@@ -38,7 +38,7 @@ def describe(home: Home, request: Request) -> Answer:
         if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
                 home.remove(run)
-        elif not is_over or (record["finished"] or 0.0) >= since:
+        elif is_recent(record, since):
             found.append(report)
     return {"jobs": found, "names": [run.path.name for run in runs]}
 

@@ -231,6 +231,11 @@ def is_over(part: Part) -> bool:
     return _state_of(part) in FINAL
 
 
+def is_recent(record: JobRecord, since: float) -> bool:
+    """Whether a job has not ended, or not before this time; of an end at an unknown time nobody knows that."""
+    return record["state"] not in FINAL or record["finished"] is None or record["finished"] >= since
+
+
 def _in_last(parts: list[Part]) -> int:
     """How many of these parts, in order, are in the last attempt."""
     last = [part for part in parts if part["attempt"] == parts[0]["attempt"]]
@@ -271,7 +276,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "attempt": first["attempt"],
         "exit_code": telling["exit_code"] if over else None,
         "started": min((part["started"] for part in parts if part["started"]), default=None),
-        "finished": max(part["finished"] or 0.0 for part in deciding) if over else None,
+        "finished": max(part["finished"] or 0.0 for part in deciding) or None if over else None,
         "instances": sorted((rank for part in there for rank in _instances(part)), key=lambda rank: rank["rank"]),
         "error": None if culprit is None else _error_of(culprit),
         "cause": None if culprit is None else _cause_of(culprit),

@@ -122,7 +122,7 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     """The jobs of these names, or all, each with its pods; in a call for each kind, if there are not too many.
 
     Raises:
-        UserError: the server refuses to list them.
+        UserError: the server refuses to list them, or it is not known whether one exists.
     """
     if names is not None and not names:
         return {}
@@ -130,11 +130,15 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     selector = SELECTOR
     if names is not None and len(names) <= _MOST_NAMES:
         selector += f",{INSTANCE} in ({','.join(names)})" if all(map(_is_label, names)) else ""
+    refusals: list[ApiError] = []
     for kind in _kinds(cluster, lambda: names is not None and len(found) == len(set(names))):
-        for item in _listed(cluster, kind, selector):
+        for item in _listed(cluster, kind, selector, refusals):
             if names is None or item["metadata"]["name"] in names:
                 found[item["metadata"]["name"]] = Found(item, kind)
+    if refusals and (missing := [name for name in names or () if name not in found]):
+        raise UserError(f"whether there is a job {missing[0]} is not known: {refusals[0]}")
     if not found:
+        _refuse_missing(cluster)
         return found
     for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector):
         for item in page["items"]:
@@ -155,13 +159,28 @@ def _kinds(cluster: Cluster, has_all: Callable[[], bool]) -> Iterator[Kind]:
                 yield kind
 
 
-def _listed(cluster: Cluster, kind: Kind, selector: str) -> Iterator[Object]:
+def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError]) -> Iterator[Object]:
+    """The objects of a kind; one that an operator has brought, and that the server does not list, is noted."""
     try:
         for page in cluster.list(kind.path(cluster), labelSelector=selector):
             yield from page["items"]
     except ApiError as error:
         if isinstance(kind, BatchJob) or error.code not in (403, 404):
-            raise  # other kinds: this user has none of them
+            raise
+        refusals.append(error)
+
+
+def _refuse_missing(cluster: Cluster) -> None:
+    """Refuse a namespace that does not exist: the server lists no jobs of it, as if there were none.
+
+    Raises:
+        UserError: there is no such namespace.
+    """
+    try:
+        cluster.get(f"/api/v1/namespaces/{cluster.namespace}")
+    except ApiError as error:
+        if error.code == 404:
+            raise
 
 
 def _is_label(name: str) -> bool:

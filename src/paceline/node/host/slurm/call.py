@@ -49,6 +49,10 @@ class Rejected(Refused):
         self.output = output
 
 
+class NoSuchJob(Rejected):
+    """Slurm has no job of the number that it was asked for: none of its commands says this in another way."""
+
+
 def call(
     command: str, *args: str, env: Mapping[str, str] | None = None, text: str | None = None, seconds: float = SECONDS
 ) -> str:
@@ -62,13 +66,24 @@ def call(
         Away: Slurm does not answer.
         Rejected: Slurm does not do it.
     """
+    return _printed(command, args, env, text, seconds)[0]
+
+
+def _printed(
+    command: str, args: Sequence[str], env: Mapping[str, str] | None, text: str | None, seconds: float
+) -> tuple[str, str]:
+    """What a command that succeeds prints, and what it complains of."""
     path = found(command)
     base = {name: value for name, value in (os.environ if env is None else env).items() if not _FILTERS.match(name)}
     given = {**base, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
-    process = subprocess.Popen(
-        [path, *args], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=given, start_new_session=True
-    )
+    try:
+        process = subprocess.Popen(
+            [path, *args], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=given,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as reason:  # no process can be started, or no descriptor is left
+        raise Away(f"{command} cannot be started here: {reason.strerror}") from None
     try:
         out, err = process.communicate(None if text is None else text.encode(), timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -82,13 +97,14 @@ def call(
         ) from None
     if process.returncode:
         raise _failure(command, err.decode(errors="replace"))
-    return out.decode(errors="replace")
+    return out.decode(errors="replace"), err.decode(errors="replace")
 
 
 def table(command: str, *args: str, columns: Mapping[str, int], seconds: float = SECONDS) -> list[dict[str, str]]:
     """The rows that `squeue` or `sinfo` print: the text of each column, by its name.
 
-    All versions of Slurm from 22.05 to 25 have these texts of fixed columns, while their JSON differs.
+    All versions of Slurm from 22.05 to 25 have these texts of fixed columns, while their JSON differs. No row and a
+    complaint is no answer: squeue ends with 0 when this machine cannot resolve the user for a moment.
 
     Args:
         command: see `call`, also for what it raises.
@@ -96,7 +112,10 @@ def table(command: str, *args: str, columns: Mapping[str, int], seconds: float =
     """
     form = ",".join(f"{name}:{width}" for name, width in columns.items())
     rows = []
-    for line in call(command, "--noheader", *args, "-O", form, seconds=seconds).splitlines():
+    output, complaint = _printed(command, ("--noheader", *args, "-O", form), None, None, seconds)
+    if complaint.strip() and not output.strip():
+        raise Away(f"{command}: {_lines(complaint)[-1]}")
+    for line in output.splitlines():
         row, rest = {}, line
         for name, width in columns.items():
             row[name], rest = rest[:width].strip(), rest[width:]
@@ -122,8 +141,7 @@ def has(command: str) -> bool:
 
 
 def _failure(command: str, output: str) -> Refused:
-    lines = [_SENTENCE.sub("", line.strip()) for line in output.splitlines() if line.strip()]
-    lower = output.lower()
+    lines, lower = _lines(output), output.lower()
     if "configuration source" in lower:  # its commands are installed on a machine that is in no cluster
         return Refused(f"{command}: this machine is in no Slurm cluster; {_ELSEWHERE}")
     if any(text in lower for text in _MUNGE):
@@ -132,12 +150,18 @@ def _failure(command: str, output: str) -> Refused:
         )
     if any(text in lower for text in _AWAY):
         return Away(f"{command}: {_telling(lines, _AWAY)}; Slurm's controller (slurmctld) is down or cannot be reached")
-    return Rejected(command, lines[-1].rstrip(".") if lines else "")
+    kind = NoSuchJob if "invalid job id" in lower else Rejected
+    return kind(command, lines[-1] if lines else "")
+
+
+def _lines(output: str) -> list[str]:
+    """The sentences of an output."""
+    return [_SENTENCE.sub("", line.strip()).rstrip(".") for line in output.splitlines() if line.strip()]
 
 
 def _telling(lines: Sequence[str], texts: Sequence[str]) -> str:
     """The line that has the first of these texts that there is."""
-    return next(line for text in texts for line in lines if text in line.lower()).rstrip(".")
+    return next(line for text in texts for line in lines if text in line.lower())
 
 
 def batch_environment(secrets: Mapping[str, str], token: str | None) -> dict[str, str]:

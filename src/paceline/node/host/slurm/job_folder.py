@@ -256,10 +256,10 @@ class JobFolder:
         paths = [self.part(start, rank) / self.name for rank in ranks if self.name in names(self.part(start, rank))]
         return [RunDirectory(path) for path in paths if "spec.json" in names(path)]
 
-    def refusals(self, start: Start) -> list[str]:
-        """Why the job cannot run on nodes of a start."""
-        parts = [name for name in names(self.of(start)) if name.isdecimal()]
-        return [why for part in parts if (why := self._read(self.of(start) / part / "refused"))]
+    def refusals(self, start: Start) -> list[tuple[str, float]]:
+        """Why the job cannot run on nodes of a start, and when they said so by the clock of the disk."""
+        files = [self.of(start) / name / "refused" for name in names(self.of(start)) if name.isdecimal()]
+        return [(why, file.stat().st_mtime) for file in files if (why := self._read(file))]
 
     def outcome(self, start: Start) -> dict[str, Any] | None:
         """What the batch script decided at the end of a start; None before it has."""

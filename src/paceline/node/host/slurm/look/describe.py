@@ -10,6 +10,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
+from paceline.node.journal.fold import is_recent
 from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
@@ -45,7 +46,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         if has_expired and not request.get("keeps"):
             with contextlib.suppress(Refused):  # it is tried again at the next call
                 jobs.remove(folder)
-        elif not is_over or names is not None or (record["finished"] or 0.0) >= since:
+        elif names is not None or is_recent(record, since):
             found.append(record)
     problem = None if queue.problem is None else str(queue.problem)
     going = [record["name"] for record in found if record["state"] not in FINAL]

@@ -87,7 +87,7 @@ def ended(folder: JobFolder, start: Start) -> JobRecord | None:
     return fold(reports[0]["job"], [report["part"] for report in reports]) if reports else None
 
 
-def _reports(folder: JobFolder, start: Start, *, alive: bool) -> tuple[list[Report], list[str]]:
+def _reports(folder: JobFolder, start: Start, *, alive: bool) -> tuple[list[Report], list[tuple[str, float]]]:
     """What the nodes of a start have written, and why others refused the job."""
     runs = folder.runs(start)
     lost = _lost(runs)
@@ -96,12 +96,14 @@ def _reports(folder: JobFolder, start: Start, *, alive: bool) -> tuple[list[Repo
     return sorted(reports, key=lambda report: order(report["part"])), folder.refusals(start)
 
 
-def _parts(reports: list[Report], refusals: list[str]) -> list[Part]:
+def _parts(reports: list[Report], refusals: list[tuple[str, float]]) -> list[Part]:
     """The parts of nodes, those that refused the job among them."""
     attempt = max((report["part"]["attempt"] for report in reports), default=0)
     parts = [report["part"] for report in reports]
-    for why in refusals:
-        part = part_of({"state": "FAILED", "exit_code": _REFUSED, "attempt": attempt}, alive=False, host="")
+    for why, when in refusals:
+        part = part_of(
+            {"state": "FAILED", "exit_code": _REFUSED, "attempt": attempt, "finished": when}, alive=False, host=""
+        )
         parts.append({**part, "error": why, "cause": "refused"})
     return parts
 

@@ -18,26 +18,28 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
 from paceline.node.host.slurm import cluster
-from paceline.node.host.slurm.call import table
+from paceline.node.host.slurm.call import NoSuchJob, table
 from paceline.node.host.slurm.job_folder import COMMENT
 from paceline.node.host.slurm.job_folders import disk_time
 
 from . import reasons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paceline.node.host.slurm.job_folder import Identity
 
 FRESH = 10.0  # seconds for which an answer is used
 _LATE = 3.0  # seconds that Slurm may take to list a job that it has taken
+_MOST_LOST = 1000  # jobs that Slurm has lost are remembered
+_ALL = ("--array", "--states=all")
 _BACK_OFF = 60.0  # at most so many seconds between two calls while Slurm does not answer
 QUICK = 12.0  # seconds that Slurm may take to answer one who only looks
 _LEAST = 1.0  # seconds that a command may take at least
 _LOOK = 0.1  # seconds between two looks whether another process has the answer
 _OURS = re.compile(re.escape(COMMENT) + r"(\w+)")  # a site may put words of its own beside it
-_VERSION = 2  # of the file; earlier versions of paceline had one of another name
+_VERSION = 3  # of the file; earlier versions of paceline had one of another name
 _FIELDS = {
     "JobID": 24, "ArrayJobID": 24, "ArrayTaskID": 24, "State": 24, "Reason": 80, "StartTime": 24, "EndTime": 24,
     "RestartCnt": 12, "Partition": 64, "Name": 128, "WorkDir": 1024, "Comment": 1024, "BatchHost": 64,
@@ -117,7 +119,7 @@ class Queue:
         """
         self._root, self._fresh, self._until = root, fresh, time.monotonic() + seconds
         self._found: dict[str, Entry] | None = None
-        self._time = 0.0
+        self._answer = _Answer(0.0, 0.0, [])
         self._cluster: str | None = None
         self.problem: Refused | None = None
 
@@ -139,7 +141,34 @@ class Queue:
     def knows_since(self, moment: float) -> bool:
         """Whether the answer is new enough to have a Slurm job that was made at this time of the disk."""
         self._all()
-        return self._time > moment + _LATE
+        return self._answer.time > moment + _LATE
+
+    def has_lost(self, identity: Identity, number: str | None, since: float, *, is_shared: bool = False) -> bool:
+        """Whether Slurm has no such job: it does not list it, and says so, later than this, when asked for it alone.
+
+        A list of a user's jobs proves nothing: what makes it may not know the user. Without an answer it is False.
+
+        Args:
+            number: of the Slurm job; None if it is not known, then it is looked for by its name among those of all.
+            is_shared: whether the Slurm job is not of this identity alone: it is an allocation of its user.
+        """
+        if not self.knows_since(since) or self.problem is not None:
+            return False
+        key = number or identity.job_id
+        if key in self._answer.lost:
+            return True
+        alone = f"--name={identity.name}" if number is None else f"--jobs={number}"
+        try:
+            rows = table("squeue", *_ALL, alone, columns=_FIELDS, seconds=self.remaining)
+        except NoSuchJob:
+            rows = []
+        except Refused as error:
+            self._keep(self._answer.failed(error, disk_time(self._root)))
+            return False
+        if any(is_shared or _entry(row).is_of(identity) for row in rows):
+            return False
+        self._keep(self._answer._replace(lost=[*self._answer.lost, key]))
+        return True
 
     def is_past(self, moment: float, seconds: float) -> bool:
         """Whether a time of the disk is longer ago than this."""
@@ -173,19 +202,26 @@ class Queue:
                 kept, now = _Answer.read(file), disk_time(self._root)
                 if kept is None or not kept.is_fresh(now, self._fresh):
                     kept = self._ask(kept, now)
-        self._time = kept.time
-        self.problem = Refused(kept.problem) if kept.problem else None
+        self._use(kept)
         return {entry.number: entry for entry in kept.entries}
+
+    def _use(self, answer: _Answer) -> None:
+        self._answer = answer
+        self.problem = Refused(answer.problem) if answer.problem else None
+
+    def _keep(self, answer: _Answer) -> None:
+        """Use an answer, and let all clients use it."""
+        self._use(answer)
+        with contextlib.suppress(OSError):
+            answer.write(_file(self._root, self._cluster))
 
     def _ask(self, before: _Answer | None, begun: float) -> _Answer:
         try:
             self._cluster = cluster.asked(self._root, self.remaining)
             entries = _listed(self.remaining)
-            answer = _Answer(begun, begun, entries)
-        except Refused as error:
-            last = before or _Answer(0.0, 0.0, [])
-            now = disk_time(self._root)  # now: the next one does not wait as long at once
-            answer = last._replace(asked=now, failures=last.failures + 1, problem=str(error))
+            answer = _Answer(begun, begun, entries, lost=before.lost[-_MOST_LOST:] if before is not None else ())
+        except Refused as error:  # now: the next one does not wait as long at once
+            answer = (before or _Answer(0.0, 0.0, [])).failed(error, disk_time(self._root))
         with contextlib.suppress(OSError):
             answer.write(_file(self._root, self._cluster))
         return answer
@@ -199,6 +235,7 @@ class _Answer(NamedTuple):
         asked: when it was asked last.
         failures: how often it has not answered since.
         problem: why; "" if it has answered.
+        lost: numbers of jobs of which it has said that it does not know them.
     """
 
     time: float
@@ -206,6 +243,7 @@ class _Answer(NamedTuple):
     entries: list[Entry]
     failures: int = 0
     problem: str = ""
+    lost: Sequence[str] = ()
 
     @classmethod
     def read(cls, file: Path) -> _Answer | None:
@@ -215,8 +253,12 @@ class _Answer(NamedTuple):
             if kept["v"] == _VERSION:
                 entries = [Entry(**entry) for entry in kept["entries"]]
                 numbers = float(kept["time"]), float(kept["asked"]), entries, int(kept["failures"])
-                return cls(*numbers, str(kept["problem"]))
+                return cls(*numbers, str(kept["problem"]), list(map(str, kept["lost"])))
         return None
+
+    def failed(self, error: Refused, now: float) -> _Answer:
+        """This answer, after Slurm has not given a newer one."""
+        return self._replace(asked=now, failures=self.failures + 1, problem=str(error))
 
     def write(self, file: Path) -> None:
         """Keep it.
@@ -268,7 +310,7 @@ def _only_one(file: Path, until: float) -> Iterator[None]:
 
 def _listed(seconds: float) -> list[Entry]:
     who = f"--user={os.getuid()}"
-    rows = table("squeue", "--array", "--states=all", who, columns=_FIELDS, seconds=seconds)
+    rows = table("squeue", *_ALL, who, columns=_FIELDS, seconds=seconds)
     return [_entry(row) for row in rows]
 
 

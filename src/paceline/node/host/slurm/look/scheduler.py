@@ -208,8 +208,9 @@ class SlurmJob:
         return accounts.End("") if asked is None else accounts.end_of(ids[-1], asked, self._queue.remaining)
 
     def _is_known_gone(self, since: float) -> bool:
-        """Whether Slurm has answered later than this, and did not name it."""
-        return self._queue.knows_since(since)
+        """Whether Slurm has said later than this that it does not know its Slurm job."""
+        mine, number = self._folder.identity(self._job), next(reversed(self._folder.ids), None)
+        return self._queue.has_lost(mine, number, since, is_shared=self._is_allocated)
 
     def _begun(self, start: Start) -> float:
         return _time(self._folder.of(start)) + _SHORTLY
