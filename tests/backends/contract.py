@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,13 @@ SECRETIVE = """
     import hashlib, os, threading
     print(hashlib.sha256(os.environ["SECRET"].encode()).hexdigest(), flush=True)
     threading.Event().wait()
+"""
+ASKED = """
+    import os, signal
+    signal.signal(signal.SIGUSR1, lambda number, _: (print("got", int(number), flush=True), os._exit(0)))
+    print("here", flush=True)
+    while True:
+        signal.pause()
 """
 COUNT = """
     import os
@@ -413,6 +421,13 @@ class Contract:
         done = place("run", "--name", "watched", script)
         assert (done.returncode, done.stdout) == (0, "line 0 of 0\nline 1 of 0\nline 2 of 0\n"), done.stderr
         place.works("delete", "watched")
+        running = place.paceline.start("run", *place.where, "--name", "asked", place.paceline.script(ASKED))
+        assert running.stdout is not None
+        assert running.stdout.readline() == "here\n"
+        running.send_signal(signal.SIGUSR1)
+        out, err = running.communicate()
+        assert (running.returncode, out) == (0, f"got {int(signal.SIGUSR1)}\n"), err
+        place.works("delete", "asked")
 
     def test_what_not_every_backend_can_do(self, place: Place) -> None:
         script = place.paceline.script("pass")

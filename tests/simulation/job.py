@@ -394,8 +394,8 @@ class ForkServer:
                 self._soon(lambda local=local: self._start(local), _FORK)
         elif message["do"] == "sweep":
             self._soon(lambda: self._emit({"event": "swept"}), _FORK)
-        else:
-            for local in message["ranks"]:
+        else:  # all ranks handle what is passed on
+            for local in message.get("ranks", self.workers):
                 self._soon(lambda local=local: self._signal(local, message["signal"]), 0.01)
 
     def _start(self, local: int) -> None:

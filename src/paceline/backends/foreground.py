@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.node.logs.following import STREAM_BITS, Event, Output, Update
-from paceline.node.signals import call_on
+from paceline.node.signals import PASSED_ON, call_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "RankStreams",
     "Update",
     "how_it_ended",
-    "interrupt_on_signals",
+    "obey_signals",
 ]
 
 
@@ -65,6 +65,9 @@ class Foreground(Protocol):
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask to stop the job; asked twice, it is stopped at once."""
 
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the agents, which give it to the ranks that handle it."""
+
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the job has ended."""
 
@@ -75,11 +78,21 @@ class Foreground(Protocol):
         """An exit code and an explanation, for a job that ended without a report."""
 
 
-def interrupt_on_signals(job: Foreground) -> None:
-    """Let Ctrl-C and SIGTERM stop a job, as long as this process lives. Those that it ignores stay ignored."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    # A shell without job control ignores SIGINT in the background.
-    call_on([number for number in signals if signal.getsignal(number) is not signal.SIG_IGN], job.interrupt)
+def obey_signals(job: Foreground, early: Sequence[int] = ()) -> None:
+    """Let Ctrl-C and SIGTERM stop a job, and SIGUSR1 and SIGUSR2 reach its ranks, as long as this process lives.
+
+    Those that it ignores stay ignored: a shell without job control ignores SIGINT in the background.
+
+    Args:
+        early: signals to pass on that came before there was a job.
+    """
+    signals = (signal.SIGINT, signal.SIGTERM, *PASSED_ON)
+    call_on(
+        [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN],
+        lambda number: job.pass_on(number) if number in PASSED_ON else job.interrupt(number),
+    )
+    for number in early:
+        job.pass_on(number)
 
 
 def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, list[str]]:

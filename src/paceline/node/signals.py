@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 EXIT_REPLACED = (
     128 + signal.SIGTERM
 )  # the exit code of a node that another one replaces, as if a scheduler had ended it
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks that handle them
 LEAVE = signal.SIGRTMIN  # this node is to leave its job, which goes on
 HANDLED = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, LEAVE,
+    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, *PASSED_ON, LEAVE,
 )  # fmt: skip
 
 

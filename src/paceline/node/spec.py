@@ -12,6 +12,7 @@ from paceline.node.files import read_regular
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SIGNALS = "signals"  # see `NodeSpec.stop_file`
 CURRENT_SECONDS = 5.0  # between two looks of an agent at `NodeSpec.current` and `NodeSpec.stop_file`
 
 
@@ -76,7 +77,8 @@ class NodeSpec:
         current: a file on a disk that all nodes share, and what it holds while this is where the job runs: a scheduler
             that has lost a node may start the job elsewhere while the node still works. None if that cannot be.
         stop_file: a file on a disk that all nodes share; it holds the number of a signal once somebody has asked to
-            stop the job: the signal itself may be lost on its way through a scheduler. None if there is none.
+            stop the job: the signal itself may be lost on its way through a scheduler. Beside it, `SIGNALS` gets a line
+            with the number of each signal for the ranks. None if there is none.
         first_attempt: the number of the first attempt: a scheduler that starts a job again goes on counting.
         hosts: names of the nodes in messages, by node rank; empty if unknown.
         peers: where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its

@@ -373,10 +373,68 @@ def test_an_exception_in_a_training_loop_stands_alone(paceline: Paceline) -> Non
 
 
 def test_a_job_that_is_asked_to_give_way_before_it_can_save_does_not_start_again(paceline: Paceline) -> None:
-    paceline.script("import os, time; open('ready-' + os.environ['RANK'], 'w').close(); time.sleep(1000)")
+    paceline.script("""
+        import os, signal, time
+
+        def end(number, _):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGUSR2, end)
+        open('ready-' + os.environ['RANK'], 'w').close()
+        time.sleep(1000)
+    """)
     process = paceline.start("run", "-n", "2", "--max-restarts", "9", "script.py")
     ready(paceline, 2)
-    os.kill(status(paceline)["agent"]["pid"], signal.SIGUSR2)
+    process.send_signal(signal.SIGUSR2)
     _, err = process.communicate(timeout=GENEROUS)
     assert process.returncode == 128 + signal.SIGUSR2, err
     assert "starting again" not in err
+
+
+SIGNALLED = """
+    import os, signal, threading
+    if os.environ["RANK"] == "0":
+        open("ready-0", "w").close()
+        while not os.path.exists("go"):
+            threading.Event().wait(0.05)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda number, _: print("got", number, flush=True))
+    else:
+        open("ready-1", "w").close()  # it handles nothing, and goes on
+    while not os.path.exists("end"):
+        threading.Event().wait(0.05)
+    print("ends", flush=True)
+"""
+
+
+def test_signals_to_run_reach_the_ranks_that_handle_them(paceline: Paceline) -> None:
+    paceline.script(SIGNALLED)
+    process = paceline.start("run", "-n", "2", "script.py")
+    ready(paceline, 2)
+    process.send_signal(signal.SIGUSR1)  # before there is a handler, as while a script imports
+    (paceline.folder / "go").touch()
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"got {int(signal.SIGUSR1)}\n"
+    process.send_signal(signal.SIGUSR2)
+    assert process.stdout.readline() == f"got {int(signal.SIGUSR2)}\n"
+    (paceline.folder / "end").touch()
+    out, err = process.communicate(timeout=GENEROUS)
+    assert (out, process.returncode) == ("ends\n", 0), err
+
+
+def test_a_signal_reaches_what_a_shell_waits_for(paceline: Paceline) -> None:
+    script = paceline.script("""
+        import signal, sys, threading
+        signal.signal(signal.SIGUSR1, lambda *_: (print("python", flush=True), sys.exit(0)))
+        open("ready-0", "w").close()
+        threading.Event().wait()
+    """)
+    shell = paceline.folder / "train.sh"
+    shell.write_text(f"#!/bin/bash\ntrap 'echo shell' USR1\n{sys.executable} {script}\n")
+    shell.chmod(0o755)
+    process = paceline.start("run", "--no-python", str(shell))
+    ready(paceline, 1)
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=GENEROUS)
+    assert (out, process.returncode) == ("python\nshell\n", 0), err

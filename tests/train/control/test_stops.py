@@ -145,7 +145,7 @@ def test_a_job_that_is_preempted_asks_to_be_resumed(paceline: Paceline) -> None:
     training(paceline, wait_at=4)
     process = paceline.start("run", "-n", "2", "script.py")
     lines_until(process, "step 4 ")
-    os.kill(status(paceline)["agent"]["pid"], signal.SIGUSR2)
+    process.send_signal(signal.SIGUSR2)
     (paceline.folder / "go").touch()
     code, _, err = finish(process)
     assert code == 75, err

@@ -116,13 +116,16 @@ class Kubernetes(Backend):
         def look() -> Job | None:
             return next(iter(self.describe([job.name]).jobs), None)
 
+        def pass_on(number: int) -> None:
+            self._ask_pods(self._find(job.name), {"do": "signal", "name": job.name, "signal": number})
+
         def let_go() -> None:
             if is_held:
                 with contextlib.suppress(UserError):  # it was deleted
                     holding.let_go(self._cluster, kind, job.name, held)
 
         return KubeRun(
-            self._cluster, job, look, lambda now: self._stop(self._find(job.name), now), lease,
+            self._cluster, job, look, lease, stop=lambda now: self._stop(self._find(job.name), now), pass_on=pass_on,
             let_go=let_go, is_plain=is_plain,
         )  # fmt: skip
 
@@ -188,14 +191,17 @@ class Kubernetes(Backend):
 
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs, in the pods that answer; takes some seconds."""
-        from .look.inside import asked
-
-        job = self._find(name)
-        running = [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]
-        answers = asked(self._cluster, running, {"do": "stands", "name": name}, job.python)
+        answers = self._ask_pods(self._find(name), {"do": "stands", "name": name})
         if not answers:
             raise UserError(f"no pod of job {name} answers")
         return [stand for answer in answers.values() for stand in answer["stands"]]
+
+    def _ask_pods(self, job: Found, request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """Node rank → the answer of the program in its pod, of those that run and answer."""
+        from .look.inside import asked
+
+        running = [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]
+        return asked(self._cluster, running, request, job.python) if not job.is_plain else {}
 
     def history(self, name: str, since: float = 0.0) -> History:
         """What a job has used and logged, in the pods that answer; see `Recorded`."""

@@ -48,6 +48,10 @@ class LocalRun:
         if self._process.poll() is None:
             self._process.send_signal(number)
 
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the agent."""
+        self.interrupt(number)
+
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the agent has ended."""
         yield from updates(self._directory, self._lifeline.fileno())

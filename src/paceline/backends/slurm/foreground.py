@@ -49,6 +49,10 @@ class SlurmRun:
         self._interrupted = self._interrupted or number
         self._opened.answers.say(f"signal {int(order)}")
 
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the agents of all nodes."""
+        self._opened.answers.say(f"signal {number}")
+
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""
         return output.rank == 0

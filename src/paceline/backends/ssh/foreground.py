@@ -88,6 +88,11 @@ class RemoteRun:
         if is_second:
             self._streams.give_up()
 
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the agents of all hosts."""
+        for host in self._nodes.present:
+            self._streams.say(host, f"signal {number}")
+
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""
         return output.rank == 0

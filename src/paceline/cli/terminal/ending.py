@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.signals import PASSED_ON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGHUP and SIGTERM into SystemExit, so that what was begun is undone."""
+def ended_by_signals(early: list[int] | None = None) -> Iterator[None]:
+    """Turn SIGHUP and SIGTERM into SystemExit, so that what was begun is undone.
+
+    Args:
+        early: where to note signals that are for ranks, which there are not yet; None if there will be none.
+    """
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup does
-            signal.signal(number, end)
+    def note(number: int, _: object) -> None:
+        assert early is not None
+        early.append(number)
+
+    handlers: dict[int, Callable[[int, Any], None]] = {signal.SIGTERM: end, signal.SIGHUP: end}
+    if early is not None:
+        handlers.update(dict.fromkeys(PASSED_ON, note))
+    before = {number: signal.getsignal(number) for number in handlers}
+    for number, handler in handlers.items():
+        if before[number] is not signal.SIG_IGN:  # as nohup does
+            signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is end:
-                signal.signal(number, handler)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is handler:
+                signal.signal(number, before[number])

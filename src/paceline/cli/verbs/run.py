@@ -53,14 +53,15 @@ def _run(**given: Any) -> int:
         return dry_run(spec, there, detached=given["detach"])
     if given["detach"]:
         return detached(spec, there, verbose=given["verbose"])
-    from paceline.backends.foreground import interrupt_on_signals
+    from paceline.backends.foreground import obey_signals
 
-    with ended_by_signals(), ProgressLine() as progress:
+    early: list[int] = []
+    with ended_by_signals(early), ProgressLine() as progress:
         prepared = there.prepare(spec, detached=False)
         say_what_idles(spec)
         watched = rank_streams(given, prepared)
         job = there.run(prepared, progress, watched)
-        interrupt_on_signals(job)
+        obey_signals(job, early)
     code = _follow(job, watched, verbose=given["verbose"])
     if code:
         _say_how_to_resume(job.name, there)

@@ -28,7 +28,7 @@ from paceline.node.rendezvous.handshake import Network
 from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED
-from paceline.node.spec import CURRENT_SECONDS, NodeSpec
+from paceline.node.spec import CURRENT_SECONDS, SIGNALS, NodeSpec
 from paceline.node.telemetry.recorder import Recorder
 from paceline.node.watching.slowness import causes, pace_of
 
@@ -75,6 +75,7 @@ class Agent:
         self.watch = self._watch()
         self.events: collections.deque[Event] = collections.deque()
         self.urgent: collections.deque[Event] = collections.deque()  # do not wait until the other nodes are found
+        self.signals = len(self._signals())  # that were passed on, or came before this agent
 
     def _ranks(self, seed: Seed | None) -> Ranks:
         """This node's ranks, however they are started."""
@@ -195,7 +196,17 @@ class Agent:
         with contextlib.suppress(OSError, ValueError):  # nobody has asked, or it is not written yet
             if self.spec.stop_file is not None:
                 self.urgent.append({"on": "asked to stop", "signal": int(Path(self.spec.stop_file).read_text())})
+        signals = self._signals()
+        self.urgent.extend({"on": "signal", "signal": number} for number in signals[self.signals :])
+        self.signals = len(signals)
         self.loop.after(CURRENT_SECONDS, self._look_at_disk)
+
+    def _signals(self) -> list[int]:
+        """The signals for the ranks that a file has."""
+        with contextlib.suppress(OSError, ValueError):
+            if self.spec.stop_file is not None:
+                return [int(line) for line in Path(self.spec.stop_file).with_name(SIGNALS).read_text().split()]
+        return []
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
@@ -214,7 +225,7 @@ class Agent:
         elif action["do"] == "daemon":
             ranks.start_daemon(action["order"]["attempt"], action["order"]["command"], action["order"]["folders"])
         elif action["do"] == "signal":
-            ranks.signal(action["signal"])
+            ranks.pass_on(action["signal"])
         elif action["do"] == "terminate":
             self._record_places()
             ranks.terminate(action["signal"])

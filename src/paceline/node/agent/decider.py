@@ -20,7 +20,7 @@ from paceline.node.failure import TIMED_OUT, node_failure
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.rendezvous.coordinator import GONE_GRACE
 from paceline.node.rendezvous.silence import PATIENCE
-from paceline.node.signals import EXIT_REPLACED, LEAVE
+from paceline.node.signals import EXIT_REPLACED, LEAVE, PASSED_ON
 
 from .attempt import Attempt
 from .decision import ANSWER_SECONDS
@@ -296,7 +296,7 @@ class _Step(Attempt):
         number = event["signal"]
         if number == LEAVE:
             self.send({"do": "leave"})
-        elif number in (signal.SIGUSR1, signal.SIGUSR2):
+        elif number in PASSED_ON:
             self.set(preempted=self.state.preempted or number == signal.SIGUSR2)
             self.do({"do": "signal", "signal": number})
         elif number == signal.SIGTERM and self.spec.peers and self.others.has_met:

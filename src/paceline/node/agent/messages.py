@@ -129,7 +129,10 @@ class Daemon(TypedDict):
 
 
 class SignalRanks(TypedDict):
-    """Send the ranks a signal; `terminate`: SIGTERM, or SIGINT to those that want it if the job is stopped by that."""
+    """Send a signal to the ranks that handle it.
+
+    `terminate`: SIGTERM to all, or SIGINT to those that want it if the job is stopped by that.
+    """
 
     do: Literal["signal", "terminate"]
     signal: int

@@ -24,6 +24,11 @@ def stop(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
+def signal(home: Home, request: Request) -> Answer:
+    """Send a signal to the agent of a job here, which passes it on to the ranks that handle it."""
+    return {"sent": records.signal_agent(home.run(request["name"]).path, (request["signal"],))}
+
+
 def delete(home: Home, request: Request) -> Answer:
     """Remove those of the given jobs that are here."""
     runs = home.runs(request["names"])

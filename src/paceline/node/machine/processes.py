@@ -193,6 +193,25 @@ def signal_process(pid: int, number: int, group: bool = False) -> None:
         os.kill(pid, number)
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal, or waits for it; False if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = [int(line.split()[1], 16) for line in file if line.startswith((b"SigCgt:", b"SigBlk:"))]
+    except OSError:
+        return False
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def pass_on(pid: int, number: int, group: bool = False) -> bool:
+    """Send a signal to a process that handles it, with its descendants if it is a group; returns whether one does."""
+    members = [pid, *(descendants(pid) if group else ())]
+    handling = [member for member in members if handles(member, number)]
+    for member in handling:
+        signal_process(member, number)
+    return bool(handling)
+
+
 def kill_descendants(root: int) -> int:
     """SIGKILL every descendant of a process, once; returns their number. Repeat until 0: a process may have forked."""
     pids = descendants(root)

@@ -45,6 +45,7 @@ from .program import run_program, script_folder
 if TYPE_CHECKING:
     from .messages import FromServer, RankOrder, ToServer
 
+_OWED_PAUSE = 1.0  # seconds between two looks whether a rank handles a signal by now
 _TORCH_FIXED_SEED = 67280421310721  # what every process starts with in the torch versions that do not draw one
 
 
@@ -57,6 +58,7 @@ class ForkServer:
         self.method = spec.start_method
         self.pids: dict[int, int] = {}  # pid → local rank
         self.others: dict[int, str] = {}  # pid → name of a program beside the ranks
+        self._owed: set[tuple[int, int]] = set()  # pids and signals that they do not handle yet
         # A scheduler may send its signals to all processes of a job; the agent decides what follows from them.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in HANDLED}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
@@ -93,7 +95,8 @@ class ForkServer:
             selector.register(self.channel, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
             while True:
-                selector.select()
+                selector.select(_OWED_PAUSE if self._owed else None)  # nothing says that a handler is there
+                self._pass_on()
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
                 try:
@@ -117,12 +120,21 @@ class ForkServer:
             for pid, local_rank in list(self.pids.items()):
                 if local_rank in message["ranks"]:
                     processes.signal_process(pid, message["signal"], group)
+        elif message["do"] == "pass on":
+            self._owed |= {(pid, message["signal"]) for pid in self.pids}
+            self._pass_on()
         elif message["do"] == "spawn":
             self._spawn(message["name"], message["command"], message["env"])
         elif message["do"] == "sweep":
             self._sweep(message["grace"])
             self._send({"event": "swept"})
         return None
+
+    def _pass_on(self) -> None:
+        """Send ranks the signals that they handle now; a shell waits for what it has started, so that gets them too."""
+        group = self.spec.program.kind == "command"
+        owed = {(pid, number) for pid, number in self._owed if pid in self.pids}
+        self._owed = {(pid, number) for pid, number in owed if not processes.pass_on(pid, number, group)}
 
     def _start(self, order: RankOrder) -> _Forked | None:
         pid = self._fork()

@@ -271,6 +271,10 @@ class Ranks:
         """Send a signal to every rank."""
         self._send({"do": "signal", "signal": number, "ranks": list(self.current)})
 
+    def pass_on(self, number: int) -> None:
+        """Send a signal to every rank that handles it."""
+        self._send({"do": "pass on", "signal": number})
+
     def save(self) -> None:
         """Ask every rank to save its state and end: SIGUSR2."""
         self._stopping = True

@@ -35,6 +35,13 @@ class SignalRanks(TypedDict):
     ranks: list[int]
 
 
+class PassOn(TypedDict):
+    """Send a signal to the ranks that have a handler for it, and to others, which it would end, once they have one."""
+
+    do: Literal["pass on"]
+    signal: int
+
+
 class Spawn(TypedDict):
     """Start a program beside the ranks, with these variables added."""
 
@@ -51,7 +58,7 @@ class Sweep(TypedDict):
     grace: float
 
 
-ToServer = Union[StartRanks, SignalRanks, Spawn, Sweep]
+ToServer = Union[StartRanks, SignalRanks, PassOn, Spawn, Sweep]
 
 # fork server → agent
 

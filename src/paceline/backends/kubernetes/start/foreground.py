@@ -33,9 +33,10 @@ class KubeRun:
         cluster: Cluster,
         job: Job,
         look: Callable[[], Job | None],
-        stop: Callable[[bool], None],
         lease: Lease,
         *,
+        stop: Callable[[bool], None],
+        pass_on: Callable[[int], None],
         let_go: Callable[[], None],
         is_plain: bool,
     ) -> None:
@@ -43,8 +44,9 @@ class KubeRun:
 
         Args:
             look: what it is now.
-            stop: stops it, at once if True.
             lease: moves the deadline on, while this process lives.
+            stop: stops it, at once if True.
+            pass_on: passes a signal on to the agents in its pods.
             let_go: is called when the job has ended.
             is_plain: whether it has no agent.
         """
@@ -53,7 +55,7 @@ class KubeRun:
             f"{job.ranks} rank{'' if job.ranks == 1 else 's'} in {job.nodes} pod{'' if job.nodes == 1 else 's'}; "
             f"see it with: paceline get{cluster.where} {job.name}"
         )
-        self._look, self._stop, self._lease = look, stop, lease
+        self._look, self._stop, self._pass_on, self._lease = look, stop, pass_on, lease
         self._let_go = let_go
         lease.hold()
         self._nodes: Nodes[str] = Nodes(_PATIENCE)
@@ -66,11 +68,16 @@ class KubeRun:
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask to stop the job; asked twice, it is stopped at once."""
         self._stops += 1
-        threading.Thread(target=self._ask, args=(self._stops > 1,), daemon=True).start()
+        now = self._stops > 1
+        threading.Thread(target=self._try, args=(lambda: self._stop(now),), daemon=True).start()
 
-    def _ask(self, now: bool) -> None:
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the agents in all pods."""
+        threading.Thread(target=self._try, args=(lambda: self._pass_on(number),), daemon=True).start()
+
+    def _try(self, action: Callable[[], None]) -> None:
         try:
-            self._stop(now)
+            action()
         except UserError:
             return  # the job has ended, or is stopped when the next Ctrl-C comes
 

@@ -36,6 +36,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.journal.state import FINAL
 from paceline.node.rundir.directory import RunDirectory
+from paceline.node.spec import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,6 +102,7 @@ class JobFolder:
         self.script = path / "batch.sh"
         self.output = path / "slurm.out"
         self.stop = path / "stop"
+        self.signals = path / SIGNALS
         self.code = path / "code" / path.name
 
     def read(self) -> dict[str, Any]:
@@ -123,6 +125,11 @@ class JobFolder:
     def is_stopped(self) -> bool:
         """Whether somebody has asked to stop it."""
         return self.stop.name in names(self.path)
+
+    def pass_on(self, number: int) -> None:
+        """Let the agents of all nodes have a signal for their ranks: Slurm would send it to all processes of a step."""
+        with contextlib.suppress(OSError), open(self.signals, "a") as file:
+            file.write(f"{number}\n")
 
     def identity(self, job: Mapping[str, Any]) -> Identity:
         """By what its Slurm jobs are known; `job` is what `read` returns."""

@@ -19,6 +19,7 @@ from paceline.node.journal.fold import ENDED_ON_NODES
 from paceline.node.journal.state import FINAL
 from paceline.node.logs.following import answer_of, shown_by, updates
 from paceline.node.logs.readers import Ended, Readers
+from paceline.node.signals import PASSED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,9 @@ _AGAIN = 10.0  # seconds until it is asked again
 def follow(
     home: Home, folder: JobFolder, rank_streams: Mapping[str, Any], close: Callable[[], object] = lambda: None
 ) -> Iterator[Answer]:
-    """The output and events of a job, and at last its record. Orders follow on stdin: `signal N` stops it.
+    """The output and events of a job, and at last its record.
+
+    Orders follow on stdin: `signal N` stops it, or reaches its ranks.
 
     The end of stdin stops it too: its client is gone.
 
@@ -84,6 +87,9 @@ def _obey(
             if not order:
                 break
             number = int(order.split()[-1])
+            if number in PASSED_ON:
+                folder.pass_on(number)
+                continue
             now = now or asked or number == signal.SIGQUIT
             asked = owed = True
         if has_ended.is_set():
