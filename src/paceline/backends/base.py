@@ -323,6 +323,14 @@ class Backend(ABC):
         """
         return
 
+    def ask_on(self, say: Callable[[str], None]) -> None:
+        """From now on ask a scheduler that does not answer again, without end, and say once that it does not.
+
+        For verbs that follow a job: it goes on whatever its scheduler answers. A backend whose `wait` and `logs` do so
+        anyway does nothing.
+        """
+        return
+
     def look_repeatedly(self) -> None:
         """From now on `describe` is called every few seconds: a backend may have changes sent instead of asking."""
         return

@@ -125,6 +125,35 @@ def test_the_server_restarts_during_submit(user: User, after: bool) -> None:
     user.nothing_left("it0")
 
 
+def test_who_follows_a_job_goes_on_asking_while_the_server_is_away(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_LOOK_TIMEOUT", "0.2s")
+    user.submit("import threading; print('here', flush=True); threading.Event().wait()", name="it", grace="1s")
+    user.wrote("it", "here")
+    said, ends = Silence(), []
+    waiting, following, looking = user.backend(), user.backend(), user.backend()
+    for there in (waiting, following):
+        there.ask_on(said.say)
+    lines: list[bytes] = []
+
+    def follow() -> None:
+        lines.extend(it.text for it in following.logs("it", LogQuery((0,), follow=True)))
+
+    threads = [threading.Thread(target=lambda: ends.append(waiting.wait(["it"]))), threading.Thread(target=follow)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: lines, "it is followed")
+    user.cluster.stop_server()
+    eventually(lambda: len(said.said) == 2, "both say that it does not answer")
+    assert all("does not answer" in line and line.endswith("; paceline goes on asking") for line in said.said)
+    with pytest.raises(UserError, match="does not answer"):
+        looking.describe(["it"])
+    user.cluster.start_server()
+    user.backend().stop(["it"])
+    for thread in threads:
+        thread.join(120)
+    assert ends == [True] and lines == [b"here\n"] and len(said.said) == 2
+
+
 def test_a_follower_misses_no_line(user: User) -> None:
     user.submit(COUNT, name="it")
     lines: list[str] = []

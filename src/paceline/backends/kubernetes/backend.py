@@ -113,6 +113,8 @@ class Kubernetes(Backend):
             None if limit is None else max(1, int(limit)),
         )  # fmt: skip
 
+        self._cluster.ask_on(progress.say, lambda: lease.ends)
+
         def look() -> Job | None:
             return next(iter(self.describe([job.name]).jobs), None)
 
@@ -134,6 +136,10 @@ class Kubernetes(Backend):
     def look_until(self, deadline: float) -> None:
         """See `Backend`."""
         self._cluster.look_until(deadline)
+
+    def ask_on(self, say: Callable[[str], None]) -> None:
+        """See `Backend`."""
+        self._cluster.ask_on(say)
 
     def look_repeatedly(self) -> None:
         """See `Backend`."""

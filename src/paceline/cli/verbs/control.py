@@ -34,6 +34,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         deadline = time.monotonic() + seconds
         backend().look_until(deadline)
     known(names, warns=True)
+    backend().ask_on(say)
     if not wait_for(names, None if seconds is None else max(0.0, deadline - time.monotonic())):
         going = [job.name for job in known(names) if not job.is_over]
         click.echo(f"paceline: {', '.join(going)} did not end within {timeout}", err=True)

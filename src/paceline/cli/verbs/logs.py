@@ -56,6 +56,8 @@ def _logs(
     (known,) = jobs_named([job], warns=True)
     if every and instances:
         raise UserError("--all and -i contradict each other; give one of them")
+    if follow:
+        backend().ask_on(say)
     ranks = None if every else tuple(dict.fromkeys(rank_of(known, text) for text in instances)) or (0,)
     several = (known.ranks > 1) if ranks is None else len(ranks) > 1
     edits = _edits(several, grep, timestamps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from .credentials import connect
 from .errors import ApiError, Expired, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from paceline.backends.kubernetes.options import Options
 
@@ -32,6 +33,26 @@ _QUIET_SECONDS = 60  # of a log that is followed, after which its connection is 
 _WATCH_SECONDS = 300  # after which a watch is begun anew
 STRICT = {"fieldValidation": "Strict"}
 MERGE_PATCH = "application/merge-patch+json"
+
+
+class _Silence:
+    """What a server that does not answer means to those who follow a job: they go on asking, and say so once."""
+
+    def __init__(self, say: Callable[[str], None], until: Callable[[], float]) -> None:
+        self._say, self._until, self._is_said = say, until, False
+
+    def goes_on(self, why: object, deadline: float) -> bool:
+        """Whether it is asked again."""
+        if time.monotonic() >= min(self._until(), deadline):
+            return False
+        if not self._is_said:
+            self._is_said = True
+            self._say(f"{why}; paceline goes on asking")
+        return True
+
+    def end(self) -> None:
+        """It has answered."""
+        self._is_said = False
 
 
 class Cluster:
@@ -52,7 +73,8 @@ class Cluster:
         self.pod_template = options.pod_template
         self._options = options
         self._found: Access | None = None
-        self._deadline: float | None = None
+        self._deadline = math.inf
+        self._silence: _Silence | None = None
         self._version: tuple[int, int] | None = None
         self._mirrors: dict[str, Mirror] | None = None
         self._groups: dict[str, list[str]] | None = None
@@ -120,6 +142,14 @@ class Cluster:
         """From now on try no longer than this (monotonic) to read something."""
         self._deadline = deadline
 
+    def ask_on(self, say: Callable[[str], None], until: Callable[[], float] = lambda: math.inf) -> None:
+        """From now on read again what the server does not answer, and say once that it does not.
+
+        Args:
+            until: when to give up (monotonic).
+        """
+        self._silence = _Silence(say, until)
+
     def path(self, group: str, plural: str, name: str = "", sub: str = "") -> str:
         """The path of objects in the namespace: `path("batch/v1", "jobs")`."""
         root = f"/api/{group}" if "/" not in group else f"/apis/{group}"
@@ -159,7 +189,8 @@ class Cluster:
         headers = {"Accept": "application/json", **({} if body is None else {"Content-Type": kind})}
         within = limits.load()
         until = time.monotonic() + (within.look if method == "GET" else 2 * within.act)
-        if self._deadline is not None and method == "GET":
+        silence = self._silence if method == "GET" else None
+        if method == "GET":
             until = min(until, self._deadline)
         pause = _PAUSE
         while True:
@@ -167,12 +198,18 @@ class Cluster:
             try:
                 answer = self.access.http.request(method, path, params=params, content=content, headers=headers)
             except httpx2.TransportError as error:
-                if time.monotonic() + pause > until or not _may_pass(error):
+                gives_up = time.monotonic() + pause > until or not _may_pass(error)
+                if gives_up and (silence is None or not silence.goes_on(self._unreachable(error), self._deadline)):
                     raise self._unreachable(error) from None
             else:
                 # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
                 is_behind = method == "PATCH" and answer.status_code == 409
-                if not (is_behind or answer.status_code in _RETRIED) or time.monotonic() + pause > until:
+                is_done = not (is_behind or answer.status_code in _RETRIED)
+                if silence is not None and is_done:
+                    silence.end()
+                why = f"the API server of {self.access.context} answers with HTTP {answer.status_code}"
+                gives_up = not is_done and time.monotonic() + pause > until
+                if is_done or (gives_up and (silence is None or not silence.goes_on(why, self._deadline))):
                     if method != "GET":
                         said = warnings(answer.headers.get_list("Warning"))
                         self.warnings += [line for line in said if line not in self.warnings]

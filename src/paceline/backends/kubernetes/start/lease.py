@@ -37,6 +37,12 @@ class Lease:
         self._thread = threading.Thread(target=self._move, daemon=True)
         self._started = (job.get("status") or {}).get("startTime")
         self._base, self._since = job["spec"].get("activeDeadlineSeconds") or SECONDS, time.monotonic()
+        self._moved = self._since
+
+    @property
+    def ends(self) -> float:
+        """When the job ends unless the deadline is moved on (monotonic)."""
+        return self._moved + SECONDS
 
     def hold(self) -> None:
         """Begin, until `release`, or the end of the job or of this process."""
@@ -62,6 +68,7 @@ class Lease:
             wanted = math.ceil(self._base + time.monotonic() - self._since)
             if self._most is not None:
                 wanted = min(wanted, self._most)
+            began = time.monotonic()
             try:
                 if not self._note(self._cluster.patch(self._path, {"spec": {"activeDeadlineSeconds": wanted}})):
                     return
@@ -70,4 +77,4 @@ class Lease:
                     return
                 pause = _SOON
             else:
-                pause = _EVERY
+                pause, self._moved = _EVERY, began
