@@ -90,7 +90,7 @@ def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, i
     assert (old["spec"]["backoffLimit"], new["spec"]["backoffLimit"]) == limits
     assert "podFailurePolicy" not in old["spec"]
     rules = new["spec"].get("podFailurePolicy", {}).get("rules", [])
-    assert [rule["action"] for rule in rules] == (["Ignore", "FailJob"] if limits[1] else [])
+    assert [rule["action"] for rule in rules] == (["Ignore", "Ignore", "FailJob"] if limits[1] else [])
 
 
 def test_a_pod_may_end_longer_than_its_ranks() -> None:

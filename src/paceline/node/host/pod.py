@@ -32,7 +32,7 @@ from paceline.node.telemetry.history import history
 from . import late
 from .batch import code_at, home_of, plan_of, read
 from .kept_log import KeptLog
-from .pod_format import ATTEMPT, HISTORY, LONGEST, MARK, PIECE, RANK, REPLACED, STDERR, TRACEBACK, WHOLE
+from .pod_format import ATTEMPT, HISTORY, KILLED, LONGEST, MARK, PIECE, RANK, REPLACED, STDERR, TRACEBACK, WHOLE
 from .start import order_of
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ def main(file: str, message: str) -> int:
         late.answer(made.run)
     if failure is not None and failure["node"] != (request["job"].get("node_rank") or 0):
         is_told.wait(_LATER)
+    if record is not None and record["cause"] == "nodes missing" and exit_code == EXIT_REPLACED:
+        return KILLED  # it counts, so that pods that miss the others again and again come to an end
     return 1 if state == "FAILED" and exit_code in REPLACED else exit_code
 
 

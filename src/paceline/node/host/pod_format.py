@@ -16,4 +16,5 @@ WHOLE = b"] "  # ends the prefix of a line, or of its last piece
 HISTORY = "history"  # the event behind the last line: what the node has used and logged, a `NodeHistory` as `node`
 LONGEST = 64 << 10  # bytes of a line; a longer one is written in pieces
 
-REPLACED = (137, EXIT_REPLACED)  # exit codes of a pod that was taken away: another one comes in its place
+KILLED = 137
+REPLACED = (KILLED, EXIT_REPLACED)  # exit codes of a pod that was taken away: another one comes in its place

@@ -3,10 +3,11 @@
 The Job controller makes another pod of the same index for one that was deleted, evicted or preempted, whose node is
 lost, or whose container was killed. The agents wait for it, and the ranks go on from the last checkpoint.
 
-What ends the job for good must not start again. So a pod that was taken away ends with one of the codes in `TAKEN`, and
-an agent that ends a job never does. From 1.26 on a policy says so, and disruptions do not count. Before, all pods of a
-job that has failed end within the seconds that the controller waits before it replaces a failed pod. So a limit that is
-lower than the number of pods ends the Job, while a few pods may still be killed; deleted ones do not count in 1.24.
+What ends the job for good must not start again. So a pod that was taken away ends with one of the codes in `TAKEN`,
+and an agent that ends a job never does. One that has missed the others ends as if it was killed, so that this counts.
+From 1.26 on a policy says so, and disruptions do not count. Before, all pods of a job that has failed end within the
+seconds that the controller waits before it replaces a failed pod. So a limit that is lower than the number of pods
+ends the Job, while a few pods may still be killed; deleted ones do not count in 1.24.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.host.pod_format import REPLACED
+from paceline.node.signals import EXIT_REPLACED
 
 if TYPE_CHECKING:
+    from paceline.job.spec import JobSpec
+
     from .order import Order
 
 ADDRESS = "PACELINE_POD_ADDRESS"
 _POLICY = 26  # the first minor version with podFailurePolicy on
+_PATIENCE = 1200.0  # seconds
 _MANY = 10  # times that each pod of an elastic job may be killed
 
 
@@ -52,6 +57,17 @@ def has_late_pods(order: Order) -> bool:
     return least < most and is_replaced(order)
 
 
+def patient(order: Order) -> JobSpec:
+    """The job, whose pods wait for each other longer than the cluster may take to make another pod for a lost one.
+
+    Its pause doubles with each lost pod of the job, up to 600 s, and counts also those that do not count as restarts.
+    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
+    """
+    spec, (least, most) = order.spec, order.spec.node_range
+    is_usual = spec.join_timeout == type(spec).join_timeout
+    return spec.changed({"join_timeout": _PATIENCE}) if is_usual and least == most and is_replaced(order) else spec
+
+
 def failure_rules(order: Order) -> dict[str, Any]:
     """The fields of a Job that say what becomes of a failed pod."""
     if not is_replaced(order):
@@ -60,9 +76,12 @@ def failure_rules(order: Order) -> dict[str, Any]:
     if order.minor < _POLICY:
         return {"backoffLimit": min(restarts, least - 1) if least == most else least - 1}
     times = restarts if least == most else max(restarts, _MANY)
-    codes = {"containerName": order.kind.container, "operator": "NotIn", "values": list(REPLACED)}
+    container = order.kind.container
+    taken_away = {"containerName": container, "operator": "In", "values": [EXIT_REPLACED]}
+    others = {"containerName": container, "operator": "NotIn", "values": list(REPLACED)}
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": codes},
+        {"action": "Ignore", "onExitCodes": taken_away},  # a pod that somebody has deleted has no such condition
+        {"action": "FailJob", "onExitCodes": others},
     ]
     return {"backoffLimit": times * most, "podFailurePolicy": {"rules": rules}}

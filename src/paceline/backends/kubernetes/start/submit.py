@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends.base import MOST_RANKS, Prepared
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.look.jobs import find
-from paceline.backends.kubernetes.manifests import cloning, kept, objects
+from paceline.backends.kubernetes.manifests import cloning, kept, objects, replacing
 from paceline.backends.kubernetes.manifests import manifest as manifests
 from paceline.backends.kubernetes.manifests.gang import GROUPS
 from paceline.backends.kubernetes.manifests.kinds.base import kind_of
@@ -108,6 +108,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
         archive=b"" if options.plain else archive().data,
         secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=cluster.version[1],
     )  # fmt: skip
+    order = replace(order, spec=replacing.patient(order))
     order.check()
     claims.check(cluster, spec)
     if nodes > 1 and not options.plain:
