@@ -216,6 +216,33 @@ def test_a_job_goes_on_without_a_killed_node_and_with_a_new_one(
     assert "joins; starting again with 3 nodes, from the last checkpoint" in first[2]
 
 
+@pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGTERM), (1, signal.SIGHUP), (1, signal.SIGKILL)])
+def test_the_others_go_on_when_the_launcher_of_one_machine_ends(
+    cluster: Cluster, paceline: Paceline, victim: int, how: signal.Signals
+) -> None:
+    paceline.script(STEPPING)
+    for rank in range(2):
+        cluster.start("script.py", nodes="1:2", rank=rank)
+    eventually(lambda: all(_runs(node, 2) for node in cluster.nodes), "two run")
+    cluster.started[victim].send_signal(how)  # as when a machine of the spot market is shut down
+    eventually(lambda: _runs(cluster.nodes[1 - victim], 1), "the other one goes on")
+    (paceline.folder / "done").touch()
+    ends = cluster.finish()
+    codes = {signal.SIGTERM: 143, signal.SIGHUP: -signal.SIGHUP, signal.SIGKILL: -signal.SIGKILL}
+    assert (ends[victim][0], ends[1 - victim][0]) == (codes[how], 0), ends
+    told = "that coordinated the job has left it" if victim == 0 else "leaves; starting again with 1 node"
+    assert told in ends[1 - victim][2]
+
+
+def test_ctrl_c_on_one_machine_stops_an_elastic_job_on_all(cluster: Cluster, paceline: Paceline) -> None:
+    paceline.script(STEPPING)
+    for rank in range(2):
+        cluster.start("script.py", nodes="1:2", rank=rank)
+    eventually(lambda: all(_runs(node, 2) for node in cluster.nodes), "two run")
+    cluster.started[1].send_signal(signal.SIGINT)
+    assert [code for code, _, _ in cluster.finish()] == [130, 130]
+
+
 def test_a_job_that_lacks_nodes_waits_for_others_and_gives_up(cluster: Cluster, paceline: Paceline) -> None:
     paceline.script(STEPPING)
     cluster.start("script.py", nodes="2:3", rank=1)

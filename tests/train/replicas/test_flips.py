@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.conftest import eventually
 from tests.train.launching import launch
 
 import paceline
@@ -136,8 +137,12 @@ def _trial(run: paceline.Run, choose: random.Random) -> str:
     else:
         for _ in range(_STEPS):
             trial.step()
-    run.barrier()
     apart = isinstance(method, (paceline.LocalSGD, paceline.DiLoCo))
+    is_equal = not in_state and trial.is_equal()
+    if not (in_state or apart or is_equal):  # the verdict takes some messages, for which no step waits
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: said, "it is named")
+    run.barrier()
     kind = f"{'state' if in_state else 'parameter'}{', ranks apart' if apart else ''}"
     lines = run.gather_objects([*said])[0]
     if lines:
@@ -145,7 +150,7 @@ def _trial(run: paceline.Run, choose: random.Random) -> str:
         if parameter_name in lines[0] and alone:
             return f"{kind}: named"
         return f"{kind}: OTHER: {name}, {method}, rank {rank}, {key} {parameter_name}: {lines[0]}"
-    gone = apart or (not in_state and trial.is_equal())
+    gone = apart or is_equal
     return f"{kind}: gone" if gone else f"{kind}: MISSED: {name}, {method}, rank {rank}, {key} {parameter_name}"
 
 

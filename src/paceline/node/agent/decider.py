@@ -28,7 +28,18 @@ from .state import STOPPING
 
 if TYPE_CHECKING:
     from paceline.node.journal.records import Record
-    from paceline.node.rendezvous.messages import Alone, Finish, Halt, Hung, Refuse, Restart, Search, Start, ToNode
+    from paceline.node.rendezvous.messages import (
+        Alone,
+        Finish,
+        Halt,
+        Hung,
+        Refuse,
+        Restart,
+        Search,
+        Start,
+        ToCoordinator,
+        ToNode,
+    )  # fmt: skip
 
     from .decision import View
     from .messages import Action, Event, Granted, Queued, Signal, Stalled, Word
@@ -192,7 +203,7 @@ class _Step(Attempt):
 
     def finish(self, message: Finish) -> None:
         """The job has ended, or for this node."""
-        has_left = self.spec.peers and message["state"] == "STOPPED" and not message["exit_code"]
+        has_left = (self.spec.peers or self.state.leaves) and message["state"] == "STOPPED" and not message["exit_code"]
         self.set(finish={**message, "exit_code": EXIT_REPLACED} if has_left else message)
 
     # -- deadlines -----------------------------------------------------------------------------------------------------
@@ -300,18 +311,29 @@ class _Step(Attempt):
             self.set(preempted=self.state.preempted or number == signal.SIGUSR2)
             self.do({"do": "signal", "signal": number})
         elif number == signal.SIGTERM and self.spec.peers and self.others.has_met:
-            self.leave()
-        elif number != signal.SIGHUP or not self.spec.detached:
+            self.leave(number, {"do": "leave"})
+        elif number == signal.SIGTERM or (number == signal.SIGHUP and not self.spec.detached):
+            self.end_here(number)
+        elif number != signal.SIGHUP:
             self.ask_to_stop(number)
 
-    def leave(self) -> None:
-        """Leave the job, in which another node takes this one's place; all nodes save their state before."""
+    def end_here(self, number: int) -> None:
+        """End the job on this machine: where each has a launcher of its own, others go on if they are enough."""
+        spec = self.spec
+        is_by_hand = spec.main_address is not None and not spec.hosts and not spec.peers
+        if is_by_hand and spec.least < spec.nodes and self.others.has_met and not self.state.stop_signal:
+            self.leave(number, {"do": "leave or stop", "signal": number})
+        else:
+            self.ask_to_stop(number)
+
+    def leave(self, number: int, message: ToCoordinator) -> None:
+        """Leave the job, which goes on or waits for another node in place of this one; all save their state before."""
         if not self.state.leaves:
             self.set(leaves=True)
             self.disarm("answer", "join", "limit")
             self.arm("leave", self.spec.grace + ANSWER_SECONDS)
-            self.record_stop(signal.SIGTERM)
-            self.send({"do": "leave"})
+            self.record_stop(number)
+            self.send(message)
 
     def on_word(self, event: Word) -> None:
         """The process that waits for the job has sent a byte, or has ended."""
@@ -328,7 +350,7 @@ class _Step(Attempt):
         elif word == CLIENT_LOST:
             self.lose_client()
         elif not self.state.in_doubt or not self.state.may_join:
-            self.ask_to_stop(signal.SIGHUP)
+            self.end_here(signal.SIGHUP)
         else:
             self.arm("doubt", DOUBT_SECONDS)
 
