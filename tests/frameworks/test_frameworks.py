@@ -77,3 +77,13 @@ def test_the_table_of_paddles_launcher_has_all_its_flags():
     ours = {name for flag in PADDLE_LAUNCH.flags for name in names_of(flag)[0]}
     assert len(theirs) > 20
     assert theirs <= ours
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_of_jax_that_fails_does_not_wait_for_the_others(tmp_path):
+    """They would be waited for in a barrier of five minutes."""
+    command = [frameworks_python(), "-m", "paceline", "run", "-n", "2", str(Path(__file__).with_name("jax_failure.py"))]
+    env = {**os.environ, "PACELINE_HOME": str(tmp_path)}
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "rank 1 failed first: ValueError: mine" in done.stderr

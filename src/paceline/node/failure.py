@@ -29,6 +29,7 @@ _SYMPTOM = re.compile(
 # Signals that the end of a peer does not cause. SIGABRT is not among them: that is how watchdogs end a rank.
 _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
+_STOPS = (signal.SIGTERM, signal.SIGKILL)  # of ranks that are stopped after they have failed
 _TAIL_BYTES = 4096
 _MOST_TOLD, _MOST_LINES = 8, 6  # failures after the first one whose last lines are told, and how many of these
 _SEARCHED = 60  # lines of a log in which a usual message is searched: a C++ exception has its frames behind it
@@ -66,12 +67,17 @@ def rank_failure(
 ) -> Failure:
     """What is known about a rank that ended with wait status `status` at monotonic time `ended`."""
     record = read_error(error)
+    if record is not None and record["type"] == "ExitCode":  # see `program`
+        ended = min(ended, record["time"])
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) in _STOPS:
+            status = (int(record["message"]) & 0xFF) << 8
+        record = None
     code, name = exit_code(status), ""
     cause: Cause = "exit"
     text, is_traceback = _tail(log), False
     if record is not None:  # an exception ended it, whatever the exit status is
         ended = min(ended, record["time"])
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGTERM, signal.SIGKILL):
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _STOPS:
             code = 1  # it was stopped after the exception
         is_traceback = record.get("log_start") is not None
         cause = "exception" if is_traceback else "exit"

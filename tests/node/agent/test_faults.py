@@ -392,6 +392,29 @@ def test_a_job_that_is_asked_to_give_way_before_it_can_save_does_not_start_again
     assert "starting again" not in err
 
 
+def test_a_rank_that_exits_is_the_first_although_others_have_ended_before_it(paceline: Paceline) -> None:
+    paceline.script("""
+        import atexit, os, sys, time
+
+        def when(path):
+            while not os.path.exists(path):
+                time.sleep(0.01)
+
+        if os.environ["RANK"] == "1":
+            @atexit.register
+            def tell():  # as Horovod tells the others that it shuts down
+                open("told", "w").close()
+                when("never")
+            sys.exit(7)
+        when("told")
+        raise RuntimeError("the other one has shut down")
+    """)
+    done = paceline("run", "-n", "2", "--grace", "1s", "script.py")
+    assert done.returncode == 7, done.stderr
+    assert "rank 1 failed first: exit code 7 " in done.stderr
+    assert "rank 0 failed after it: RuntimeError" in done.stderr
+
+
 SIGNALLED = """
     import os, signal, threading
     if os.environ["RANK"] == "0":

@@ -45,6 +45,8 @@ def end(code: int, error_path: Path) -> NoReturn:
     threads are not waited for.
     """
     mpi = sys.modules.get("mpi4py.MPI")
+    if code != 0:  # of JAX: it would wait for the other ranks
+        atexit.unregister(getattr(sys.modules.get("jax._src.api"), "clean_up", None))  # type: ignore[arg-type]
     threading._shutdown()  # type: ignore[attr-defined]  # as Python does first
     _keep_operators()
     atexit._run_exitfuncs()

@@ -135,7 +135,7 @@ class Ranks:
         self._changed = changed
         self._is_ready = False
         self._is_importing = False
-        self._stopping = False
+        self._stopping = 0.0  # since when the agent stops the ranks (monotonic); 0 if it does not
         self.is_swept = False
         self._has_explained = self._is_unjoined = False
         self._oom = OomWatch()
@@ -253,7 +253,7 @@ class Ranks:
 
     def _expect(self, ranks: list[Rank]) -> None:
         """Make these ranks the current ones, before they start."""
-        self._stopping = False
+        self._stopping = 0.0
         self.warm_up()
         self.current.update((rank.placement.local_rank, rank) for rank in ranks)
 
@@ -277,7 +277,7 @@ class Ranks:
 
     def save(self) -> None:
         """Ask every rank to save its state and end: SIGUSR2."""
-        self._stopping = True
+        self._stopping = self._stopping or self._loop.now()
         self._wake_server()
         if self.has_live_ranks and self._is_ready:
             self.signal(signal.SIGUSR2)
@@ -290,7 +290,7 @@ class Ranks:
 
     def terminate(self, by: int = 0) -> None:
         """Ask every rank to end: SIGTERM; after SIGINT (`by`), ranks that want it get that instead."""
-        self._stopping = True
+        self._stopping = self._stopping or self._loop.now()
         if not self._is_ready:
             self._end_server()  # still importing, so there is no rank yet
             return
@@ -321,7 +321,7 @@ class Ranks:
 
     def close(self) -> None:
         """End the fork server, and with it every process of the job on this node."""
-        self._stopping = True
+        self._stopping = self._stopping or self._loop.now()
         self._end_server()
 
     def _wake_server(self) -> None:
@@ -377,10 +377,12 @@ class Ranks:
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
             return
+        # It has ended by itself if it was about to before it was stopped.
+        is_exception = record is not None and (record["type"] != "ExitCode" or record["time"] < self._stopping)
         # A rank that the agent stops has not failed, unless an exception ended it before; a full disk keeps no record.
         if record is None and status != 0 and self._stopping and is_disk_full(rank.error.parent):
             status = 1 << 8
-        elif record is None and (status == 0 or self._stopping):
+        elif not is_exception and (status == 0 or self._stopping):
             return
         rank.failure = rank_failure(
             rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,

@@ -241,7 +241,7 @@ class MpiRanks(Ranks):
 
     def _give_up(self, why: str) -> None:
         """End the ranks, which cannot work without mpirun."""
-        self._stopping = True
+        self._stopping = self._stopping or self._loop.now()
         self._end_server()
         self.server_failure = why
         self._changed()

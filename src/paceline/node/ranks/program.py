@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import HOROVOD
+from paceline.contract import HOROVOD, RESUME_CODE
 from paceline.node.files import write_json
 
 from . import answering, joining, stdin
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 
 _rank_pid = 0
+
+
+class ExitCode(Exception):
+    """In the record of a rank: it has called `sys.exit` with this number. Only when that was counts."""
 
 
 def run_program(program: Program, error_path: Path) -> None:
@@ -55,8 +59,7 @@ def run_program(program: Program, error_path: Path) -> None:
             _run_script(program.target)
     except SystemExit as error:
         code = error.code
-        if code is not None and not isinstance(code, int):
-            _record(error_path, error, [str(code)], time.monotonic())
+        _record_exit(error_path, error)
     except BaseException as error:
         _report(error, error_path)
         if isinstance(error, KeyboardInterrupt):
@@ -81,10 +84,11 @@ def run_program(program: Program, error_path: Path) -> None:
 def _ends_as_python(code: object) -> bool:
     """Whether Python's own finalization may end this process: not with torch in it (see `ending`).
 
-    Nor may it where mpi4py is in it and the rank has failed: it would wait in MPI_Finalize for all other ranks.
+    Nor may it where mpi4py or JAX is in it and the rank has failed: they would wait for all other ranks, in
+    MPI_Finalize, and for five minutes in the barrier of `jax.distributed.shutdown`.
     """
     failed = code not in (None, 0)
-    return "torch" not in sys.modules and not ("mpi4py.MPI" in sys.modules and failed)
+    return "torch" not in sys.modules and not (failed and {"mpi4py.MPI", "jax"} & sys.modules.keys())
 
 
 def script_folder(script: str) -> str:
@@ -149,6 +153,14 @@ def _report(error: BaseException, error_path: Path) -> None:
     with contextlib.suppress(Exception):
         sys.stderr.flush()
     _record(error_path, error, lines, when, (start, _log_size()))
+
+
+def _record_exit(error_path: Path, error: SystemExit) -> None:
+    """Record that the script has called `sys.exit`: others may end before this process, by what it tells them now."""
+    if error.code is not None and not isinstance(error.code, int):
+        _record(error_path, error, [str(error.code)], time.monotonic())
+    elif error.code and error.code != RESUME_CODE:
+        _record(error_path, ExitCode(error.code), [], time.monotonic())
 
 
 def _log_size() -> int:
