@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.files import read_json, write_json
+from paceline.contract import found
+from paceline.node.files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,16 +50,15 @@ def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     env = {**own, **spec.env}
-    found: dict[str, Any] = {}
+    origin: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
-        found["software"] = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
+        origin["software"] = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
     if is_first:
         folder = Path(spec.working_dir)
-        notes = filter(lambda it: it is not None, (read_json(it / _NOTE) for it in (folder, *folder.parents)))
-        noted = next(notes, None)
-        found.update(_code(spec.working_dir, env) if noted is None else noted)
+        noted = next((it for at in (folder, *folder.parents) if (it := _noted(at / _NOTE)) is not None), None)
+        origin.update(_code(spec.working_dir, env) if noted is None else noted)
     with contextlib.suppress(OSError):
-        write_json(run.origin, found)
+        write_json(run.origin, origin)
 
 
 def note(copy: Path, folder: Path | None) -> None:
@@ -71,6 +71,14 @@ def note(copy: Path, folder: Path | None) -> None:
         OSError: it cannot be written.
     """
     write_json(copy / _NOTE, {} if folder is None else _code(str(folder), os.environ))
+
+
+def _noted(file: Path) -> dict[str, Any] | None:
+    try:
+        note = json.loads(found.read(file) or b"null")
+    except (OSError, ValueError, RecursionError):
+        return None
+    return note if isinstance(note, dict) else None
 
 
 def _code(folder: str, env: Mapping[str, str]) -> dict[str, str]:
