@@ -22,6 +22,7 @@ _NOTE = ".origin.paceline"  # in a copy of the code, which has no history of its
 _SECONDS = 20.0  # for a command
 _MOST = 64 << 10  # bytes of the changes
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+_NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}  # which may run programs that the repository names
 _NAMES = (
     "torch", "torchvision", "torchaudio", "triton", "tensorflow", "keras", "jax", "jaxlib", "paddlepaddle",
     "paddlepaddle-gpu", "mindspore", "numpy", "transformers", "datasets", "accelerate", "deepspeed", "lightning",
@@ -88,12 +89,24 @@ def _code(folder: str, env: Mapping[str, str]) -> dict[str, str]:
     return {
         "commit": commit,
         "branch": _git(("branch", "--show-current"), folder, env).strip(),
-        "diff": _git(("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"), folder, env),
+        "diff": _diff(folder, env),
     }
 
 
+def _diff(folder: str, env: Mapping[str, str]) -> str:
+    """The changes since the commit; the repository's filters, which are programs, do not run for them."""
+    configured = _git(("config", "--name-only", "-z", "--get-regexp", r"^filter\."), folder, env).split("\0")
+    drivers = {name.rpartition(".")[0] for name in configured if name}
+    if any("=" in driver for driver in drivers):  # git takes what is before it for the name
+        return ""
+    off = [f"{it}.{key}" for it in sorted(drivers) for key in ("clean=", "process=", "required=false")]
+    # In a submodule its own filters would run.
+    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    return _git((*(it for setting in off for it in ("-c", setting)), "diff", *options, "HEAD"), folder, env)
+
+
 def _git(arguments: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
-    return _output([*_GIT, "-C", folder, *arguments], folder, env)
+    return _output([*_GIT, "-C", folder, *arguments], folder, {**env, **_NO_FETCH})
 
 
 def _output(command: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
