@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.backends.traces import OTHER, Sum, add
+from paceline.backends.traces import OTHER, Sum, add, file_name
 
 
 def event(name: str, begin: float, length: float, kind: str = "cpu_op", thread: int = 7, number: int = 0) -> Any:
@@ -36,3 +36,20 @@ def test_operators_have_their_own_time_and_that_of_their_kernels() -> None:
     assert [(it["name"], it["ts"], it["dur"]) for it in marks] == [
         ("ProfilerStep#0", 6.0, 104.0), ("ProfilerStep#1", 110.0, 100.0)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("node-1.lab", "node-1.lab"),
+        ("/etc/x", "_etc_x"),
+        ("../../up", "__.._up"),
+        ("..", "_"),
+        ("a\nb", "a_b"),
+        ("é", "_"),
+    ],
+)
+def test_what_a_rank_says_leads_to_no_other_folder(host: str, name: str) -> None:
+    assert file_name({"host": host, "pid": 7}, 1) == f"{name}_7.1.pt.trace.json.gz"
+    with pytest.raises(ValueError, match="invalid literal"):
+        file_name({"host": host, "pid": "/7"}, 1)  # type: ignore[typeddict-item]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -199,14 +201,10 @@ def test_a_default_target_that_is_not_defined_is_named_with_its_place(
         registry.load("other")
 
 
-def test_files_that_cannot_be_read(project: Path, of_project: Write) -> None:
+def test_a_file_that_is_not_utf_8(project: Path, of_project: Write) -> None:
     path = of_project("")
     path.write_bytes(b"# \xff")
     with pytest.raises(UserError, match=f"^{path}: this is not UTF-8"):
-        load(project)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(UserError, match=f"^cannot read {path}: Is a directory"):
         load(project)
 
 
@@ -236,3 +234,72 @@ def test_the_line_of_a_key(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {key: place_of(file, key) for key in lines} == {key: f"{file}:{line}" for key, line in lines.items()}
     assert place_of(file, ("volumes",)) == str(file)
+
+
+def _of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+
+def _link(file: Path) -> None:
+    file.rename(file.with_name("other.toml"))
+    file.symlink_to("other.toml")
+
+
+def _folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+NOT_READ: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], object], str]] = {
+    "of another user": (_of_another_user, "it belongs to user 12345; make a copy that is yours"),
+    "folder of another user": (
+        lambda file, patch: _of_another_user(file.parent, patch), "its folder belongs to user 12345; work in a"
+    ),
+    "writable by all": (lambda file, _: file.chmod(0o666), "others may write it; take that from them with chmod go-w"),
+    "link": (lambda file, _: _link(file), "it is a symbolic link; put the file itself there"),
+    "fifo": (lambda file, _: _fifo(file), "it is no regular file; put the file itself there"),
+    "no file": (lambda file, _: _folder(file), "it is no regular file; put the file itself there"),
+    "large": (lambda file, _: file.write_bytes(b"#" * (1 << 20) + b"\n"), "it is larger than 1 MiB; remove it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_READ)
+def test_a_project_file_that_another_user_may_have_written_is_not_read(
+    project: Path, of_project: Write, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    change, why = NOT_READ[case]
+    path = of_project("local.devices = 3\n")
+    (project / "below").mkdir()
+    change(path, monkeypatch)
+    assert load(project / "below") == load(project / "below") == Settings()
+    told = capfd.readouterr().err
+    if os.geteuid() in (0, 12345):  # else both belong to the other user
+        assert told.startswith(f"paceline: {path} is not read: {why}")
+        assert told.count("\n") == 1
+
+
+def test_the_search_goes_on_above_a_file_that_is_not_read(
+    project: Path, of_project: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.parent / "paceline.toml").write_text("local.devices = 2\n")
+    _fifo(of_project(""))
+    assert load(project).local.devices == 2
+
+
+def test_a_file_of_a_group_of_ones_own_may_be_writable_by_it(project: Path, of_project: Write) -> None:
+    path = of_project("local.devices = 3\n")
+    path.chmod(0o664)
+    user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(path.stat().st_gid)
+    is_own = user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
+    assert load(project).local.devices == (3 if is_own else None)
+    if os.geteuid() == 0:
+        os.chown(path, -1, 54321)
+        assert load(project).local.devices is None

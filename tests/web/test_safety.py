@@ -70,7 +70,11 @@ def test_programs_send_the_token(new_page: Callable[..., Page]) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:7345", "127.0.0.1.evil.example", "", "localhost.evil.example"]
+    "host",
+    [
+        *("evil.example", "evil.example:7345", "127.0.0.1.evil.example", "", "localhost.evil.example"),
+        *("[::1].evil.example", "[::1]evil.example:7345", "[localhost].evil.example", "localhost:1.evil.example"),
+    ],
 )
 def test_a_name_that_was_rebound_to_this_machine_is_refused(page: Page, host: str) -> None:
     for path in ("/", "/api/jobs", "/app.js"):

@@ -11,7 +11,7 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import free_port
+from tests.conftest import eventually, free_port
 from tests.typed import refusal
 
 from paceline.web import safety, server
@@ -108,6 +108,50 @@ def test_others_are_answered_if_all_come_at_once(served: server.Page, monkeypatc
     may_go_on.set()
     assert b" 200 " in asks.recv(65536)
     for client in [*silent, asks, session, *pages]:
+        client.close()
+
+
+ASK = b"GET /vendor/uplot.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def not_reading(page: server.Page, number: int, sent: bytes) -> list[socket.socket]:
+    """Connections with requests of which nobody reads the answers."""
+    page._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of the connections, too
+    found = []
+    for _ in range(number):
+        found.append(client := socket.socket())
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port_of(page)))
+        client.sendall(sent)
+    return found
+
+
+def test_an_answer_that_nobody_takes_ends_the_connection(served: server.Page) -> None:
+    (client,) = not_reading(served, 1, ASK)
+    assert client.recv(1)
+    eventually(lambda: not served._server.server_state.connections, "it is closed")
+    with contextlib.closing(client), contextlib.suppress(ConnectionResetError):
+        while client.recv(65536):
+            pass
+
+
+def test_requests_that_wait_for_no_answer_end_the_connection(
+    served: server.Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_PATIENCE", 600.0)
+    (client,) = not_reading(served, 1, 2 * ASK)
+    with client, contextlib.suppress(ConnectionResetError):
+        while client.recv(65536):
+            pass
+
+
+def test_answers_that_nobody_takes_leave_room_for_others(served: server.Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_PATIENCE", 600.0)
+    clients = not_reading(served, 300, ASK)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port_of(served)}/", timeout=60) as answer:
+        assert b"app.js" in answer.read()
+    eventually(lambda: len(served._server.server_state.connections) <= server._MOST_OPEN, "the oldest are closed")
+    for client in clients:
         client.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _EVENTS = b'"traceEvents": ['
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LONGEST_HOST = 64  # characters that are kept
 _STEP = "Optimizer.step#"
 OTHER = "no operator: Python, data, logs"  # what the thread that trains does besides
 
@@ -51,6 +53,12 @@ class Sum:
     operators: dict[str, Operator] = field(default_factory=lambda: defaultdict(Operator))
     steps: int = 0
     time: float = 0.0
+
+
+def file_name(said: Profiled, time: int) -> str:
+    """The name of a trace's file, as TensorBoard wants it; what the rank says of itself leads to no other folder."""
+    host = re.sub(r"[^A-Za-z0-9._-]|^\.+", "_", said["host"])[:_LONGEST_HOST]
+    return f"{host}_{int(said['pid'])}.{time}.pt.trace.json.gz"
 
 
 def add(trace: bytes, said: Profiled, found: Sum) -> tuple[bytes, list[float]]:

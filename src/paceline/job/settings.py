@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from paceline.contract import found
+
 from .errors import UserError
 from .model import InvalidError, Model, each
 from .quantities import duration
@@ -123,7 +125,7 @@ def load(folder: Path | None = None) -> Settings:
     tables: dict[str, Any] = {}
     files: Files = {}
     for file, is_project in ((user_file(), False), (project_file(folder), True)):
-        if file is not None and (table := _table(file)) is not None:
+        if file is not None and (table := _table(file, is_project)) is not None:
             _place_volumes(table, file, is_project)
             _merge(tables, table, file, files, ())
 
@@ -140,11 +142,11 @@ def _named(files: Files, key: tuple[str, ...]) -> str:
     return f"{'' if above is None else f'{place_of(above, key)}: '}{'.'.join(key)}"
 
 
-def _table(file: Path) -> dict[str, Any] | None:
-    """What a TOML file holds; None where there is none."""
+def _table(file: Path, is_project: bool) -> dict[str, Any] | None:
+    """What a TOML file holds; None where there is none, or a project's may be of another user."""
     try:
-        table: dict[str, Any] = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
-        return table
+        content = found.read(file) if is_project else file.read_bytes()
+        return None if content is None else tomllib.loads(content.decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -153,9 +155,9 @@ def _table(file: Path) -> dict[str, Any] | None:
         raise UserError(printable(f"{file}: this is not UTF-8; save the file as UTF-8")) from None
     except tomllib.TOMLDecodeError as error:
         what, _, position = str(error).partition(" (at ")
-        found = re.match(r"line (\d+)", position)
+        numbered = re.match(r"line (\d+)", position)
         # At the end of the document there is no number; its last line it is.
-        line = found[1] if found else max(1, len(file.read_bytes().splitlines()))
+        line = numbered[1] if numbered else max(1, len(file.read_bytes().splitlines()))
         raise UserError(printable(f"{file}:{line}: not valid TOML: {what[:1].lower()}{what[1:]}")) from None
     except RecursionError:
         raise UserError(printable(f"{file}: its values are nested too deeply")) from None

@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from paceline.contract import found
+
 PROJECT_FILE = "paceline.toml"
 _NAME = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)"""
 _KEY = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
@@ -26,7 +28,8 @@ def user_file() -> Path | None:
 def project_file(folder: Path | None = None) -> Path | None:
     """The nearest `paceline.toml` from a folder upwards, or None.
 
-    The search ends with the root of a git repository, the user's home, and the file system.
+    The search ends with the root of a git repository, the user's home, and the file system. It passes by a file that
+    another user may have written (`contract/found.py`).
     """
     try:
         here = (folder or Path.cwd()).resolve()
@@ -34,13 +37,20 @@ def project_file(folder: Path | None = None) -> Path | None:
         for candidate in (here, *here.parents):
             if candidate.stat().st_dev != device:
                 return None
-            if (candidate / PROJECT_FILE).exists():
+            if _is_taken(candidate / PROJECT_FILE):
                 return candidate / PROJECT_FILE
             if (candidate / ".git").exists() or candidate == _home():
                 return None
     except OSError:  # the folder is gone, or one above it may not be entered
         pass
     return None
+
+
+def _is_taken(file: Path) -> bool:
+    try:
+        return found.read(file) is not None
+    except OSError:  # whoever loads it says why
+        return True
 
 
 def _home() -> Path | None:

@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 
 KEY_HEADER = "x-paceline-key"
 SESSION = "/api/session"  # where the token is exchanged
+SIGNED_IN = "paceline.signed_in"  # in the scope of a request, if so
 _LASTS = 14 * 86400  # seconds for which a session is valid
 _MOST_BODY = 1 << 20
 _MOST_TOKEN = 4096  # bytes of a body, from who has not signed in
 _BODY_SECONDS = 10.0
+_HOST = re.compile(r"(?:\[([^]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -179,14 +182,17 @@ class Guard:
             return 0, ""
         if not self._is_signed_in(headers):
             return 401, "open the address that paceline web has printed"
+        scope[SIGNED_IN] = True
         if self._read_only and method not in ("GET", "HEAD"):
             return 403, "this server was started with --read-only"
         return 0, ""
 
     def _is_known(self, host: str) -> bool:
         """Whether a page of this server is asked for. An address is: only names can be bound to another address."""
-        name = host.lower()
-        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        found = _HOST.fullmatch(host.lower())
+        if found is None:
+            return False
+        name = found[1] or found[2]
         if name in self._names:
             return True
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.resources
+import resource
 import socket
 import ssl
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -19,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from paceline.job.errors import UserError
 
 from .api import Api, refused
-from .safety import Guard, Sessions, names_of_this_machine, secret
+from .safety import SIGNED_IN, Guard, Sessions, names_of_this_machine, secret
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 _MOST_WAITING = 128  # connections, for their clients to send a request
 _MOST_CONNECTIONS = 8 * _MOST_WAITING  # one that is closed for a newer one counts some turns of the loop longer
-_PATIENCE = 10.0  # seconds in which a client has sent a request
+_MOST_OPEN = 256  # connections
+_PATIENCE = 10.0  # seconds in which a client has sent a request, or has taken an answer
 _BACKLOG = 128
 
 
@@ -92,20 +94,44 @@ def _static(file: Traversable, kind: str) -> Callable[[Request], Response]:
 
 
 class _Impatient(H11Protocol):
-    """Closes connections whose client does not send a request in time; if very many wait, the oldest ones too."""
+    """Closes connections whose client does not send a request, or take an answer, in time; if there are very many, the
+    oldest ones too.
+    """
 
+    _open: ClassVar[dict[_Impatient, None]] = {}
     _waiting: ClassVar[dict[_Impatient, None]] = {}  # for their clients to send a request, or the rest of one
     _waits: Any = None
+    _untaken: Any = None
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that `resume_writing` says that all has been taken
+        self._open[self] = None
+        if len(self._open) > _most_open():
+            strangers = (it for it in self._open if not (it.scope or {}).get(SIGNED_IN))
+            next(strangers)._abort()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         super().data_received(data)
-        self._watch()
+        if self._is_answering() and self.conn.trailing_data[0]:  # no browser asks for more before it has an answer
+            self._abort()
+        else:
+            self._watch()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._untaken = self.loop.call_later(_PATIENCE, self._abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
 
     def on_response_complete(self) -> None:
         """See `H11Protocol`: the connection may be used again, which has a limit of its own."""
@@ -114,26 +140,41 @@ class _Impatient(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # it resumes writing
+        self._open.pop(self, None)
         self._end_wait()
 
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+
     def _watch(self, *, is_begun: bool = True) -> None:
-        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+        if self.transport.is_closing():  # it may wait no more
+            return
+        if self._is_answering():
             self._end_wait()
             return
         self._waiting.setdefault(self)
         if is_begun and self._waits is None:
             self._waits = self.loop.call_later(_PATIENCE, self.transport.close)
         if len(self._waiting) > _MOST_WAITING:
-            oldest = next(iter(self._waiting))
-            oldest._end_wait()
-            oldest.transport.abort()
+            next(iter(self._waiting))._abort()
+
+    def _abort(self) -> None:
+        self._open.pop(self, None)
+        self._end_wait()
+        self.transport.abort()
 
     def _end_wait(self) -> None:
         self._waiting.pop(self, None)
         if self._waits is not None:
             self._waits.cancel()
             self._waits = None
+
+
+def _most_open() -> int:
+    """How many connections may be open: jobs and streams of logs need files, too."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if files == resource.RLIM_INFINITY else min(_MOST_OPEN, files // 4)
 
 
 def listen(host: str, port: int) -> socket.socket:

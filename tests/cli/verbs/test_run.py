@@ -466,3 +466,14 @@ def test_scripts_that_declare_local_rank_get_it(paceline: Paceline, spelling: st
         assert sorted(done.stdout.splitlines()) == ["-1 None", "[rank 1] -1 None"]
         done = paceline.run(*line, script, f"{spelling}=7")
         assert sorted(done.stdout.splitlines()) == ["7 None", "[rank 1] 7 None"]
+
+
+def test_a_fifo_in_place_of_a_marker_stops_nothing(paceline: Paceline) -> None:
+    paceline.script("print('ran')")
+    folder = paceline.folder / "results"
+    folder.mkdir()
+    for fifo in (folder / ".paceline-run", paceline.folder / ".origin.paceline"):
+        os.mkfifo(fifo)
+    done = paceline.succeeds("run", "--checkpoint-dir", "results/checkpoints", "script.py")
+    assert "ran" in done.stdout
+    assert f"{folder}/.paceline-run is not read: it is no regular file" in done.stderr

@@ -21,6 +21,7 @@ from tests.job.code.git_server import PASSWORD, GitServer
 
 from paceline.job.code.bring import check, fetch, parse
 from paceline.job.code.ignore import Ignore
+from paceline.job.code.markers import is_for_code
 from paceline.job.code.snapshot import Listing
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
@@ -553,6 +554,14 @@ def test_patterns_mean_what_they_mean_to_git_and_to_rsync(patterns: list[str]) -
         listing.add_everything("")
         assert set(listing.files) - {".pacelineignore"} == set(listed) - {""}
         assert set(files_of(folder / "to")) == set(listed) - {""}
+
+
+def test_fifos_in_place_of_ignore_files(tmp_path: Path) -> None:
+    for name in (".pacelineignore", ".gitignore"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"^cannot read {tmp_path}/.pacelineignore: it is no regular file; put"):
+        Ignore.of_folder(tmp_path)
+    assert not is_for_code(str(tmp_path))
 
 
 @pytest.mark.parametrize("line", ["[a", "a\\", "x[[:nothing:]]", "[z-a]"])

@@ -66,7 +66,7 @@ def test_large_messages_wait_for_a_slow_reader() -> None:
 def test_nonsense_closes(nonsense: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        reader = Channel(theirs, limit=4096)
+        reader = Channel(theirs, is_strange=True)
         ours.send(nonsense)
         with pytest.raises(ChannelClosed):
             reader.receive()
@@ -83,7 +83,8 @@ def test_long_messages_are_compressed_and_short_ones_are_not() -> None:
 def test_a_message_that_is_too_long_once_decompressed_closes() -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        reader = Channel(theirs, limit=4096)
+        reader = Channel(theirs)
+        reader.limit = 4096
         ours.send(encode({"text": "x" * 1_000_000}) + b"\n")
         with pytest.raises(ChannelClosed, match="of more than 4096 bytes"):
             reader.receive()

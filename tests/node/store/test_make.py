@@ -145,6 +145,51 @@ def test_a_failure_leaves_nothing(tmp_path: Path, working_dir: str, text: str) -
     assert everything(tmp_path) == before
 
 
+def member(name: str, **fields: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info
+
+
+LINK = member("link", type=tarfile.SYMTYPE, linkname="..")
+OUTSIDE = {
+    "absolute": [member("/tmp/paceline-stolen")],
+    "above": [member("a/../../stolen")],
+    "through a link": [LINK, member("link/stolen")],
+    "in place of a link": [member("link", type=tarfile.SYMTYPE, linkname="../stolen"), member("link")],
+    "hard link": [member("hard", type=tarfile.LNKTYPE, linkname="../../../outside")],
+    "hard link through a link": [LINK, member("hard", type=tarfile.LNKTYPE, linkname="link/outside")],
+    "device": [member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)],
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_an_archive_writes_nothing_outside(tmp_path: Path, case: str) -> None:
+    code = io.BytesIO()
+    with tarfile.open(fileobj=code, mode="w") as tar:
+        for info in OUTSIDE[case]:
+            tar.addfile(info)
+    code.seek(0)
+    with pytest.raises(Refused, match="cannot be in the code of a job; try again"):
+        unpack(code, tmp_path / "jobs" / "code")
+    assert not [path for path in everything(tmp_path) if "stolen" in path or "hard" in path or "null" in path]
+
+
+def test_links_of_the_code_lead_where_they_did(tmp_path: Path) -> None:
+    code = io.BytesIO()
+    with tarfile.open(fileobj=code, mode="w") as tar:
+        tar.addfile(member("data", type=tarfile.SYMTYPE, linkname="/mnt/data"))
+        for name in ("train.py", "sub/train.py"):
+            tar.addfile(member(name))
+        tar.addfile(member("same.py", type=tarfile.LNKTYPE, linkname="./train.py"))
+        tar.addfile(member("sub", type=tarfile.DIRTYPE, mode=0o755))
+    code.seek(0)
+    unpack(code, tmp_path / "code")
+    assert everything(tmp_path / "code") == ["data", "same.py", "sub", "sub/train.py", "train.py"]
+    assert os.readlink(tmp_path / "code" / "data") == "/mnt/data"
+
+
 def test_what_only_the_code_can_tell_is_open(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     asked = order(code={"mode": "git", "source": "https://example.org/it"}, ranks=2)

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import click
 
-from paceline.backends.traces import Operator, Sum, add
+from paceline.backends.traces import Operator, Sum, add, file_name
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known, rank_of, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
@@ -72,10 +72,10 @@ def _profile(name: str, steps: int, ranks: str, output: str | None, timeout: str
         if "error" not in said:
             try:
                 trace, seconds = add(gzip.decompress(profile.trace), said, total)
-            except (ValueError, EOFError, KeyError, gzip.BadGzipFile):
+                file = folder / file_name(said, time.time_ns())
+            except (ValueError, TypeError, EOFError, KeyError, gzip.BadGzipFile):
                 said = {"error": "its trace has not arrived as a whole"}
             else:
-                file = folder / f"{said['host']}_{said['pid']}.{time.time_ns()}.pt.trace.json.gz"
                 _write(file, trace)
                 rows.append(_Row(rank, said["host"], seconds, file))
                 if said["why"]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.contract import found
 from paceline.job.errors import UserError
 
 from .transfer import printable
@@ -116,9 +117,10 @@ class Ignore:
         """
         path = folder / FILE
         try:
-            return cls(path.read_bytes().decode("utf-8", "surrogateescape"), str(path))
-        except FileNotFoundError:
-            return cls("", str(path))
+            # Whoever may write it may write the code, too.
+            return cls((found.read_of_anyone(path) or b"").decode("utf-8", "surrogateescape"), str(path))
+        except ValueError as error:
+            raise UserError(f"cannot read {printable(path)}: {error}") from None
         except OSError as error:
             raise UserError(f"cannot read {printable(path)}: {error.strerror}; check its permissions") from None
 

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from paceline.contract import found
 from paceline.contract.code_folder import GITIGNORE
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
@@ -18,8 +19,8 @@ _OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
 def is_for_code(folder: str) -> bool:
     """Whether paceline made a folder for the code of jobs."""
     try:
-        return Path(folder, ".gitignore").read_bytes() == GITIGNORE
-    except OSError:
+        return found.read_of_anyone(Path(folder, ".gitignore")) == GITIGNORE
+    except (OSError, ValueError):
         return False
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 MAX_LINE = 16 * 1024 * 1024
+STRANGE_LINE = 4096
 _MARK = 2 * CHECKSUM_SIZE  # characters of a checksum, before its message
 _PIECES = 64  # that are given to the kernel at once
 _LONG = 4096  # bytes of a message that is compressed
@@ -53,12 +54,22 @@ class Channel:
 
     Between two processes that inherit a socket, messages go as they are. Over a network, both sides call `authenticate`
     as soon as they have a key; from then on each message has a checksum.
+
+    Attributes:
+        limit: bytes of a message.
     """
 
-    def __init__(self, sock: socket.socket, limit: int = MAX_LINE) -> None:
+    def __init__(self, sock: socket.socket, *, is_strange: bool = False) -> None:
+        """Nothing has been sent.
+
+        Args:
+            is_strange: anybody may be the other side. Until `authenticate`, it may send one message, which is short and
+                not compressed.
+        """
         sock.setblocking(False)
         self.socket = sock
-        self.limit = limit
+        self.limit = STRANGE_LINE if is_strange else MAX_LINE
+        self._is_strange = is_strange
         self._incoming = bytearray()
         self._outgoing: deque[bytes | memoryview] = deque()
         self._ours: Checksums | None = None
@@ -72,6 +83,7 @@ class Channel:
             accepted: this side has accepted the connection, and the other one initiated it.
         """
         self._ours, self._theirs = checksums(session_key, accepted=accepted)
+        self._is_strange = False
 
     def fileno(self) -> int:
         """The descriptor, so that a selector takes a channel as it is."""
@@ -146,6 +158,8 @@ class Channel:
         while (end := self._incoming.find(b"\n")) >= 0:
             line = bytes(self._incoming[:end])
             del self._incoming[: end + 1]
+            if self._is_strange and (self._incoming or line.startswith(_COMPRESSED)):
+                raise ChannelClosed("it did not wait for an answer, or sent what is compressed")
             messages.append(decode(self._check(line), self.limit))
         if closed and not messages:
             raise ChannelClosed("the other side closed the connection", is_dead=True)

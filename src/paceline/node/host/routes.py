@@ -174,11 +174,13 @@ def _send(sock: socket.socket) -> Mapping[str, Any]:
     """Send until the other side answers with the rate."""
     data, deadline = bytes(_UNSENT), time.monotonic() + ANSWER_SECONDS
     sock.setblocking(False)
+    poller = select.poll()  # `select` takes no descriptors above 1023
+    poller.register(sock, select.POLLIN | select.POLLOUT)
     while (remaining := deadline - time.monotonic()) > 0:
-        readable, writable, _ = select.select([sock], [sock], [], remaining)
-        if readable:
+        events = poller.poll(1000 * remaining)
+        if events and events[0][1] & ~select.POLLOUT:
             return _receive(sock)
-        if writable:
+        if events:
             with contextlib.suppress(BlockingIOError):
                 sock.send(data)
     raise TimeoutError("timed out")

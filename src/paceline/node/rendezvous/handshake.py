@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # Limits for peers that are not authenticated yet.
 MAX_PENDING = 64
 PENDING_SECONDS = 10.0
-PENDING_BYTES = 4096
 _PROTOCOL = "3:"  # begins every challenge; a version of paceline that speaks another one has another
 
 
@@ -111,7 +110,7 @@ class Listener:
         for channel, (_, since) in list(self._pending.items()):
             if now - since > PENDING_SECONDS or len(self._pending) >= MAX_PENDING:
                 self._drop(channel)
-        channel = Channel(sock, limit=PENDING_BYTES)
+        channel = Channel(sock, is_strange=True)
         self._pending[channel] = (False, now)
         self._loop.watch(channel, lambda: self._read(channel))
 
@@ -209,7 +208,10 @@ class Survey:
         loop.watch(self._read, lambda: loop.forget(self._read))
         for agent in agents:
             where = (agent["id"], agent["address"], agent["listen"])
-            threading.Thread(target=self._ask, args=(*where, token, timeout), daemon=True).start()
+            try:
+                threading.Thread(target=self._ask, args=(*where, token, timeout), daemon=True).start()
+            except RuntimeError:  # there can be no more threads
+                self._answered(agent["id"], None)
 
     @property
     def is_over(self) -> bool:
@@ -229,8 +231,11 @@ class Survey:
             answer = "refused"
         except socket.gaierror as error:
             answer = None if error.errno == socket.EAI_AGAIN else "unknown"
-        except OSError:
+        except Exception:  # whatever is said there, or wrong with the address, it is no answer
             pass
+        self._answered(agent, answer)
+
+    def _answered(self, agent: str, answer: AgentStatus | Literal["refused", "unknown"] | None) -> None:
         with self._lock:
             self.answers[agent] = answer
             self._remaining -= 1
@@ -246,9 +251,9 @@ def connect(address: str, port: int, token: bytes, timeout: float, *, joins: boo
         PermissionError: it does not know the token, or is another version of paceline; the message says what to do.
     """
     deadline = time.monotonic() + timeout
-    sock = socket.create_connection((address, port), timeout=timeout)
+    sock = _connected(address, port, deadline)
     try:
-        channel = Channel(sock)
+        channel = Channel(sock, is_strange=True)
         mine = _challenge()
         channel.send({"challenge": mine})
         answer = _first(channel, deadline)
@@ -259,6 +264,7 @@ def connect(address: str, port: int, token: bytes, timeout: float, *, joins: boo
         if not theirs.startswith(_PROTOCOL):
             raise PermissionError(f"{address}:{port} runs another version of paceline; start all nodes with the same")
         channel.authenticate(_session_key(token, mine, theirs), accepted=False)
+        channel.limit = MAX_LINE
         channel.send({"joins": joins})
         status = cast("AgentStatus", _first(channel, deadline))
     except BaseException:
@@ -267,12 +273,30 @@ def connect(address: str, port: int, token: bytes, timeout: float, *, joins: boo
     return channel, status
 
 
+def _connected(address: str, port: int, deadline: float) -> socket.socket:
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, where) in enumerate(found):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(max(0.001, (deadline - time.monotonic()) / (len(found) - number)))
+            sock.connect(where)
+        except OSError:
+            sock.close()
+            if number == len(found) - 1:
+                raise
+        else:
+            return sock
+    raise OSError(f"{address} has no address")
+
+
 def _first(channel: Channel, deadline: float) -> Message:
     """Wait for the next message."""
+    poller = select.poll()  # `select` takes no descriptors above 1023
+    poller.register(channel, select.POLLIN)
     while True:
         messages = channel.receive()
         if messages:
             return messages[0]
         remaining = deadline - time.monotonic()
-        if remaining <= 0 or not select.select([channel], [], [], remaining)[0]:
+        if remaining <= 0 or not poller.poll(1000 * remaining):
             raise TimeoutError("no answer")

@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import found
 from paceline.node.files import read_json, write_json
 from paceline.node.journal import records as journal
 from paceline.node.journal.state import cached, load
@@ -134,8 +135,8 @@ class RunDirectory:
     def is_ours(self) -> bool:
         """Whether paceline made this folder; a link to one is not one."""
         try:
-            return not self.path.is_symlink() and (self.path / MARKER).read_bytes() == _MARK
-        except OSError:
+            return not self.path.is_symlink() and found.read_of_anyone(self.path / MARKER) == _MARK
+        except (OSError, ValueError):
             return False
 
     def mark_used(self, user: Path, job_id: str) -> Path:
@@ -152,14 +153,14 @@ class RunDirectory:
     @property
     def users(self) -> list[Path]:
         """The run directories of existing jobs that keep checkpoints in this folder."""
-        found = []
+        users = []
         with contextlib.suppress(OSError):
             for mark in sorted(self._users.iterdir()):
                 noted = read_json(mark) or {}
                 run = RunDirectory(Path(str(noted.get("path"))))
                 if noted and (read_json(run.spec) or {}).get("job_id") == noted["job_id"]:
-                    found.append(run.path)
-        return found
+                    users.append(run.path)
+        return users
 
     @property
     def _users(self) -> Path:
@@ -237,6 +238,14 @@ class RunDirectory:
             fcntl.flock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
+
+
+def job_around(folder: Path) -> RunDirectory | None:
+    """The run directory that a folder is, or is in; those of other users do not count."""
+    around = (RunDirectory(it) for it in (folder, *folder.parents))
+    with contextlib.suppress(OSError):
+        return next((run for run in around if found.read(run.path / MARKER) and run.is_ours), None)
+    return None
 
 
 def _lock(fd: int, how: int) -> bool:

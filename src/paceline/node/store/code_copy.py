@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
@@ -15,8 +16,8 @@ from paceline.node.files import read_json
 from . import code_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    import tarfile
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Protocol
 
     from paceline.node.rundir.directory import RunDirectory
@@ -34,10 +35,32 @@ def unpack(archive: Readable, destination: Path) -> None:
 
     with code_folder.building(destination) as building:
         with tarfile.open(fileobj=archive, mode="r|") as tar:  # type: ignore[call-overload]  # it has all that is used
-            tar.extraction_filter = lambda member, _: member  # the user's own code, with all its links
-            tar.extractall(building)
+            tar.extraction_filter = lambda member, _: member  # Python's would refuse links to the user's data
+            tar.extractall(building, _inside(tar, building))
         while archive.read(1 << 16):
             pass
+
+
+def _inside(tar: tarfile.TarFile, folder: Path) -> Iterator[tarfile.TarInfo]:
+    """The members of an archive, each checked when those before it are unpacked: nothing is written outside.
+
+    The archive may come from a host that somebody else has taken over. Links may lead anywhere, but nothing is written
+    through them.
+    """
+    for member in tar:
+        path = folder / member.name
+        is_taken = os.path.lexists(path) and not (member.isdir() and path.is_dir() and not path.is_symlink())
+        is_outside = member.islnk() and not _is_inside(member.linkname, folder)
+        if member.ischr() or member.isblk() or not _is_inside(member.name, folder) or is_taken or is_outside:
+            raise Refused(f"{member.name!r} cannot be in the code of a job; try again, or copy it another way")
+        yield member
+
+
+def _is_inside(name: str, folder: Path) -> bool:
+    above = Path(name).parents
+    return (
+        not os.path.isabs(name) and ".." not in name.split("/") and not any((folder / it).is_symlink() for it in above)
+    )
 
 
 def take(folder: Path, destination: Path) -> None:

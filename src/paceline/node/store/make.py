@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.contract import GIT_CREDENTIALS
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
-from paceline.node.rundir.directory import SAVED, RunDirectory
+from paceline.node.rundir.directory import SAVED, RunDirectory, job_around
 from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 
@@ -272,11 +272,7 @@ def _marked_as_used(path: Path, node: NodeSpec) -> Iterator[None]:
     """Note in the run directory of another job that this job keeps its checkpoints there."""
     given = node.env.get("PACELINE_CHECKPOINT_DIR")
     folder = None if given is None else Path(node.working_dir, given)
-    owner = (
-        None
-        if folder is None
-        else next((run for it in (folder, *folder.parents) if (run := RunDirectory(it)).is_ours), None)
-    )
+    owner = None if folder is None else job_around(folder)
     if owner is None:
         yield
         return

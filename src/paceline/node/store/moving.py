@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.contract import checkpoint
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
-from paceline.node.rundir.directory import SAVED, RunDirectory
+from paceline.node.rundir.directory import SAVED, RunDirectory, job_around
 
 from .code_copy import code_of
 
@@ -173,7 +173,7 @@ def check_fresh(run: RunDirectory) -> None:
     job, node = read_json(run.job) or {}, read_json(run.spec) or {}
     base, kept = _found(run, job, node, read_json(run.path / SAVED))
     place, _ = _place(run, base, job.get("code"))
-    in_a_job = any(RunDirectory(folder).is_ours for folder in base.parents)
+    in_a_job = job_around(base.parent) is not None
     if place == "folder" and not in_a_job and any(it.newest for it in kept):
         raise Refused(
             f"--fresh: there are checkpoints in {base}, and the job would resume from them; name another folder with "

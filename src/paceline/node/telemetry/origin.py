@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.files import read_json, write_json
+from paceline.contract import found
+from paceline.node.files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ _NOTE = ".origin.paceline"  # in a copy of the code, which has no history of its
 _SECONDS = 20.0  # for a command
 _MOST = 64 << 10  # bytes of the changes
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+_NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}  # which may run programs that the repository names
 _NAMES = (
     "torch", "torchvision", "torchaudio", "triton", "tensorflow", "keras", "jax", "jaxlib", "paddlepaddle",
     "paddlepaddle-gpu", "mindspore", "numpy", "transformers", "datasets", "accelerate", "deepspeed", "lightning",
@@ -49,16 +51,15 @@ def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     env = {**own, **spec.env}
-    found: dict[str, Any] = {}
+    origin: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
-        found["software"] = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
+        origin["software"] = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
     if is_first:
         folder = Path(spec.working_dir)
-        notes = filter(lambda it: it is not None, (read_json(it / _NOTE) for it in (folder, *folder.parents)))
-        noted = next(notes, None)
-        found.update(_code(spec.working_dir, env) if noted is None else noted)
+        noted = next((it for at in (folder, *folder.parents) if (it := _noted(at / _NOTE)) is not None), None)
+        origin.update(_code(spec.working_dir, env) if noted is None else noted)
     with contextlib.suppress(OSError):
-        write_json(run.origin, found)
+        write_json(run.origin, origin)
 
 
 def note(copy: Path, folder: Path | None) -> None:
@@ -73,6 +74,14 @@ def note(copy: Path, folder: Path | None) -> None:
     write_json(copy / _NOTE, {} if folder is None else _code(str(folder), os.environ))
 
 
+def _noted(file: Path) -> dict[str, Any] | None:
+    try:
+        note = json.loads(found.read(file) or b"null")
+    except (OSError, ValueError, RecursionError):
+        return None
+    return note if isinstance(note, dict) else None
+
+
 def _code(folder: str, env: Mapping[str, str]) -> dict[str, str]:
     commit = _git(("rev-parse", "HEAD"), folder, env).strip()
     if not commit:
@@ -80,12 +89,24 @@ def _code(folder: str, env: Mapping[str, str]) -> dict[str, str]:
     return {
         "commit": commit,
         "branch": _git(("branch", "--show-current"), folder, env).strip(),
-        "diff": _git(("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"), folder, env),
+        "diff": _diff(folder, env),
     }
 
 
+def _diff(folder: str, env: Mapping[str, str]) -> str:
+    """The changes since the commit; the repository's filters, which are programs, do not run for them."""
+    configured = _git(("config", "--name-only", "-z", "--get-regexp", r"^filter\."), folder, env).split("\0")
+    drivers = {name.rpartition(".")[0] for name in configured if name}
+    if any("=" in driver for driver in drivers):  # git takes what is before it for the name
+        return ""
+    off = [f"{it}.{key}" for it in sorted(drivers) for key in ("clean=", "process=", "required=false")]
+    # In a submodule its own filters would run.
+    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    return _git((*(it for setting in off for it in ("-c", setting)), "diff", *options, "HEAD"), folder, env)
+
+
 def _git(arguments: Sequence[str], folder: str, env: Mapping[str, str]) -> str:
-    return _output([*_GIT, "-C", folder, *arguments], folder, env)
+    return _output([*_GIT, "-C", folder, *arguments], folder, {**env, **_NO_FETCH})
 
 
 def _output(command: Sequence[str], folder: str, env: Mapping[str, str]) -> str:

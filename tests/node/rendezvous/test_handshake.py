@@ -1,0 +1,89 @@
+"""Whoever listens where an agent should: it is not believed, and can neither hold an agent up nor fill its memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import GENEROUS
+
+from paceline.node.eventloop.channel import ChannelClosed, encode
+from paceline.node.eventloop.loop import Loop
+from paceline.node.rendezvous.handshake import Listener, Network, Survey, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOKEN = b"token"
+STATUS: Any = {"id": "it", "leads": True, "has_started": True, "has_begun": True, "has_ended": False, "leader": None}
+
+
+class Stranger:
+    """Sends the same to all who connect."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            sock, _ = self._listener.accept()
+            sock.sendall(self._text)
+            threading.Thread(target=sock.recv, args=(1 << 20,), daemon=True).start()
+
+
+SENT = {
+    "compressed": (encode({"challenge": "3:" + "a" * 5000}), "compressed"),
+    "several lines": (b'{"challenge": "3:"}\n{"challenge": "3:"}', "it did not wait for an answer"),
+    "long": (b'{"challenge": "' + b"a" * 5000 + b'"}', "a message of more than 4096 bytes"),
+    "deep": (b"[" * 4000, "not a message"),
+}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_before_its_proof_the_other_side_sends_one_short_line(case: str) -> None:
+    text, why = SENT[case]
+    with pytest.raises(ChannelClosed, match=why):
+        connect("127.0.0.1", Stranger(text + b"\n").port, TOKEN, GENEROUS, joins=False)
+
+
+def test_what_makes_no_sense_is_no_answer() -> None:
+    strangers = [Stranger(text + b"\n") for text, _ in SENT.values()]
+    where = [*(("127.0.0.1", it.port) for it in strangers), ("a" * 64 + ".org", 1)]  # no address can be so long
+    agents: Any = [{"id": str(number), "address": at, "listen": port} for number, (at, port) in enumerate(where)]
+    loop = Loop()
+    survey = Survey(loop, agents, TOKEN, GENEROUS)
+    assert loop.run_until(lambda: survey.is_over, GENEROUS)
+    assert survey.answers == dict.fromkeys("01234")
+
+
+@pytest.fixture
+def _many_descriptors() -> Iterator[None]:
+    """The next descriptor is above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2048), hard), hard))
+    with ExitStack() as stack:
+        while (fd := os.dup(0)) <= 1023:
+            stack.callback(os.close, fd)
+        os.close(fd)
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("_many_descriptors")
+def test_a_process_with_many_files_is_answered() -> None:
+    loop = Loop()
+    listener = Listener(loop, TOKEN, lambda: STATUS, lambda channel: channel.close())
+    listener.open(0, "127.0.0.1")
+    agents: Any = [{"id": "it", "address": "127.0.0.1", "listen": listener.port}]
+    survey = Network(loop, TOKEN).survey(agents, GENEROUS)
+    assert loop.run_until(lambda: survey.is_over, GENEROUS)
+    listener.close()
+    assert survey.answers == {"it": STATUS}
