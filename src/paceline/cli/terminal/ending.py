@@ -6,8 +6,6 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.signals import PASSED_ON
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -29,7 +27,7 @@ def ended_by_signals(early: list[int] | None = None) -> Iterator[None]:
 
     handlers: dict[int, Callable[[int, Any], None]] = {signal.SIGTERM: end, signal.SIGHUP: end}
     if early is not None:
-        handlers.update(dict.fromkeys(PASSED_ON, note))
+        handlers.update(dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), note))
     before = {number: signal.getsignal(number) for number in handlers}
     for number, handler in handlers.items():
         if before[number] is not signal.SIG_IGN:  # as nohup does
