@@ -79,6 +79,7 @@ def test_the_table_of_paddles_launcher_has_all_its_flags():
     assert theirs <= ours
 
 
+@pytest.mark.frameworks
 @pytest.mark.timeout(120)
 def test_a_rank_of_jax_that_fails_does_not_wait_for_the_others(tmp_path):
     """They would be waited for in a barrier of five minutes."""
