@@ -477,3 +477,14 @@ def test_a_fifo_in_place_of_a_marker_stops_nothing(paceline: Paceline) -> None:
     done = paceline.succeeds("run", "--checkpoint-dir", "results/checkpoints", "script.py")
     assert "ran" in done.stdout
     assert f"{folder}/.paceline-run is not read: it is no regular file" in done.stderr
+
+
+def test_a_framework_may_be_where_the_jobs_own_pythonpath_leads(paceline: Paceline) -> None:
+    package = paceline.folder / "elsewhere" / "jax"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("here = 'elsewhere'\n")
+    script = paceline.script("import jax; print(jax.here)")
+    for path in ("elsewhere", str(package.parent)):
+        done = paceline("run", "--env", f"PYTHONPATH=/nowhere:{path}", script, cwd=paceline.folder)
+        assert (done.returncode, done.stdout) == (0, "elsewhere\n"), done.stderr
+    assert "jax is not installed for" in paceline("run", script, cwd=paceline.folder).stderr

@@ -5,7 +5,6 @@ A job is the dictionary that its `JobSpec` is in JSON: the model itself belongs 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS
+from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS, is_installed
 from .script import (
     Imports,
     imports_of,
@@ -115,16 +114,16 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job = {**job, "horovod": "paceline"}  # its names; it needs none of Horovod's variables
     if job.get("horovod") and framework not in ("horovod", "mpi"):
         raise Refused(f"--horovod {job['horovod']} is for scripts that import horovod; add --framework horovod")
-    if framework == "horovod" and not job.get("horovod") and _is_there("horovod"):
+    if framework == "horovod" and not job.get("horovod") and is_installed("horovod", job):
         job = {**job, "horovod": "real"}
     package = _package({**job, "framework": framework})
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
-    if needed and package is not None and not _is_there(package):
+    if needed and package is not None and not is_installed(package, job):
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
     if job["tensorboard"]:
         check_installed()
     for module in job["preload"]:
-        if importlib.util.find_spec(module.partition(".")[0]) is None and module_file(module, folder) is None:
+        if not is_installed(module.partition(".")[0], job) and module_file(module, folder) is None:
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
     if job["framework"] == "mpi" and (why := _no_mpi(job)):
         raise Refused(f"--framework mpi: {why}, or leave out --framework")
@@ -137,10 +136,6 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
     _check_devices(job, here)
     return job
-
-
-def _is_there(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _found(job: Mapping[str, Any], here: Here, imports: Imports) -> str | None:
@@ -157,7 +152,7 @@ def _found(job: Mapping[str, Any], here: Here, imports: Imports) -> str | None:
     why = _no_mpi(job)
     if nodes[0] < nodes[1]:
         why = f"with MPI the number of nodes cannot change: give one --nnodes instead of {job['nodes']}"
-    elif imports.framework == "horovod" and job.get("horovod") != "paceline" and _is_there("horovod"):
+    elif imports.framework == "horovod" and job.get("horovod") != "paceline" and is_installed("horovod", job):
         why = "the installed Horovod may be built without MPI: add --framework mpi if it is not"
     if not why:
         return "mpi"
@@ -249,7 +244,7 @@ def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     kind, name = _program(job)
     if kind == "module":
         # Parent packages are not imported: only ranks do that.
-        if module_file(name, folder) is None and importlib.util.find_spec(name.partition(".")[0]) is None:
+        if module_file(name, folder) is None and not is_installed(name.partition(".")[0], job):
             raise Refused(
                 f"no module {name} in {folder} or installed for {sys.executable}; check the name and the folder"
             )

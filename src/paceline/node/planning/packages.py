@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # What the fork server imports for a framework.
 PRELOAD = {
@@ -40,11 +45,16 @@ HARMLESS = frozenset({
 POWERFUL = frozenset({"code", "codeop", "ctypes", "importlib", "imp", "pkgutil", "runpy"})
 
 
-def is_installed(top: str) -> bool:
-    """Whether this interpreter finds a top-level module."""
+def is_installed(top: str, job: Mapping[str, Any] | None = None) -> bool:
+    """Whether this interpreter finds a top-level module; that of a job, which may have a PYTHONPATH of its own."""
     with contextlib.suppress(ImportError, ValueError):
-        return importlib.util.find_spec(top) is not None
-    return False
+        if importlib.util.find_spec(top) is not None:
+            return True
+    if job is None:
+        return False
+    given = filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep))
+    folders = [os.path.join(job["working_dir"] or "", folder) for folder in given]
+    return importlib.machinery.PathFinder.find_spec(top, folders) is not None
 
 
 def standard_library() -> frozenset[str]:
