@@ -201,5 +201,5 @@ def test_in_the_foreground(paceline: Paceline, make_cluster: Callable[..., Clust
     assert owner["kind"] == "Job" and cluster.get("Job", "long"), "which ends when the client is killed"
     running.send_signal(signal.SIGINT)
     out = running.communicate(timeout=120)
-    assert "stop" in out[1], out
+    assert "stop" in out[1] and running.returncode == 130, (running.returncode, out)
     assert '"state": "STOPPED"' in paceline("get", "--on", "kubernetes", "long", "-o", "json").stdout

@@ -95,7 +95,7 @@ def test_the_culprit_and_its_traceback_in_the_foreground(paceline: Paceline, clu
     assert running.stdout.readline() == "1\n"
     running.send_signal(signal.SIGINT)
     out = running.communicate(timeout=120)
-    assert "stop" in out[1], out
+    assert "stop" in out[1] and running.returncode == 130, (running.returncode, out)
     assert '"state": "STOPPED"' in paceline("get", "--on", "kubernetes", "long", "-o", "json").stdout
 
 

@@ -62,13 +62,13 @@ class KubeRun:
         self._follower: Follower[Entry] = Follower(cluster, job.name, lambda pod: PodLog(
             cluster, pod, self._follower.job_is_over, is_plain=is_plain
         ))  # fmt: skip
-        self._stops = 0
+        self._stops: list[int] = []  # the signals that have asked to stop it
         self._locals: dict[int, int] = {}
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Ask to stop the job; asked twice, it is stopped at once."""
-        self._stops += 1
-        now = self._stops > 1
+        self._stops.append(number)
+        now = len(self._stops) > 1
         threading.Thread(target=self._try, args=(lambda: self._stop(now),), daemon=True).start()
 
     def pass_on(self, number: int) -> None:
@@ -90,7 +90,13 @@ class KubeRun:
         with contextlib.closing(self._follower.start()) as readers:
             yield from self._nodes.follow(readers.take, self._take)
         self._let_go()
-        yield from self._nodes.finish()
+        for event in self._nodes.finish():
+            code = self._code(event.details.get("exit_code"))
+            yield Event(event.name, {**event.details, "exit_code": code}) if event.name == "finished" else event
+
+    def _code(self, code: int | None) -> int | None:
+        """The exit code of a job; one that was stopped from here ends as its signal says, and its pods got SIGTERM."""
+        return 128 + self._stops[0] if self._stops and code == 128 + signal.SIGTERM else code
 
     def _take(self, pod: str, found: Entry | Ended) -> Iterator[Update]:
         """What follows from what a pod writes, or from its end; "" stands for the job."""
@@ -123,5 +129,5 @@ class KubeRun:
         if job is None:
             return 1, ["the job was deleted"]
         why = f": {job.error}" if job.error else ""
-        code = job.exit_code if job.exit_code is not None else 1
-        return code, [f"job {job.name} {job.state.lower()}{why}"]
+        code = self._code(job.exit_code)
+        return 1 if code is None else code, [f"job {job.name} {job.state.lower()}{why}"]
