@@ -115,6 +115,12 @@ def test_a_job_whose_pods_are_gone_was_taken_away() -> None:
     assert "deleted, evicted or preempted" in error and error.endswith("(too many)")
 
 
+def test_what_has_succeeded_stays_so_when_a_pod_comes_late() -> None:
+    for late in (pod(1, phase="Pending"), pod(1), pod(1, TAKEN)):
+        job = job_of(pod(0, DONE), late, nodes="1:2")
+        assert (job.state, job.exit_code, job.waiting) == ("SUCCEEDED", 0, None)
+
+
 def test_a_pod_that_never_began_ends_with_its_job() -> None:
     failed = replace(pod(0), phase="Failed", started=None, finished=None, exit_code=None, error="its init failed")
     job = job_of(failed, status=FAILED)

@@ -59,8 +59,12 @@ def described(job: Found, target: str, namespace: str, reports: Mapping[int, Rep
 def _parts(job: Found, reports: Mapping[int, Report]) -> list[Part]:
     """The parts of the job's nodes; of nodes that have no pod any more, or are to have none, there is none."""
     found, pods, ended = [], job.newest(), job.ending
+    # An agent records success only of the whole job: pods of MIN:MAX that come later do not undo it.
+    has_succeeded = {index for index, pod in pods.items() if pod.report.get("state") == "SUCCEEDED"}
     for number, index in enumerate(job.numbers):
         pod = pods.get(index)
+        if has_succeeded and index not in has_succeeded:
+            continue
         if pod is None or (pod.phase == "Pending" and not pod.is_over):
             if ended is not None or job.is_suspended:
                 continue
