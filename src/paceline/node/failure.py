@@ -30,6 +30,11 @@ _SYMPTOM = re.compile(
 _OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 _STOPS = (signal.SIGTERM, signal.SIGKILL)  # of ranks that are stopped after they have failed
+# How TensorFlow and Keras begin messages whose cause is in another line; what else is in them.
+_OF_TENSORFLOW = ("Graph execution error:", "in user code:", "Exception encountered when calling ")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_OF_TRACE = re.compile(r"File \"|Detected at node |\[\[\{\{|Arguments received by |[•<]")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL_BYTES = 4096
 _MOST_TOLD, _MOST_LINES = 8, 6  # failures after the first one whose last lines are told, and how many of these
 _SEARCHED = 60  # lines of a log in which a usual message is searched: a C++ exception has its frames behind it
@@ -128,7 +133,19 @@ def _headline(kind: str, message: str) -> str:
     if found and not first.startswith("Traceback"):
         lines = trace.splitlines()  # TensorFlow adds its node, indented
         first = f"{first} {([line for line in lines if line[:1].strip()] or lines)[-1].strip()}"
+    elif first.startswith(_OF_TENSORFLOW):
+        first = _innermost(first, message)
     return f"{kind}: {first}" if first else f"{kind}:" if message else kind
+
+
+def _innermost(first: str, message: str) -> str:
+    """The first line of a message of TensorFlow with the cause in it, and the innermost line of the user's code."""
+    rest = [line.strip() for line in _COLOUR.sub("", message).splitlines() if line.strip()][1:]
+    places = [place for line in rest if (place := _PLACE.match(line)) and "site-packages" not in place[1]]
+    causes = [line for line in rest if not _OF_TRACE.match(line)]
+    behind = causes[-1:] if first.endswith(":") else causes[:1]
+    at = f" ({os.path.basename(places[-1][1])}:{places[-1][2]})" if places and behind else ""
+    return " ".join([first, *behind]) + at
 
 
 def _first_line(text: str) -> str:

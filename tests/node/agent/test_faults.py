@@ -350,6 +350,47 @@ def test_exceptions_in_a_graph_of_tensorflow_are_named(paceline: Paceline) -> No
     assert "RuntimeError: Graph execution error: ValueError: mine" in paceline.run("script.py").stderr
 
 
+KERAS = "/usr/lib/python3/site-packages/keras/src/losses/loss.py"
+GRAPH = f"""Graph execution error:
+
+Detected at node GatherV2 defined at (most recent call last):
+  File "/home/me/train.py", line 10, in g
+
+  File "{KERAS}", line 67, in __call__
+
+indices[0] = 7 is not in [0, 3)
+\t [[{{{{node GatherV2}}}}]] [Op:__inference_g_468]"""
+TRACED = """in user code:
+
+    File "/home/me/train.py", line 7, in f  *
+        return inner(y)
+    File "/home/me/model.py", line 3, in inner  *
+        raise ValueError("mine is bad")
+
+    ValueError: mine is bad
+"""
+LAYER = """Exception encountered when calling M.call().
+
+\x1b[1mDimensions must be equal, but are 2 and 3\x1b[0m
+
+Arguments received by M.call():
+  • x=tf.Tensor(shape=(None, 2), dtype=float32)"""
+
+
+@pytest.mark.parametrize(
+    ("message", "headline"),
+    [
+        (GRAPH, "Graph execution error: indices[0] = 7 is not in [0, 3) (train.py:10)"),
+        (TRACED, "in user code: ValueError: mine is bad (model.py:3)"),
+        (LAYER, "Exception encountered when calling M.call(). Dimensions must be equal, but are 2 and 3"),
+        ("Graph execution error:", "Graph execution error:"),
+    ],
+)
+def test_messages_of_tensorflow_are_told_with_their_cause(paceline: Paceline, message: str, headline: str) -> None:
+    paceline.script(f"raise ValueError({message!r})")
+    assert f"rank 0 failed first: ValueError: {headline} (node 0" in paceline.run("script.py").stderr
+
+
 @pytest.mark.torch
 def test_an_exception_in_a_training_loop_stands_alone(paceline: Paceline) -> None:
     paceline.script("""
