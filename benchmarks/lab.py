@@ -174,12 +174,16 @@ class Lab:
         """Let the next command wait for every host."""
         Path(self.env["PACELINE_HOME"], "silent.json").unlink(missing_ok=True)
 
-    def answer(self, command: Sequence[str], **env: str) -> Any:
-        """Run a command to its end, with the name of a file as its last argument; returns the JSON in that file."""
+    def answer(self, command: Sequence[str], seconds: float = TIMEOUT, **env: str) -> Any:
+        """Run a command to its end, with the name of a file as its last argument; returns the JSON in that file.
+
+        Args:
+            seconds: that it may take.
+        """
         path = self.folder / "answer.json"
         path.unlink(missing_ok=True)
         with self.started([*command, str(path)], **env) as job:
-            job.finish()
+            job.finish(seconds)
         return json.loads(path.read_text())
 
 
@@ -202,9 +206,9 @@ class Job:
         """Release the descriptor of the process."""
         os.close(self._exit)
 
-    def finish(self) -> float:
-        """Wait until the command has succeeded; returns the seconds it took."""
-        self._wait(self._exit)
+    def finish(self, most: float = TIMEOUT) -> float:
+        """Wait until the command has succeeded, at most this time; returns the seconds it took."""
+        self._wait(self._exit, most=most)
         seconds = time.monotonic() - self._began
         code = self._process.wait()
         if code:
@@ -220,13 +224,13 @@ class Job:
             code = self._process.wait()
             raise Failed(f"ended with exit code {code} before the work was done: {self._tail()}") from None
 
-    def _wait(self, *descriptors: int) -> None:
-        left = self._began + TIMEOUT - time.monotonic()
+    def _wait(self, *descriptors: int, most: float = TIMEOUT) -> None:
+        left = self._began + most - time.monotonic()
         poll = select.poll()
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
         if left <= 0 or not poll.poll(left * 1000):
-            raise Failed(f"took longer than {TIMEOUT:g} s: {self._tail()}")
+            raise Failed(f"took longer than {most:g} s: {self._tail()}")
 
     def _tail(self) -> str:
         """The last lines of stderr, or of stdout if there are none."""

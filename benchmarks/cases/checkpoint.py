@@ -11,13 +11,14 @@ from ..sample import Sample
 
 SCRIPT = str(SCRIPTS / "checkpoint_stall.py")
 RANKS = 2
+_LONG = 1800.0  # seconds: a step between two saves of 3 GB, or of 133,336 tensors, takes seconds
 
 
 def _pairs(lab: Lab, count: int, model: str, other: str) -> Iterator[Pair]:
     """All pairs of one start: each save is one half of a pair."""
     command = [installed("paceline"), "run", "-n", str(RANKS), SCRIPT, model, other, str(count)]
     try:
-        for pair in lab.answer(command):
+        for pair in lab.answer(command, seconds=_LONG):
             ours, others = (Sample(seconds, megabytes=more[0]) for seconds, more in pair)
             yield ours, others
     finally:
