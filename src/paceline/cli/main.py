@@ -12,13 +12,18 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from paceline._version import __version__
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
 _COLLECT_EVERY = 50_000  # objects; imports make more than that, and Python would look through all of them 70 times
+_COMPLETES = "_PACELINE_COMPLETE"  # set while a shell completes a line
 _NEAR = 0.75  # of two flags, where 1 is equal
 
 # verb → (module, what `paceline --help` says of it); of those that take lines of other launchers
@@ -60,6 +65,7 @@ VERBS = {
     "web": ("web", "Show all jobs on a page in your browser, live."),
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard."),
     "init": ("init", "Write a first job file, after three questions."),
+    "trust": ("trust", "Agree to a project's settings that run programs."),
     "schema": ("schema", "Print the JSON schema of job files."),
     **DIALECTS,
 }
@@ -127,8 +133,10 @@ def main() -> NoReturn:
 def run() -> int:
     """Run the command line, and return its exit code; bad input is one line on stderr and exit code 2."""
     from paceline.cli.terminal.write import say
+    from paceline.job import trust
     from paceline.job.errors import UserError
 
+    trust.ask = None if _COMPLETES in os.environ else _is_trusted
     _open_closed_streams()
     try:
         code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
@@ -160,6 +168,12 @@ def run() -> int:
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python does not try again
     return code if isinstance(code, int) else 0
+
+
+def _is_trusted(file: Path, settings: Mapping[str, Any]) -> bool:
+    from paceline.cli.verbs.trust import asks
+
+    return asks(file, settings)
 
 
 def _lack(error: OSError | RuntimeError) -> str | None:

@@ -13,7 +13,15 @@ from typing import Any
 
 from .errors import UserError
 
-_CONTENTS = ("jobs", "queue", "targets", "hosts", "silent", "paceline-")  # what paceline's names there begin with
+_CONTENTS = (
+    "jobs",
+    "queue",
+    "targets",
+    "hosts",
+    "silent",
+    "trusted",
+    "paceline-",
+)  # what paceline's names there begin with
 
 
 def jobs_folder() -> Path:

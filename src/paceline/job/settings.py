@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from paceline.contract import found
 
+from . import trust
 from .errors import UserError
 from .model import InvalidError, Model, each
 from .quantities import duration
@@ -116,16 +117,22 @@ class Settings(_Model, frozen=True, kw_only=True):
         return _named(self.__dict__.get("files", {}), key)
 
 
-def load(folder: Path | None = None) -> Settings:
+def load(folder: Path | None = None, *, is_trusted: bool = False) -> Settings:
     """The settings for work in `folder`, the current one by default.
 
+    Args:
+        is_trusted: whether the project's file is obeyed without the user's agreement.
+
     Raises:
-        UserError: a file cannot be read, or holds something wrong; names the file and the key.
+        UserError: a file cannot be read, holds something wrong, or runs programs to which the user has not agreed;
+            names the file and the key.
     """
     tables: dict[str, Any] = {}
     files: Files = {}
     for file, is_project in ((user_file(), False), (project_file(folder), True)):
-        if file is not None and (table := _table(file, is_project)) is not None:
+        if file is not None and (table := read_table(file, is_project=is_project)) is not None:
+            if is_project and not is_trusted:
+                trust.check(file, table)
             _place_volumes(table, file, is_project)
             _merge(tables, table, file, files, ())
 
@@ -142,8 +149,12 @@ def _named(files: Files, key: tuple[str, ...]) -> str:
     return f"{'' if above is None else f'{place_of(above, key)}: '}{'.'.join(key)}"
 
 
-def _table(file: Path, is_project: bool) -> dict[str, Any] | None:
-    """What a TOML file holds; None where there is none, or a project's may be of another user."""
+def read_table(file: Path, *, is_project: bool) -> dict[str, Any] | None:
+    """What a TOML file holds; None where there is none, or a project's may be of another user.
+
+    Raises:
+        UserError: it cannot be read, or is no TOML.
+    """
     try:
         content = found.read(file) if is_project else file.read_bytes()
         return None if content is None else tomllib.loads(content.decode("utf-8-sig"))

@@ -299,7 +299,7 @@ def _add_table(file: Path, lines: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / settings_files.PROJECT_FILE).write_text(text, encoding="utf-8")
         try:
-            load(Path(folder))
+            load(Path(folder), is_trusted=True)  # so is what was there before
         except UserError:
             raise UserError(f"{file} can have no more tables; write the target there yourself: {lines[0]} …") from None
     replace_file(file, text)
