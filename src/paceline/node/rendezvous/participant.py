@@ -106,6 +106,10 @@ class Participant:
         """Address and port at which this agent listens for the others; None if it does not listen."""
         return [self._address, self._listener.port] if self._listener.port else None
 
+    def others(self) -> list[str]:
+        """Addresses of the other nodes of the attempt."""
+        return [node["address"] for node in self._nodes if node["id"] != self.id]
+
     def rank_key(self, start: Start) -> str | None:
         """The key of the ranks of an attempt; None if the nodes share no secret."""
         if not self._rank_secret:
