@@ -9,6 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import limits
+from paceline.job.errors import UserError
+from paceline.job.text import printable
 
 from .credentials import connect
 from .errors import ApiError, Expired, Unreachable
@@ -32,6 +34,15 @@ _QUIET_SECONDS = 60  # of a log that is followed, after which its connection is 
 _WATCH_SECONDS = 300  # after which a watch is begun anew
 STRICT = {"fieldValidation": "Strict"}
 MERGE_PATCH = "application/merge-patch+json"
+
+
+def _encoded(body: Any) -> bytes:
+    """A body in JSON; the API server would replace what is no text."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        value = printable(error.object[max(0, error.start - 20) : error.end + 20])
+        raise UserError(f"{value} has bytes that are no UTF-8, which Kubernetes does not take; rename it") from None
 
 
 class Cluster:
@@ -155,7 +166,7 @@ class Cluster:
         """
         import httpx2
 
-        content = None if body is None else json.dumps(body).encode()
+        content = None if body is None else _encoded(body)
         headers = {"Accept": "application/json", **({} if body is None else {"Content-Type": kind})}
         within = limits.load()
         until = time.monotonic() + (within.look if method == "GET" else 2 * within.act)
