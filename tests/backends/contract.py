@@ -429,6 +429,19 @@ class Contract:
         assert (running.returncode, out) == (0, f"got {int(signal.SIGUSR1)}\n"), err
         place.works("delete", "asked")
 
+    def test_bytes_that_are_no_utf8_pass_unchanged(self, place: Place) -> None:
+        odd = os.fsdecode("\u4f60".encode("gbk"))
+        script = place.paceline.script("""
+            import os, sys
+            print(ascii([os.fsencode(it) for it in (*sys.argv[1:], os.environ["ODD"])]))
+        """)
+        place.works("submit", "--name", "odd", "--env", f"ODD={odd}", script, odd)
+        place.works("wait", "odd")
+        assert place.works("logs", "odd") == "[b'\\xc4\\xe3', b'\\xc4\\xe3']\n"
+        for form in ("wide", "json", "yaml"):
+            place.works("get", "odd", "-o", form)
+        place.works("delete", "odd")
+
     def test_what_not_every_backend_can_do(self, place: Place) -> None:
         script = place.paceline.script("pass")
         place.works("submit", "--name", "done", script)

@@ -346,3 +346,12 @@ def check(line: str, expected: str) -> None:
         assert "\n" not in str(refused.value)
     else:
         assert explained(line)[0] in (expected, f"paceline {expected}")
+
+
+def test_lines_as_windows_and_web_pages_write_them() -> None:
+    assert explained("torchrun --nproc-per-node 2 \\\r\n  train.py\r\n")[0] == "paceline run -n 2 train.py"
+    with pytest.raises(UserError, match="begins with the dash \u2013 of a printed text"):
+        explained("torchrun \u2013nproc-per-node 2 train.py")
+    assert explained("torchrun train.py \u2013lr")[0] == "paceline run train.py '\u2013lr'", (
+        "words of the script are its own"
+    )

@@ -45,6 +45,35 @@ def test_by_hand_on_each_host(client: Client, is_numbered: bool) -> None:
         assert out == f"{host.name} 2 2 {client.lab.hosts[0].address}\n"
 
 
+@pytest.mark.parametrize("name", ["nobody-knows-it", "localhost"])  # the other resolves to a loopback address
+def test_plain_torch_finds_the_other_machine(client: Client, name: str) -> None:
+    script = client.script("""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        it = torch.ones(1)
+        dist.all_reduce(it)
+        print(it.item())
+    """)
+    started = [
+        by_hand(client, host, "--node-rank", str(number), script, host_name=name, PACELINE_TOKEN="secret")
+        for number, host in enumerate(client.lab.hosts[:2])
+    ]
+    for process in started:
+        out, err = process.communicate(timeout=GENEROUS)
+        assert (process.returncode, out) == (0, "2.0\n"), err
+
+
+def test_two_machines_that_call_themselves_node_0_are_told(client: Client) -> None:
+    script = client.script(WHO)
+    started = [
+        by_hand(client, host, "--node-rank", "0", script, PACELINE_TOKEN="secret") for host in client.lab.hosts[:2]
+    ]
+    for process in started:
+        _, err = process.communicate(timeout=GENEROUS)
+        assert process.returncode == 2, err
+        assert "two machines call themselves node 0, h1 and h2; give each its own --node-rank" in err
+
+
 def test_two_hosts_of_one_name_are_two_machines(client: Client) -> None:
     """Their networks differ, as those of two containers on one machine do: their ranks cannot share memory."""
     script = client.script("""

@@ -6,6 +6,7 @@ fields were given.
 
 from __future__ import annotations
 
+import json
 import re
 import types
 from collections.abc import Mapping
@@ -155,7 +156,8 @@ class Model(
             only_given: leave out what was not given.
             only_changed: leave out what has its value by default.
         """
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        # msgspec's own JSON refuses bytes that are no UTF-8, which Linux allows in arguments and paths.
+        found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(self, str_keys=True)))
         if only_given:
             return {name: value for name, value in found.items() if name in self.given}
         if only_changed:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_QUOTES = "\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f"
+_DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
+
 
 def printable(text: str) -> str:
     """The text on one line, with control characters escaped as in a Python string (`\\x1b`)."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def pasted(words: Iterable[str]) -> str | None:
+    """What to say of the first word with quotation marks or dashes of a printed text; None if none has them.
+
+    Web pages and chats turn those of a command line into these, which no shell and no program knows.
+    """
+    for word in words:
+        name, has_value, value = word.partition("=")
+        shown, value = (f"{name}=…", value) if has_value else (word, word)  # a value may be a secret
+        if word[:1] in _DASHES:
+            return f"{shown} begins with the dash {word[0]} of a printed text; type - or --"
+        if mark := next((it for it in (value[:1], word[:1], word[-1:]) if it and it in _QUOTES), ""):
+            return f"{shown} has the quotation mark {mark} of a printed text; type ' or \""
+    return None

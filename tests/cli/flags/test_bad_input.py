@@ -17,6 +17,21 @@ CASES = {
         "-H 'fd77::11': 'fd77::11' is not a host",
         "[fd77::11]",
     ),
+    "quotation marks of a web page": (
+        ["--devices", "\u20180,1\u2018", "ok.py"],
+        "\u20180,1\u2018 has the quotation mark \u2018 of a printed text",
+        "type '",
+    ),
+    "quotation marks of a web page in a variable": (
+        ["--env", "KEY=\u201csecret\u201d", "ok.py"],
+        "KEY=\u2026 has the quotation mark \u201c of a printed text",
+        "type '",
+    ),
+    "a dash of a web page": (
+        ["\u2013np", "2", "ok.py"],
+        "\u2013np begins with the dash \u2013 of a printed text",
+        "type - or --",
+    ),
     "missing script": (["missing.py"], "no script missing.py in ", "check the name"),
     "program without --no-python": (["ls"], "no script ls in ", "--no-python"),
     "folder": (["folder"], "folder is a folder, not a script", "-m"),

@@ -144,6 +144,10 @@ def test_program_that_cannot_be_started(paceline: Paceline) -> None:
     done = paceline.run("script.sh")
     assert done.returncode == 127
     assert "cannot start" in done.stderr
+    paceline.script("#!/usr/bin/env bash\r\n", "script.sh")
+    done = paceline.run("script.sh")
+    assert done.returncode == 127
+    assert "cannot start ./script.sh: its lines end with CRLF, as Windows writes them; sed -i 's/\\r$//'" in done.stderr
 
 
 def test_only_rank_0_is_shown_unless_others_are_asked_for(paceline: Paceline) -> None:

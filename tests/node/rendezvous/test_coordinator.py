@@ -169,14 +169,24 @@ def test_nodes_get_the_ranks_they_ask_for(asked: list[int], silent: set[int]) ->
 def test_those_who_do_not_fit_are_refused() -> None:
     coordinator = Coordinator(3, 3, 0)
     assert coordinator.receive(0, join(3, node_rank=0)) == []
+    assert coordinator.receive(4, join(3, node_rank=1)) == []
     for peer, changes, why in (
-        (1, {"node_rank": 0}, "node rank 0 is taken by h"),
+        (1, {"node_rank": 1}, "two machines call themselves node 1, h and h; give each its own --node-rank"),
         (2, {"version": "2"}, "this node has paceline 2, h has 1"),
         (3, {"nodes": [4, 4]}, "this node was started with --nnodes 4, node 0 with --nnodes 3"),
     ):
         ((to, message),) = coordinator.receive(peer, {**join(3, peer), **changes})
         assert (to, message["do"]) == (peer, "refuse")
         assert why in message["why"]
+
+
+def test_two_first_nodes_do_not_wait_for_each_other() -> None:
+    coordinator = Coordinator(2, 2, 0)
+    assert coordinator.receive(0, join(2, node_rank=0)) == []
+    (_, refused), (to, end) = coordinator.receive(1, join(2, 1, node_rank=0))
+    assert refused["do"] == "refuse"
+    assert (to, end["do"], end["exit_code"]) == (0, "finish", 2)
+    assert "two machines call themselves node 0" in end["failure"]["message"]
 
 
 @pytest.mark.parametrize("final", [False, True])

@@ -456,3 +456,13 @@ def test_ranks_that_hang_over_nodes_are_named_on_each_and_start_again(cluster: C
         assert "starting again: attempt 1 of 1" in err
         why = node("why", "it").stdout
         assert re.search("it started again: node 1 on .*: the ranks hung: rank 1 on .* has not entered", why), why
+
+
+def test_more_tasks_of_srun_than_nodes_are_refused(paceline: Paceline) -> None:
+    paceline.env.update(SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="4", SLURM_JOB_ID="7")
+    (paceline.folder / "script.py").touch()
+    done = paceline("run", "--nnodes", "2", "--master-addr", "127.0.0.1", "script.py")
+    assert done.returncode == 2
+    assert "srun has started 4 tasks for --nnodes 2, which needs one on each node: give srun --ntasks-per-node=1" in (
+        done.stderr
+    )

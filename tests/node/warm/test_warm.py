@@ -236,6 +236,34 @@ def test_a_changed_file_ends_a_server(warm: Warm, change: str) -> None:
     eventually(lambda: not _lives(server), "the server ends")
 
 
+def test_a_package_that_is_installed_later_is_seen(warm: Warm) -> None:
+    """An editable one is a file that the interpreter reads when it begins."""
+    paceline = warm.paceline
+    packages = paceline.folder / "user/lib/python{}.{}/site-packages".format(*sys.version_info)
+    packages.mkdir(parents=True)
+    paceline.env.update(PYTHONUSERBASE=str(paceline.folder / "user"), OMP_NUM_THREADS="1")
+    paceline.env.pop("PYTHONNOUSERSITE", None)
+    server = warm.keep()
+    source = paceline.folder / "source"
+    source.mkdir()
+    (source / "editable.py").write_text("")
+    (packages / "editable.pth").write_text(f"{source}\n")
+    paceline.script("import sys; print(sys.path)")
+    paceline.succeeds("run", "script.py")
+    for event in warm.events():  # there is none if the server has ended by itself before
+        assert event["event"] == "cold"
+        assert "site-packages has changed since it was imported" in event["why"]
+    eventually(lambda: not _lives(server), "the server ends")
+
+
+def test_processes_belong_to_the_folder_of_jobs_that_they_were_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACELINE_WARM_DIR", raising=False)
+    monkeypatch.setenv("PACELINE_HOME", "/one")
+    assert folder.folder() == folder.folder("/one/.") != folder.folder("/other")
+    monkeypatch.delenv("PACELINE_HOME")
+    assert folder.folder() not in (folder.folder("/one"), folder.folder("/other"))
+
+
 def test_a_new_module_before_an_imported_one(warm: Warm) -> None:
     """A folder of PYTHONPATH gets a module that would be imported first."""
     paceline = warm.paceline

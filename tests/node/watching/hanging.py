@@ -144,6 +144,22 @@ if rank == 1:
     urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}").read()
 dist.all_reduce(t)
 """
+# 20 KiB/s over a connection to a process that is no rank: a download into memory, and an upload.
+_TRICKLE = """
+rank = join()
+if rank == 1:
+    server, size = socket.create_server(("127.0.0.1", 0)), 0
+    if not os.fork():
+        peer, _ = server.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
+        for _ in range(20):
+            {there}; time.sleep(0.5)
+        os._exit(0)
+    own = socket.create_connection(server.getsockname())
+    {here}
+    os.wait()
+dist.all_reduce(t)
+"""
 _TIMED = "end = time.monotonic() + 10\nwhile time.monotonic() < end:\n    "
 # Slow but right: rank 1 works for ten seconds, and the others wait for it.
 SLOW: dict[str, tuple[int, str]] = {
@@ -166,6 +182,10 @@ SLOW: dict[str, tuple[int, str]] = {
     "database": (2, late(f"import sqlite3\nd = sqlite3.connect('d')\nd.execute('create table a (b)')\n"
                          f"{_TIMED}d.execute('insert into a values (1)'); d.commit()")),
     "downloads": (2, _SERVER),
+    "downloads slowly": (2, _TRICKLE.format(there="peer.sendall(bytes(10_240))", here="while own.recv(9999): pass")),
+    "uploads slowly": (2, _TRICKLE.format(
+        there="size += len(peer.recv(10_240))",
+        here="own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1); own.sendall(bytes(200_000)); own.close()")),
     "all sleep": (2, "rank = join()\ntime.sleep(10)\ndist.all_reduce(t)\n"),
     "all work": (2, f"rank = join()\n{_TIMED}sum(range(1000))\ndist.all_reduce(t)\n"),
     "a slow loader": (2, _LOADER.format(what="[sum(range(20_000_000)) for _ in range(3)]")),

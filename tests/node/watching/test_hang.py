@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import eventually
 
 from paceline.node.ranks.answering import last_collectives
 from paceline.node.watching.activity import Activity
+from paceline.node.watching.connections import Connections
 from paceline.node.watching.hang import find, grouped
 from paceline.node.watching.outside import Family, Process
 
@@ -190,3 +194,44 @@ def test_what_a_waiting_process_does_is_no_work() -> None:
     ):
         one.see(Process(state, cpu=cpu, all_cpu=all_cpu), now, lambda it=children: it)
         assert one.idle(now) == idle, now
+
+
+def test_connections_count_as_work_while_they_carry_something() -> None:
+    one = Activity(0.0)
+    for carried, now, idle in (
+        ({7: 0}, 0.0, 0.0),
+        ({7: 0}, 5.0, 0.0),  # the first look at them
+        ({7: 0}, 10.0, 5.0),
+        ({7: 90_000}, 15.0, 10.0),  # metrics that a library sends every 15 s
+        ({7: 90_000}, 20.0, 15.0),
+        ({7: 190_000}, 25.0, 20.0),
+        ({7: 190_000, 8: 100_000}, 30.0, 0.0),
+        ({8: 200_000}, 35.0, 0.0),
+        ({8: 200_001}, 40.0, 5.0),
+    ):
+        one.see(Process("S"), now, lambda it=carried: Family(carried=it))
+        assert one.idle(now) == idle, now
+
+
+@pytest.mark.parametrize(("file", "idle"), [("socket:[7]", 0.0), ("pipe:[7]", 10.0)])
+def test_without_counts_of_connections_a_main_thread_that_wakes_on_a_socket_works(file: str, idle: float) -> None:
+    one = Activity(0.0)
+    for now in (0.0, 10.0, 20.0):  # the second is the first look at its connections
+        one.see(Process("S", switches=int(20 * now), call="recvfrom", file=file), now, Family)
+    assert one.idle(20.0) == idle
+
+
+def test_connections_between_ranks_and_from_others_do_not_count() -> None:
+    def carried(*ranks: int, nodes: tuple[str, ...] = ()) -> int:
+        found = Connections(ranks, nodes).carried([os.getpid()])
+        return 0 if found is None else sum(found[inode] for inode in found if inode in own)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        own = {os.stat(f"/proc/self/fd/{it.fileno()}").st_ino for it in (near, far)}
+        with far:
+            near.sendall(bytes(5000))
+            eventually(lambda: carried() >= 5000, "the other end is no rank's, and what is sent counts")
+            assert carried() < 10_000, "the end that the server has does not count"
+            assert carried(os.getpid()) == 0, "both ends are of ranks"
+            assert carried(nodes=("127.0.0.1",)) == 0, "the other end is on another node"

@@ -47,7 +47,7 @@ def test_a_hang_is_no_slow_step(paceline: Paceline) -> None:
     assert paceline.json("get", "it")["slow"] == []
 
 
-@pytest.mark.parametrize("name", marked(SLOW, in_gate=()))
+@pytest.mark.parametrize("name", marked(SLOW, in_gate=("downloads slowly",)))
 def test_a_slow_script_is_left_alone(paceline: Paceline, name: str) -> None:
     ranks, script = SLOW[name]
     (paceline.folder / "script.py").write_text(PRELUDE + script)

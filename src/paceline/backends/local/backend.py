@@ -301,7 +301,9 @@ class Local(Backend):
         from paceline.job.job import WarmServer
         from paceline.node.store import warming
 
-        return [WarmServer(self.name, **answer) for answer in warming.ask(what)]
+        from .prepare import home
+
+        return [WarmServer(self.name, **answer) for answer in warming.ask(home(), what)]
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes that the settings name."""

@@ -13,6 +13,7 @@ import click
 
 from paceline.job.errors import UserError, nearest
 from paceline.job.secret_values import looks_secret, without_passwords
+from paceline.job.text import pasted
 
 from .shell import is_expanded, quoted, variable
 
@@ -154,6 +155,8 @@ def parse(
             line.program += rest
             break
         _take(tool, table, line, word, rest)
+    if (why := pasted(words[: len(words) - len(rest)])) is not None:
+        raise UserError(why)
     if tool.tools:
         if not line.program:
             if line.helped is not None:

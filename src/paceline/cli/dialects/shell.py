@@ -48,6 +48,7 @@ def variable(name: str) -> str:
 
 def commands(text: str) -> list[Command]:
     """The commands of a line, or of several lines; a comment, or a here-document, stays as it is."""
+    text = text.replace("\r\n", "\n")  # as Windows writes it
     found: list[Command] = []
     words, redirected, quote, place = "", "", "", 0
     while place < len(text):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.job.errors import UserError
+from paceline.job.text import pasted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -88,7 +89,12 @@ class SectionedCommand(click.Command):
         """As click does; help also looks at the target that is named."""
         if not _HELP.isdisjoint(args):
             ctx.meta[_KIND] = self._kind(args)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        given = (value for name, value in ctx.params.items() if name != "args")  # those of the script are its own
+        words = (it for value in given for it in (value if isinstance(value, tuple) else (value,)))
+        if (why := pasted(it for it in words if isinstance(it, str))) is not None:
+            raise UserError(why)
+        return rest
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The options and arguments, with `--help-all` where `--help` does not have all of them."""

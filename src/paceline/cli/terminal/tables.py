@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -129,7 +130,8 @@ def show_data(data: Any, output: str) -> None:
     if output == "yaml":
         import yaml
 
-        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        # The fast one refuses bytes that are no UTF-8, which this one escapes.
+        dumper = yaml.SafeDumper if re.search(r"\\ud[c-f]", text) else getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         text = yaml.dump(json.loads(text), Dumper=dumper, sort_keys=False).rstrip("\n")  # read back: without aliases
     click.echo(text)
 

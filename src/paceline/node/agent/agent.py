@@ -97,6 +97,7 @@ class Agent:
         return Watch(
             self.loop, self.spec.job_id, after, lambda stands: self.events.append({"on": "stalled", "stands": stands}),
             self._record_slow, unjoined=self.ranks.note_unjoined, telemetry=self.telemetry,
+            others=self.participant.others,
         )  # fmt: skip
 
     def _ranks_now(self) -> list[RankNow]:

@@ -12,6 +12,7 @@ from paceline.contract.stands import SHORT
 from paceline.node.eventloop.loop import Loop
 from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
+from paceline.node.watching.connections import Connections
 from paceline.node.watching.hang import grouped
 from paceline.node.watching.outside import TICKS, Process, look, look_at_children
 from paceline.node.watching.ras import Ras
@@ -44,7 +45,7 @@ class Watch:
 
     def __init__(
         self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None], spent: Callable[[], None],
-        *, unjoined: Callable[[str], None], telemetry: Recorder,
+        *, unjoined: Callable[[str], None], telemetry: Recorder, others: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         """Watch nothing yet.
 
@@ -54,9 +55,10 @@ class Watch:
             spent: called when it is time to say what the ranks spend their time on, less and less often.
             unjoined: called, once, with a sign that each rank does all of the work.
             telemetry: knows how much the machine is used.
+            others: addresses of the other nodes.
         """
         self._loop, self._job_id, self._after = loop, job_id, after
-        self._found, self._spent, self._telemetry = found, spent, telemetry
+        self._found, self._spent, self._telemetry, self._others = found, spent, telemetry, others
         self._tick = max(_LEAST, min(_SOON, after / 4))
         self._samples, self._unjoined = Samples(), Unjoined(unjoined)
         self._kept: list[tuple[Asked, Answer, Process, float]] = []  # answers since a rank has moved: a hang maybe
@@ -134,9 +136,10 @@ class Watch:
             if any(rank.status is None for rank in self._ranks.values()):  # they have not started
                 self._after_a_while(self._look)
             return
+        connections = Connections([rank.pid for rank in live.values()], self._others())
         for number, rank in live.items():
             activity = self._activities.setdefault(number, Activity(now))
-            activity.see(look(rank.pid), now, partial(look_at_children, rank.pid))
+            activity.see(look(rank.pid), now, partial(look_at_children, rank.pid, connections))
         self._quiet = min(min(it.idle(now), it.still(now)) for it in map(self._activities.__getitem__, live))
         self._counted += self._quiet < _STILL * self._tick
         self._count()

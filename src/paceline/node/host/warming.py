@@ -22,4 +22,4 @@ def warm_start(home: Home, request: Request) -> Answer:
 
 def warm_ask(home: Home, request: Request) -> Answer:
     """What each warm server here answers to `what`: "describe" or "stop"."""
-    return {"servers": warming.ask(request["what"])}
+    return {"servers": warming.ask(home, request["what"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import os
@@ -12,6 +13,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
+
+from paceline.contract.placement import MAIN_PORT
 
 from .hardware import read
 
@@ -186,21 +189,33 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
     return Choice(loopback, LOOPBACK, f"{host.name} does not resolve to an address here")
 
 
-def gloo_interface(env: Mapping[str, str], address: str) -> str | None:
+def gloo_interface(env: Mapping[str, str], addresses: Iterable[str]) -> str | None:
     """The interface to set in GLOO_SOCKET_IFNAME if gloo itself would choose one that no other machine can reach.
 
     Args:
         env: the variables of the ranks.
-        address: the address at which other machines reach this one.
+        addresses: at which other machines may reach this one, the likeliest first; names and "" do not count.
 
     Returns:
-        None if gloo chooses a suitable one, the variable is set, or no interface has the address.
+        None if gloo chooses a suitable one, the variable is set, or no interface has such an address.
     """
+    if env.get("GLOO_SOCKET_IFNAME"):
+        return None
     found = interfaces()
     chosen = gloo_choice(env, found, host_name())
-    if env.get("GLOO_SOCKET_IFNAME") or (chosen.address is not None and not is_loopback(chosen.address)):
+    if chosen.address is not None and not is_loopback(chosen.address):
         return None
-    return interface_of(address, found)
+    return next(filter(None, (interface_of(it, found) for it in addresses if it and not is_loopback(it))), None)
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the way to another one; "" if there is no way."""
+    with contextlib.suppress(OSError, UnicodeError):
+        family, kind, protocol, _, there = socket.getaddrinfo(host, MAIN_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(there)  # sends nothing: the kernel picks the route
+            return str(probe.getsockname()[0])
+    return ""
 
 
 def interface_of(address: str, found: tuple[Interface, ...]) -> str | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import ContractError, Placement
 from paceline.contract.folder_lock import holder_of
+from paceline.contract.slurm import is_step
 from paceline.contract.tensorflow import ROLES, TensorflowContract
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, hardware
@@ -341,6 +342,12 @@ def _check_meeting(job: Mapping[str, Any], here: Here) -> None:
         raise Refused(f"--node-rank {job['node_rank']} with --nnodes {nodes}; nodes are numbered 0 … {nodes - 1}")
     if nodes > 1 and not here.is_scheduled and not _may_resolve(job["main_address"]):
         raise Refused(f"no host is named {job['main_address']}; give --master-addr with node 0's name or address")
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "") if is_step(os.environ) and not here.is_scheduled else ""
+    if nodes > 1 and tasks.isdecimal() and int(tasks) > nodes:
+        raise Refused(
+            f"srun has started {tasks} tasks for --nnodes {job['nodes']}, which needs one on each node: "
+            "give srun --ntasks-per-node=1, as paceline starts the ranks"
+        )
     listens_here = not here.is_scheduled and (nodes == 1 or job["node_rank"] == 0)
     if listens_here and job["main_port"] is not None and is_listening(job["main_port"]):
         raise Refused(f"port {job['main_port']} is in use on this machine; choose another --master-port, or none")

@@ -265,11 +265,24 @@ class _Forked:
 def _exec(command: list[str]) -> None:
     """Replace this process by a program."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
+    if _is_of_windows(command[0]):
+        file = command[0]
+        why = f"its lines end with CRLF, as Windows writes them; sed -i 's/\\r$//' {file} makes them Linux's"
+        print(f"paceline: cannot start {file}: {why}", file=sys.stderr, flush=True)
+        os._exit(127)
     try:
         os.execvp(command[0], command)
     except OSError as error:
         print(f"paceline: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _is_of_windows(program: str) -> bool:
+    """Whether the first line of a script names an interpreter and a carriage return, which Linux takes for its name."""
+    with contextlib.suppress(OSError), open(program, "rb") as file:
+        first = file.readline(256)
+        return first.startswith(b"#!") and first.endswith(b"\r\n")
+    return False
 
 
 def _redirect(out: str, err: str, stdin: str) -> None:

@@ -320,7 +320,10 @@ class Coordinator:
             outbox += self._make_room(message)
         why = self._refusal(message)
         if why:
-            return [*outbox, (peer, {"do": "refuse", "why": why})]
+            outbox.append((peer, {"do": "refuse", "why": why}))
+            if message["node_rank"] == 0 and (other := self._of_rank(0)) is not None:  # which would wait in vain
+                outbox += self._finish("FAILED", 2, [node_failure(0, other.name, "refused", why)])
+            return outbox
         self._adopt(message["standing"])
         gathering = self.phase == GATHERING
         self.members[peer] = _Member(message, prepared=gathering)
@@ -360,11 +363,15 @@ class Coordinator:
                 name, version = member.name, member.joined["version"]
                 return f"this node has paceline {message['version']}, {name} has {version}"
             break  # all members have the same
-        asked = message["node_rank"]
-        other = self.members.get(self._peer_of[asked]) if asked is not None and asked in self._peer_of else None
-        if self.standing is None and other is not None and not other.is_leaving:
-            return f"node rank {asked} is taken by {other.name}; give each node its own --node-rank"
+        if (other := self._of_rank(message["node_rank"])) is not None:
+            who = f"two machines call themselves node {message['node_rank']}, {other.name} and {message['host']}"
+            return f"{who}; give each its own --node-rank"
         return ""
+
+    def _of_rank(self, asked: int | None) -> _Member | None:
+        """The node that has this rank already, in a job that has not begun."""
+        other = self.members.get(self._peer_of[asked]) if asked is not None and asked in self._peer_of else None
+        return other if self.standing is None and other is not None and not other.is_leaving else None
 
     def _adopt(self, stored: StandingRecord | None) -> None:
         """Adopt the standing of a node that has lost its coordinator, if it is the newest one."""

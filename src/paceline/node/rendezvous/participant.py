@@ -106,6 +106,10 @@ class Participant:
         """Address and port at which this agent listens for the others; None if it does not listen."""
         return [self._address, self._listener.port] if self._listener.port else None
 
+    def others(self) -> list[str]:
+        """Addresses of the other nodes of the attempt."""
+        return [node["address"] for node in self._nodes if node["id"] != self.id]
+
     def rank_key(self, start: Start) -> str | None:
         """The key of the ranks of an attempt; None if the nodes share no secret."""
         if not self._rank_secret:
@@ -136,6 +140,7 @@ class Participant:
             self._meet_peers(join_by, within)
         elif self._is_first():
             self.lead()
+            self._look_for_another_first(CONNECT_PAUSE)
         elif not self._is_over():
             assert spec.main_address is not None
             assert spec.main_port is not None
@@ -172,6 +177,25 @@ class Participant:
                 return
             last_try = self._loop.now() > join_by()
             self._loop.run_until(lambda: self._is_over() or self._news > before, CONNECT_PAUSE)
+
+    def _look_for_another_first(self, pause: float) -> None:
+        """Join the node at the main address if that is another one: it calls itself node 0 too, and says so to both."""
+        spec = self._spec
+        if spec.node_rank != 0 or spec.peers or not self.leads or self.has_led_on or self._is_over():
+            return
+        assert spec.main_address is not None
+        assert spec.main_port is not None
+        main = (spec.main_address, spec.main_port)
+        if self._network.is_here(spec.main_address):
+            return
+        with contextlib.suppress(OSError, ChannelClosed):  # not yet there, or behind it is this node itself
+            channel, status = self._network.connect(main, CONNECT_PAUSE)
+            channel.close()
+            if status["leads"] and status["id"] != self.id:
+                self.part()
+                self.follow(main, CONNECT_SECONDS)
+                return
+        self._loop.after(pause, lambda: self._look_for_another_first(2 * pause))
 
     def _listen(self) -> bool:
         """Listen for other agents if that is needed; returns False, and fails, if it is needed and impossible."""

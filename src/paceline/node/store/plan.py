@@ -365,7 +365,7 @@ def node_of(
         job, here, split_streams=_split(order, job), folder=folder,
         variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
     )  # fmt: skip
-    env = {**node.env, **_variables(node)} if home.is_remote else node.env
+    env = {**node.env, **_variables(home, node)}
     why = fitting.exec_reason(order.job, job, code or folder or Path(job["working_dir"]))
     return replace(
         node,
@@ -389,17 +389,23 @@ def _split(order: Order, job: Job) -> tuple[int, ...]:
     return tuple(rank for rank in order.split if rank < job["ranks"])
 
 
-def _variables(node: NodeSpec) -> dict[str, str]:
-    """Variables for ranks of a paceline that is not installed on this machine.
+def _variables(home: Home, node: NodeSpec) -> dict[str, str]:
+    """Variables for ranks of a paceline that is not installed on this machine, and of several machines.
 
     PYTHONPATH lets every Python of the job find paceline, after all paths of the user. On many machines the host name
-    resolves to a loopback address, at which gloo would listen even with several nodes.
+    is unknown, or resolves to a loopback address, at which gloo would listen even with several nodes.
     """
-    from paceline.node.machine.network import gloo_interface, own_address  # not needed by a client on this machine
-
-    variables = {"PYTHONPATH": python_path({**os.environ, **node.env})}
+    env = {**os.environ, **node.env}
+    variables = {"PYTHONPATH": python_path(env)} if home.is_remote else {}
+    main = node.main_address or ""
     if node.nodes > 1:
-        interface = gloo_interface({**os.environ, **node.env}, own_address())
+        from paceline.node.machine import network  # a job on this machine does not need it
+
+        if network.is_loopback(main):  # all nodes are on this machine
+            return variables
+        own = network.own_address() if home.is_remote else ""
+        addresses = (node.local_address or "", own, network.address_towards(main), network.visible_address())
+        interface = network.gloo_interface(env, addresses)
         if interface is not None:
             variables["GLOO_SOCKET_IFNAME"] = interface
     return variables

@@ -11,17 +11,17 @@ from paceline.node.errors import Refused
 from paceline.node.machine import devices
 from paceline.node.planning import fitting
 from paceline.node.planning.packages import PRELOAD, WITH_OPTIMIZERS
+from paceline.node.warm import folder
+from paceline.node.warm import start as servers
 from paceline.node.warm.leave import start_server
-from paceline.node.warm.start import ask
 
 from .plan import python_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from .home import Answer, Home
-
-__all__ = ["ask", "start"]
 
 
 def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
@@ -53,4 +53,14 @@ def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
     env.setdefault("OMP_NUM_THREADS", str(thread_count(devices.cores(), wanted["ranks"])))
     if home.is_remote:
         env["PYTHONPATH"] = python_path(env)
-    return start_server(here.python, tuple(dict.fromkeys(preload)), env, os.getcwd(), wanted["seconds"], wait=True)
+    modules, where = tuple(dict.fromkeys(preload)), _folder(home)
+    return start_server(here.python, modules, env, os.getcwd(), wanted["seconds"], wait=True, where=where)
+
+
+def ask(home: Home, what: str) -> list[Answer]:
+    """What each warm server of a folder of jobs here answers to "describe" or "stop"."""
+    return servers.ask(what, _folder(home))
+
+
+def _folder(home: Home) -> Path:
+    return folder.folder(str(home.root) if home.is_remote else None)

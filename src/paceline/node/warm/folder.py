@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import sys
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,24 @@ from paceline.node.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-VARIABLE = "PACELINE_WARM_DIR"
+VARIABLE, HOME = "PACELINE_WARM_DIR", "PACELINE_HOME"
 MOST_BYTES = 1 << 20  # of a message: a request holds the variables of a job
 _SOCKET, LOG, _LOCK = ".sock", ".log", ".lock"
 
 
-def folder() -> Path:
-    """Where the servers of this user on this machine listen; it need not exist.
+def folder(home: str | None = None) -> Path:
+    """Where the servers of this user and a folder of jobs on this machine listen; it need not exist.
 
     It is on a local file system, so that machines that share a home folder do not share it.
+
+    Args:
+        home: the folder of jobs as PACELINE_HOME names it; None for the value of that variable here.
     """
-    return Path(os.path.abspath(os.environ.get(VARIABLE) or f"/tmp/paceline-warm-{os.getuid()}"))
+    home = os.environ.get(HOME) if home is None else home
+    if given := os.environ.get(VARIABLE):
+        return Path(os.path.abspath(given))
+    belongs = f"-{zlib.crc32(os.fsencode(os.path.realpath(home))):08x}" if home else ""
+    return Path(f"/tmp/paceline-warm-{os.getuid()}{belongs}")
 
 
 def is_private(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import site
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,8 @@ class Imported:
         self._env = {name: value for name, value in at_start.items() if name in self.names}
         self.tops = {name.partition(".")[0] for name in sys.modules} - {"paceline", "__main__"}
         self.tops -= {name.partition(".")[0] for name in before}
-        self._files = dict(_files())
+        self._files: dict[str, tuple[int, int, int] | None] = dict(_files())
+        self._files.update({path: _identity(path) for path in _installed()})
 
     def other_variable(self, env: Mapping[str, str]) -> str:
         """The first variable that decides something and is different in `env`, as a message; "" if there is none."""
@@ -132,6 +134,14 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _installed() -> Iterator[str]:
+    """Where packages are installed: what is added there the interpreter and imports look for when they begin."""
+    for folder in {*site.getsitepackages(), site.getusersitepackages()}:
+        yield folder
+        with contextlib.suppress(OSError):
+            yield from (it.path for it in os.scandir(folder) if it.name.endswith(".pth"))
 
 
 def _files() -> Iterator[tuple[str, tuple[int, int, int]]]:

@@ -56,7 +56,7 @@ def start_agent(
         descriptors: of the job's lock, its log, and its lifeline if it has one.
         mask: the signals that the agent is to have blocked.
     """
-    where = folder.folder()
+    where = folder.folder(env.get(folder.HOME))
     if not folder.is_private(where):
         return None, folder.unusable(where)
     reasons = []

@@ -17,6 +17,7 @@ _LEAST_CPU = 0.001  # of a core, used by the main thread
 _LEAST_ALL = 0.01  # of a core, used by all threads, or by all children
 _LEAST_TICKS = 0.03  # seconds of that; it is counted in ticks of 0.01 s
 _LEAST_MOVED = 4096  # bytes per second
+_LEAST_SWITCHES = 1.0  # per second, of a main thread that waits on a socket
 
 
 class Activity:
@@ -32,6 +33,7 @@ class Activity:
         self.family: Family | None = None
         self._seen = self._still_since = self._idle_since = now
         self._numbers: dict[str, int] = {}
+        self._carries = True  # whether bytes moved on its connections when it was seen last
 
     def see(self, process: Process, now: float, children: Callable[[], Family]) -> None:
         """Take in how the process is now; `children` looks at its descendants, if it does not work itself."""
@@ -46,9 +48,22 @@ class Activity:
         if self.family is not None:
             is_same = known is not None and len(known.children) == len(self.family.children)
             works = known is None or not is_same or self.family.cpu - known.cpu >= least
+            # A library that sends its metrics every 15 s does not let a hang go on for ever.
+            carried, self._carries = self._carries, self._carry(known, before, process, seconds)
+            works = works or (carried and self._carries)
         if works and process.state not in ("T", "t", "Z", ""):
             self._idle_since = now
         self.process, self._seen = process, now
+
+    def _carry(self, known: Family | None, before: Process, process: Process, seconds: float) -> bool:
+        """Whether the main thread, or a connection, has got on with what is sent and received."""
+        if known is None or self.family is None:
+            return True
+        if known.carried is not None and self.family.carried is not None:
+            moved = sum(now - known.carried.get(inode, 0) for inode, now in self.family.carried.items())
+            return moved >= _LEAST_MOVED * seconds
+        waits_there = process.call == "poll" or process.file.startswith("socket:")
+        return waits_there and process.switches - before.switches >= _LEAST_SWITCHES * seconds
 
     def hear(self, answer: Answer, now: float) -> None:
         """Take in what the rank has answered."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from paceline.contract.stands import WHOLE, address, is_of_this_user
 
+from .connections import Connections
 from .native import Dump
 from .outside import look, look_at_children
 
@@ -142,7 +143,7 @@ def ask(
 
 
 def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -> Stand:
-    process, family = look(rank.pid), activity.family or look_at_children(rank.pid)
+    process, family = look(rank.pid), activity.family or look_at_children(rank.pid, Connections(()))
     return {
         "rank": rank.rank, "node": rank.node, "host": socket.gethostname(), "pid": rank.pid,
         "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,

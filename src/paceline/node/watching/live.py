@@ -17,6 +17,7 @@ from paceline.node.spec import NodeSpec, device_of
 
 from .activity import Activity
 from .asking import Asked, Question, ask
+from .connections import Connections
 from .outside import look, look_at_children
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def stands(run: RunDirectory) -> list[Stand]:
         raise Refused(f"no rank of job {run.path.name} runs here")
     loop, begin = Loop(), time.monotonic()
     activities = {number: Activity(begin) for number in ranks}
+    pids = [rank.pid for rank in ranks.values()]
+    connections = Connections(pids)
     found: list[list[Stand]] = []
 
     def heard(activity: Activity, answer: Answer | None) -> None:
@@ -52,13 +55,13 @@ def stands(run: RunDirectory) -> list[Stand]:
             activity.hear(answer, begin)
 
     for number, rank in ranks.items():
-        activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid))
-        activities[number].family = look_at_children(rank.pid)  # what they do meanwhile counts
+        activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid, connections))
+        activities[number].family = look_at_children(rank.pid, connections)  # what they do meanwhile counts
         Question(loop, rank, SHORT, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
     loop.run_until(lambda: False, SECONDS)
-    now = time.monotonic()
+    now, connections = time.monotonic(), Connections(pids)
     for number, rank in ranks.items():
-        activities[number].see(look(rank.pid), now, partial(look_at_children, rank.pid))
+        activities[number].see(look(rank.pid), now, partial(look_at_children, rank.pid, connections))
     ask(loop, ranks, activities, found.append)
     loop.run_until(lambda: bool(found))
     return found[0]

@@ -6,8 +6,14 @@ import contextlib
 import os
 import platform
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paceline.node.machine import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .connections import Connections
 
 # System calls in which programs wait (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
 _CALLS = {
@@ -39,6 +45,7 @@ class Process:
         moved: bytes that it has read and written, without those on sockets.
         read: those of them that it has read, and those of the children that it has reaped; reads: in how many calls.
         queued: seconds for which its main thread was ready, and waited for a core.
+        switches: how often its main thread has waited for something.
         call, file: see `stands.Stand`.
     """
 
@@ -49,6 +56,7 @@ class Process:
     read: int = 0
     reads: int = 0
     queued: float = 0.0
+    switches: int = 0
     call: str = ""
     file: str = ""
 
@@ -60,10 +68,12 @@ class Family:
     Attributes:
         cpu: seconds that they have used of a core.
         children: see `stands.Stand`.
+        carried: bytes of their TCP connections and those of the process, see `Connections`; None if that is not known.
     """
 
     cpu: float = 0.0
     children: list[tuple[str, str]] = field(default_factory=list)
+    carried: Mapping[int, int] | None = None
 
 
 def look(pid: int) -> Process:
@@ -77,14 +87,20 @@ def look(pid: int) -> Process:
     with contextlib.suppress(OSError, ValueError, KeyError):
         counters = dict(line.split(": ") for line in _read(f"/proc/{pid}/io").splitlines())
         read, written, reads = int(counters["rchar"]), int(counters["wchar"]), int(counters["syscr"])
+    switches = 0
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        states = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines())
+        switches = int(states["voluntary_ctxt_switches"])
     call, file = _call(pid)
-    return Process(state, cpu, all_cpu, read + written, read, reads, queued, call, file)
+    return Process(state, cpu, all_cpu, read + written, read, reads, queued, switches, call, file)
 
 
-def look_at_children(pid: int) -> Family:
+def look_at_children(pid: int, connections: Connections) -> Family:
     """The descendants of a process; it takes a look at all processes of the machine to find them."""
-    found = [_stat(child) for child in processes.descendants(pid)]
-    return Family(sum(used for _, _, used in found), [(state, command) for state, command, _ in found if state])
+    pids = processes.descendants(pid)
+    found = [_stat(child) for child in pids]
+    states = [(state, command) for state, command, _ in found if state]
+    return Family(sum(used for _, _, used in found), states, connections.carried([pid, *pids]))
 
 
 def _call(pid: int) -> tuple[str, str]:

@@ -57,6 +57,7 @@ _OF_CALLS = {
     "recvfrom": "it waits for a connection",
     "recvmsg": "it waits for a connection",
 }
+_IDLE = 1.0  # second without work: what is written moves before that
 _STATES = {"T": "its process is stopped (SIGSTOP)", "t": "a debugger has stopped it", "Z": "it has ended"}
 
 
@@ -79,7 +80,8 @@ def why(stand: Stand) -> str:
     if call == "read" and file.startswith(("/dev/pts", "/dev/tty", "/dev/null", "pipe:")):
         return "it reads its standard input" if _line_has(stand, "input(", "stdin") else f"it waits to read from {file}"
     if call in ("write", "sendto", "sendmsg"):
-        return f"it waits to write to {file or 'a connection'}, which nobody reads"
+        reads = ", which nobody reads" if stand["idle"] >= _IDLE else ""
+        return f"it waits to write to {file or 'a connection'}{reads}"
     if stand["state"] == "D":
         return "its process waits for a disk or a device (state D)"
     if stand["answer"] is None:

@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import limits
+from paceline.job.errors import UserError
+from paceline.job.text import printable
 
 from .credentials import connect
 from .errors import ApiError, Expired, Unreachable
@@ -53,6 +55,15 @@ class _Silence:
     def end(self) -> None:
         """It has answered."""
         self._is_said = False
+
+
+def _encoded(body: Any) -> bytes:
+    """A body in JSON; the API server would replace what is no text."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        value = printable(error.object[max(0, error.start - 20) : error.end + 20])
+        raise UserError(f"{value} has bytes that are no UTF-8, which Kubernetes does not take; rename it") from None
 
 
 class Cluster:
@@ -185,7 +196,7 @@ class Cluster:
         """
         import httpx2
 
-        content = None if body is None else json.dumps(body).encode()
+        content = None if body is None else _encoded(body)
         headers = {"Accept": "application/json", **({} if body is None else {"Content-Type": kind})}
         within = limits.load()
         until = time.monotonic() + (within.look if method == "GET" else 2 * within.act)

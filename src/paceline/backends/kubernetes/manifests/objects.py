@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
 from paceline.backends.kubernetes.options import PORT
+from paceline.job.errors import UserError
 from paceline.node.host.pod_format import FIRST_POD
 
 from . import cloning, replacing
@@ -115,8 +116,15 @@ def _labels(order: Order) -> dict[str, str]:
 
 
 def _secret(order: Order) -> Manifest:
-    data = {name: base64.b64encode(value.encode()).decode() for name, value in order.secrets.items()}
+    data = {name: base64.b64encode(_utf8(name, value)).decode() for name, value in order.secrets.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta(order), "type": "Opaque", "data": data}
+
+
+def _utf8(name: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the secret {name} has bytes that are no UTF-8, which no pod gets; encode it") from None
 
 
 # -- what the pods get -------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def _printed(
     except OSError as reason:  # no process can be started, or no descriptor is left
         raise Away(f"{command} cannot be started here: {reason.strerror}") from None
     try:
-        out, err = process.communicate(None if text is None else text.encode(), timeout=seconds)
+        out, err = process.communicate(None if text is None else os.fsencode(text), timeout=seconds)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

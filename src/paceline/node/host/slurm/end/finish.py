@@ -122,7 +122,7 @@ def _loss(folder: JobFolder, start: Start) -> Failure | None:
 def _is_near_limit(folder: JobFolder, start: Start) -> bool:
     """Whether the job was warned as shortly before its time limit as its script asks for; also if that is not known."""
     left = seconds_left()
-    asked = _ASKED.search(folder.script.read_text()) if folder.script.exists() else None
+    asked = _ASKED.search(folder.script.read_text(errors="replace")) if folder.script.exists() else None
     if left is None or asked is None:
         return True
     since = disk_time(folder.root) - (folder.of(start) / "warned").stat().st_mtime

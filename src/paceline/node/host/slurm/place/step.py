@@ -79,7 +79,9 @@ def main(path: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it is to say how the step ended, however that is
         signal.signal(number, lambda *_: None)
     folder.of(start).mkdir(parents=True, exist_ok=True)
-    step = subprocess.Popen(shlex.split(folder.script.read_text(), comments=True), stdin=subprocess.DEVNULL)
+    step = subprocess.Popen(
+        shlex.split(os.fsdecode(folder.script.read_bytes()), comments=True), stdin=subprocess.DEVNULL
+    )
     threading.Thread(target=_stop_with_client, args=(folder,), daemon=True).start()
     is_cancelled = False
     while True:

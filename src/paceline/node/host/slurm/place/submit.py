@@ -224,7 +224,7 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
         from paceline.node.store import lifecycle
 
         lifecycle.take_checkpoints(old.path, folder.path)
-    folder.script.write_text(request["script"])
+    folder.script.write_bytes(os.fsencode(request["script"]))
     write_json(
         folder.job,
         {
