@@ -321,8 +321,10 @@ class Coordinator:
         why = self._refusal(message)
         if why:
             outbox.append((peer, {"do": "refuse", "why": why}))
-            if message["node_rank"] == 0 and (other := self._of_rank(0)) is not None:  # which would wait in vain
-                outbox += self._finish("FAILED", 2, [node_failure(0, other.name, "refused", why)])
+            gathers_first = self.phase == GATHERING and not self._has_begun
+            own = self._of_rank(0) if message["node_rank"] == 0 and gathers_first else None
+            if own is not None:  # it would wait for the other nodes in vain
+                outbox += self._finish("FAILED", 2, [node_failure(0, own.name, "refused", why)])
             return outbox
         self._adopt(message["standing"])
         gathering = self.phase == GATHERING
