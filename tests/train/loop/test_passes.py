@@ -184,12 +184,15 @@ def memory() -> Iterator[None]:
     InMemory.kept.clear()
 
 
-def check(program: Program, kills: list[int], folder: Path) -> None:
-    """A program that is killed at these points, one in each start, ends as the undisturbed one."""
+def undisturbed(program: Program, folder: Path) -> tuple[Any, int]:
+    """How a program ends, and how many points it has at which it may be killed."""
     points = itertools.count()
-    expected = Execution(program, folder / "whole", lambda _: next(points)).run()
-    count = max(next(points), 1)
-    for kill in (*(kill % count for kill in kills), -1):
+    return Execution(program, folder / "whole", lambda _: next(points)).run(), next(points)
+
+
+def check(program: Program, kills: list[int], folder: Path, expected: Any) -> None:
+    """A program that is killed at these points, one in each start, ends as the undisturbed one."""
+    for kill in (*kills, -1):
         # A start that has ended is not followed by another, which would go on in the pass that it left.
         with contextlib.suppress(Killed):
             assert Execution(program, folder / "killed", Killer(kill)).run() == expected
@@ -226,22 +229,23 @@ def test_random_programs_of_passes_survive_kills(part: int) -> None:
     @given(programs(), st.lists(st.integers(0, 999), min_size=1, max_size=KILLS))
     def survives(program: Program, kills: list[int]) -> None:
         InMemory.kept.clear()
-        check(program, kills, Path("/nowhere"))
+        expected, count = undisturbed(program, Path("/nowhere"))
+        check(program, [kill % max(count, 1) for kill in kills], Path("/nowhere"), expected)
 
     survives()
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(7200)
 @settings(max_examples=500, phases=[Phase.generate])
 @given(programs())
 @pytest.mark.usefixtures("memory")
 def test_random_programs_of_passes_survive_a_kill_at_every_point(program: Program) -> None:
-    points = itertools.count()
     InMemory.kept.clear()
-    Execution(program, Path("/nowhere"), lambda _: next(points)).run()
-    for kill in range(next(points)):
+    expected, count = undisturbed(program, Path("/nowhere"))
+    for kill in range(count):
         InMemory.kept.clear()
-        check(program, [kill], Path("/nowhere"))
+        check(program, [kill], Path("/nowhere"), expected)
 
 
 # -- real kills --------------------------------------------------------------------------------------------------------
