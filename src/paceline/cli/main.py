@@ -126,6 +126,8 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and end this process with its exit code."""
+    if os.getpid() == 1:  # the kernel keeps from the first process of a container what it does not handle
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     gc.set_threshold(_COLLECT_EVERY)
     _end(run())
 
