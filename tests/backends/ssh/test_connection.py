@@ -174,6 +174,19 @@ def test_a_program_that_is_no_python(ask: Ask, tmp_path: Path) -> None:
     assert f"h1: {python} there does not behave like Python (SyntaxError: what is that); name Python" in said
 
 
+@pytest.mark.parametrize(
+    "startup", ["echo Welcome; echo '{}'", "printf 'no end of a line'", "head -c 200000 /dev/zero"]
+)
+def test_a_startup_file_that_prints(ask: Ask, tmp_path: Path, startup: str) -> None:
+    assert ask(tmp_path / "root", startup=startup) == ask(tmp_path / "root")
+
+
+@pytest.mark.parametrize("startup", ["exit 0", "echo Bye; exit 3", "exec sh -c 'exit 127'"])
+def test_a_startup_file_that_ends_the_shell(ask: Ask, tmp_path: Path, startup: str) -> None:
+    said = refusal(ask, tmp_path / "root", startup=startup)
+    assert "h1: a start-up file of its shell, such as ~/.bashrc, ends it before the command (exit status" in said
+
+
 @pytest.mark.parametrize("startup", ["read a", "read a; read b", "head -c 100 > /dev/null"])
 def test_a_startup_file_that_reads(ask: Ask, tmp_path: Path, startup: str) -> None:
     said = refusal(ask, tmp_path / "root", startup=startup)

@@ -104,6 +104,14 @@ HANGS: dict[str, tuple[int, str, list[int], str]] = {
     "before the group": (2, "if os.environ['RANK'] == '1': time.sleep(9999)\njoin()\n", [1], "a process group"),
     "another group": (2, "rank = join()\nif rank == 0: dist.new_group([0, 1])\ntime.sleep(9999)\n", [1], ""),
     "groups": (4, _GROUPS, [3], "it sleeps"),
+    "groups in different orders": (2, "rank = join()\na, b = dist.new_group([0, 1]), dist.new_group([0, 1])\n"
+                                   "for group in (b, a) if rank else (a, b): dist.all_reduce(t, group=group)\n", [1],
+                                   "in different orders; rank 1 .* and rank 0"),
+    "a distributed checkpoint on one rank": (2, "import torch.distributed.checkpoint as dcp\nrank = join()\n"
+                                             "if rank == 0: dcp.save({'a': t}, checkpoint_id='saved')\n"
+                                             "dist.all_reduce(t)\n", [0], "within a distributed checkpoint"),
+    "a killed worker of a pool": (2, late("multiprocessing.get_context('fork').Pool(1).map(os._exit, [1])"), [1],
+                                  "workers of a multiprocessing.Pool"),
     "two of four": (4, "rank = join()\nif rank in (1, 2): time.sleep(9999)\ndist.all_reduce(t)\n", [1, 2],
                     "they are at"),
     "backward": (2, _DDP, [1], "it sleeps"),

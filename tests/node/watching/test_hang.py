@@ -108,6 +108,40 @@ def test_different_collectives_under_one_number_are_a_mismatch() -> None:
     assert (found["kind"], found["ranks"]) == ("mismatch", [2])
 
 
+def test_collectives_of_groups_in_different_orders_are_said() -> None:
+    ranks = [stand(0, {"1": 1, "2": 0}), stand(1, {"1": 0, "2": 1})]
+    for one, group in zip(ranks, "12", strict=True):
+        one["answer"]["collectives"] = [it for it in one["answer"]["collectives"] if it["group"] == group]
+    found = find(ranks, 60.0)
+    assert found is not None
+    assert (found["kind"], found["ranks"], found["waiting"]) == ("mismatch", [1], [0])
+    assert found["line"].startswith(
+        "rank 1 is in all_reduce 1 (Float [8]) of process group 2, and rank 0 in all_reduce 1 (Float [8]) of process "
+        "group 1: they enter collectives of several groups in different orders; rank"
+    )
+
+
+def test_of_two_ranks_the_one_in_a_checkpoint_is_named_first_and_both_places_are_said() -> None:
+    one, other = stand(0, {"0": 7}, kind="all_gather"), stand(1, {"0": 7}, line=6)
+    save = ["/opt/venv/lib/python3.12/site-packages/torch/distributed/checkpoint/state_dict_saver.py", 9, "save"]
+    one["answer"]["threads"][0]["frames"].insert(0, save)
+    one["answer"]["threads"][0]["frames"].insert(0, [save[0].replace("checkpoint/state_dict_saver", "c10d"), 1, "f"])
+    found = find([one, other], 60.0)
+    assert found is not None
+    assert found["ranks"] == [0]
+    assert "within a distributed checkpoint, which all ranks have to call, and rank 1 on a (pid 101)" in found["line"]
+
+
+def test_a_pool_that_waits_for_its_workers() -> None:
+    one = stand(0, {}, call="futex")
+    frames = [
+        ["/usr/lib/python3.12/threading.py", 5, "wait"],
+        ["/usr/lib/python3.12/multiprocessing/pool.py", 9, "get"],
+    ]
+    one["answer"]["threads"][0]["frames"][:0] = frames
+    assert grouped([one])[0]["why"].startswith("it waits for the workers of a multiprocessing.Pool; what one had to do")
+
+
 def test_a_rank_that_does_not_answer_is_to_blame_unless_it_works() -> None:
     silent = stand(1, None, state="S")
     found = find([stand(0, {"0": 7}), silent], 60.0)

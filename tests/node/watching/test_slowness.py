@@ -25,6 +25,7 @@ STACKS: dict[str, list[tuple[str, int, str]]] = {
     "exchange": [(f"{TORCH}/distributed/distributed_c10d.py", 81, "all_reduce"), (SCRIPT, 35, "<module>")],
     "evaluation": [(f"{TORCH}/nn/modules/module.py", 1776, "_call_impl"), (SCRIPT, 40, "evaluate")],
     "item": [(f"{TORCH}/_tensor.py", 1191, "__iter__"), (SCRIPT, 36, "<module>")],
+    "script": [(SCRIPT, 37, "<module>")],
     "nothing of the script": [("/usr/lib/python3.12/site-packages/torch/__init__.py", 1, "<module>")],
 }  # fmt: skip
 
@@ -60,6 +61,18 @@ def test_what_ranks_spend_their_time_on() -> None:
     )
     (line,) = causes({**spent, "cores": 1, "used": 1.0, "free": 0.0})
     assert "no core is free for more of them" in line
+
+
+def test_the_scripts_own_code_has_its_line() -> None:
+    for state, said in (
+        ("R", "; paceline profile shows what it calls; Python's loops over samples are slow, operations on whole "
+              "tensors are not"),
+        ("S", ", and mostly waits there; less often, or in a thread, it would save up to 95 % of the time: sleeping, "
+              "files that are written, other programs"),
+    ):  # fmt: skip
+        samples = Samples()
+        add(samples, {"script": 95, "backward": 5}, state=state)
+        assert causes(samples.spent()) == [f"95 % of the time is in the script's own code at train.py:37{said}"]
 
 
 def test_what_the_library_has_measured_counts_for_more_than_samples() -> None:

@@ -1,5 +1,7 @@
 """What runs on a host first, over ssh. Both programs compile in Python 2.7 too, so that an old Python can be named."""
 
+BEGINS = "paceline-begins-5d1e"  # what the shell of a host prints before READ runs: its start-up files may print, too
+
 # Nothing in the home folder, where it starts, may shadow what it imports. It is one line, which any shell takes.
 READ = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "

@@ -25,7 +25,7 @@ from paceline.job.errors import UserError
 from paceline.job.text import printable
 
 from . import here
-from .bootstrap import BEGIN, READ
+from .bootstrap import BEGIN, BEGINS, READ
 from .crowd import not_started
 from .patience import Limit, Patience
 
@@ -210,7 +210,7 @@ class Host:
         within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
         try:
             return subprocess.Popen(
-                self.command(f"exec {quoted(self.python)} -c {shlex.quote(READ)}", "-T", *within),
+                self.command(f"echo {BEGINS}; exec {quoted(self.python)} -c {shlex.quote(READ)}", "-T", *within),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
             )  # fmt: skip
         except FileNotFoundError:
@@ -242,6 +242,7 @@ class Answers:
         self._looked = 0  # bytes of it that have no end of a line
         self._head: Answer | None = None  # an answer whose bytes have not all come
         self._is_first = self._is_fresh = True
+        self._has_begun = False  # the command there: what comes before is of start-up files
         self._do_when_silent: Callable[[Silent], None] = lambda _: None
         self._is_left = threading.Event()  # when it was silent: no other command uses the connection
         self._lock = threading.Lock()
@@ -327,12 +328,19 @@ class Answers:
 
     def why_over(self) -> Unreachable:
         """Why no more answers come; waits until its process has ended."""
-        if not self._buffer and self._head is None and self._limit.is_over:
+        if not (self._buffer and self._has_begun) and self._head is None and self._limit.is_over:
             return Silent(self._silence())
         return Unreachable(self._failure())
 
     def _whole(self) -> Answer | None:
         """The next answer; None if not all of it has come."""
+        if not self._has_begun:
+            mark = f"{BEGINS}\n".encode()
+            place = self._buffer.find(mark)
+            self._has_begun = place >= 0
+            del self._buffer[: place + len(mark) if self._has_begun else -len(mark)]
+            if not self._has_begun:
+                return None
         if self._head is None:
             end = self._buffer.find(b"\n", self._looked) + 1
             if not end:
@@ -356,7 +364,7 @@ class Answers:
         except ValueError:
             first = printable(line.decode(errors="replace").strip())
             raise UserError(
-                f"{self._host.name}: its shell prints {first!r} first; let it print nothing if there is no terminal"
+                f"{self._host.name}: {self._host.python} there prints {first!r} when it begins; let it print nothing"
             ) from None
         if not answer:
             raise Unreachable(self._failure())
@@ -373,6 +381,8 @@ class Answers:
     def _silence(self) -> str:
         """That it has not answered in time, and what to do."""
         hint = f"it may be busy or hang, or a start-up file of its shell wait for input: {self._host.by_hand}"
+        if self._patience.prompt and self._limit.seconds == self._host.limits.look:
+            hint += "; if its login only takes long, set look_timeout below [defaults]"
         return f"cannot reach {self._host.name}: no answer within {self._limit.seconds:g} s; {hint}"
 
     def send(self) -> Input:
@@ -452,6 +462,9 @@ class Answers:
         name = self._host.name
         if status == 255:
             return f"cannot reach {name}: {last}; try: {self._host.by_hand}"
+        if not self._has_begun:
+            what = f"a start-up file of its shell, such as ~/.bashrc, ends it before the command ({last})"
+            return f"{name}: {what}; let it end, or start another shell, only on a terminal: [ -t 0 ] && …"
         if status in (126, 127):
             return f"no Python on {name} ({last}); name one with --ssh-python, or python = in the target's settings"
         if self._is_first:

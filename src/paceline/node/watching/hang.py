@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .slowness import size
-from .typical import JOINS, described, entered, is_asleep, place, why
+from .typical import JOINS, described, entered, is_asleep, is_in_checkpoint, place, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +28,8 @@ def find(stands: Sequence[Stand], after: float) -> Hang | None:
         return None
     differing = _mismatch(by_rank)
     late = _late(by_rank)
+    if len(late) == len(stands):  # each waits for another one
+        differing = differing or _crossed(by_rank)
     if differing:
         return _hang("mismatch", differing, by_rank, seconds)
     if late:
@@ -102,9 +104,25 @@ def _mismatch(stands: Mapping[int, Stand]) -> list[int]:
     for ranks in by_number.values():
         kinds = list(ranks.values())
         if len(set(kinds)) > 1:
-            usual = max(set(kinds), key=lambda kind: (kinds.count(kind), kind == ranks[min(ranks)]))
-            return sorted(rank for rank, kind in ranks.items() if kind != usual)
+            return _unusual(ranks, stands)
     return []
+
+
+def _crossed(stands: Mapping[int, Stand]) -> list[int]:
+    """Ranks that are in a collective of another group than most, if all are in one."""
+    groups = {rank: it["group"] for rank, stand in stands.items() if (it := entered(stand)) is not None}
+    return _unusual(groups, stands) if len(groups) == len(stands) and len(set(groups.values())) > 1 else []
+
+
+def _unusual(found: Mapping[int, object], stands: Mapping[int, Stand]) -> list[int]:
+    """The ranks that have something else than most; of as many, those in a checkpoint, or else the later ones."""
+    values = list(found.values())
+
+    def weight(rank: int) -> tuple[int, bool, int]:
+        return values.count(found[rank]), not is_in_checkpoint(stands[rank]), -rank
+
+    usual = found[max(found, key=weight)]
+    return sorted(rank for rank, value in found.items() if value != usual)
 
 
 def _apart(places: Sequence[Place]) -> list[int]:
@@ -132,8 +150,13 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
     elif kind == "mismatch":
         other = entered(stands[ranks[0]])
         assert other is not None
-        line = f"{listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {described(other)}"
-        line += f", and {listed(waiting)} in {what}; {_at(first)}"
+        theirs, order = described(other), ""
+        if collective is not None and collective["group"] != other["group"]:
+            theirs, what = (f"{described(it)} of process group {it['group']}" for it in (other, collective))
+            order = ": they enter collectives of several groups in different orders"
+        line = f"{listed(ranks)} {'is' if len(ranks) == 1 else 'are'} in {theirs}"
+        line += f", and {listed(waiting)} in {what}{order}; {_at(first, who(first) if len(places) == 2 else '')}"
+        line += f", and {_at(last, who(last))}" if len(places) == 2 else ""
     elif kind == "together":
         line = f"all ranks are in {what}, and none goes on; {_at(first)}{_of_machines(stands.values())}"
     else:

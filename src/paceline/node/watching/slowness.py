@@ -352,6 +352,18 @@ _CAUSES = (
         "a batch twice as large would save about {saved} for each sample", lambda it: it.share("optimizer") / 2,
     ),
     _Cause(
+        ("script",), 0.5, lambda it: not it.spent.get("gpu") and it.is_still("script"),
+        "{percent} % of the time is in the script's own code{at}, and mostly waits there",
+        "less often, or in a thread, it would save up to {saved}: sleeping, files that are written, other programs",
+        lambda it: it.share("script"),
+    ),
+    _Cause(
+        ("script",), 0.5, lambda it: not it.spent.get("gpu"),
+        "{percent} % of the time is in the script's own code{at}",
+        "paceline profile shows what it calls; Python's loops over samples are slow, operations on whole tensors are "
+        "not", lambda it: None,
+    ),
+    _Cause(
         (), 0.0, lambda it: it.waits_for_python and it.spent.get("gpu_memory", 1.0) < _MOST_MEMORY,
         "GPUs compute in {gpu_use} % of the time, and {gpu_memory} % of their memory is used: Python takes longer for "
         "a step than they do",

@@ -14,6 +14,8 @@ _RUNS = "it waits for an operation of TensorFlow"
 _LOADS = "it waits for a worker of a DataLoader"
 JOINS = "it waits for other ranks to make a process group"
 _HOROVOD = "paceline/horovod/engine/"
+_POOL = re.compile(r"multiprocessing/pool\.py")
+_CHECKPOINT = re.compile(r"torch/distributed/checkpoint/")
 _LIBRARIES = re.compile(r"[\\/]((site|dist)-packages|torchinductor_[^\\/]*)[\\/]|^<")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
@@ -74,8 +76,11 @@ def why(stand: Stand) -> str:
         found = _WAITS
     if "DataLoader" in found:
         return f"{found}{_of_workers(stand)}"
+    if "for a thread" in found and any(_POOL.search(file) for file, _, _ in frames):
+        return "it waits for the workers of a multiprocessing.Pool; what one had to do that was killed is never done"
     if found in (_WAITS, _RUNS) and (collective := entered(stand)) is not None:
-        return f"it waits in {described(collective)}"
+        saves = ", within a distributed checkpoint, which all ranks have to call" if is_in_checkpoint(stand) else ""
+        return f"it waits in {described(collective)}{saves}"
     call, file = stand["call"], stand["file"]
     if call == "read" and file.startswith(("/dev/pts", "/dev/tty", "/dev/null", "pipe:")):
         return "it reads its standard input" if _line_has(stand, "input(", "stdin") else f"it waits to read from {file}"
@@ -87,6 +92,11 @@ def why(stand: Stand) -> str:
     if stand["answer"] is None:
         return _of_silent(stand)
     return found or _OF_CALLS.get(call, "")
+
+
+def is_in_checkpoint(stand: Stand) -> bool:
+    """Whether a rank is in torch.distributed.checkpoint, whose functions are collectives."""
+    return any(_CHECKPOINT.search(file) for file, _, _ in _frames(stand))
 
 
 def place(stand: Stand) -> Place:
