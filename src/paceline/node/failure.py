@@ -74,7 +74,7 @@ def rank_failure(
     record = read_error(error)
     if record is not None and record["type"] == "ExitCode":  # see `program`
         ended = min(ended, record["time"])
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) in _STOPS:
+        if (not os.WIFSIGNALED(status) or os.WTERMSIG(status) in _STOPS) and record["message"].lstrip("-").isdecimal():
             status = (int(record["message"]) & 0xFF) << 8
         record = None
     code, name = exit_code(status), ""

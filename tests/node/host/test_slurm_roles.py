@@ -78,7 +78,7 @@ def test_a_port_that_is_taken(folder: JobFolder) -> None:
     step = {**ranks, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     with socket.create_server(("", port)):
         assert start(folder, "slurm", SLURM_STEP_ID=number, **step) == 2
-    (said,) = folder.refusals(START)
+    ((said, _),) = folder.refusals(START)
     assert f"cannot listen on port {port}, which follows from the number of the Slurm job" in said
     assert said.endswith("start it again to get another port: paceline resubmit it")
 

@@ -211,7 +211,7 @@ def test_what_other_machines_write_is_seen_at_once(tmp_path: Path, forgetful: se
     def seen() -> list[Any]:
         return [
             folder.is_stopped, folder.ids, folder.outcome(start), folder.step(start), folder.node(start, 0),
-            folder.refusals(start), folder.follower(start), len(folder.runs(start)),
+            [why for why, _ in folder.refusals(start)], folder.follower(start), len(folder.runs(start)),
         ]  # fmt: skip
 
     assert seen() == [False, [], None, None, "", [], "", 0]

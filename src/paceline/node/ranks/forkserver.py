@@ -96,7 +96,8 @@ class ForkServer:
             selector.register(self._wakeup, selectors.EVENT_READ)
             while True:
                 selector.select(_OWED_PAUSE if self._owed else None)  # nothing says that a handler is there
-                self._pass_on()
+                if self._owed:
+                    self._pass_on()
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
                 try:

@@ -160,7 +160,7 @@ def _record_exit(error_path: Path, error: SystemExit) -> None:
     if error.code is not None and not isinstance(error.code, int):
         _record(error_path, error, [str(error.code)], time.monotonic())
     elif error.code and error.code != RESUME_CODE:
-        _record(error_path, ExitCode(error.code), [], time.monotonic())
+        _record(error_path, ExitCode(int(error.code)), [], time.monotonic())
 
 
 def _log_size() -> int:
