@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.backends.remote.bootstrap import BEGINS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -69,6 +71,7 @@ state=RUNNING; alive=true
 if [ -e stopped/$host ]; then state=STOPPED alive=null; fi
 report={report}
 node={node}
+say {begins}
 say '{{"need": false}}'
 case $request in
 *'"do": "preflight"'*)
@@ -142,7 +145,7 @@ class ManyHosts:
         program = folder / "bin" / "ssh"
         program.write_text(
             _SSH.format(
-                folder=folder, lines=lines, booted=int(now - time.clock_gettime(time.CLOCK_BOOTTIME)),
+                begins=BEGINS, folder=folder, lines=lines, booted=int(now - time.clock_gettime(time.CLOCK_BOOTTIME)),
                 facts=_quoted(_FACTS), report=_quoted({"job": job, "part": part}), node=_quoted(_NODE),
             )
         )  # fmt: skip
