@@ -60,7 +60,8 @@ def _parts(job: Found, reports: Mapping[int, Report]) -> list[Part]:
     """The parts of the job's nodes; of nodes that have no pod any more, or are to have none, there is none."""
     found, pods, ended = [], job.newest(), job.ending
     # An agent records success only of the whole job: pods of MIN:MAX that come later do not undo it.
-    has_succeeded = {index for index, pod in pods.items() if pod.report.get("state") == "SUCCEEDED"}
+    is_elastic = job.least < job.nodes
+    has_succeeded = {index for index, pod in pods.items() if is_elastic and pod.report.get("state") == "SUCCEEDED"}
     for number, index in enumerate(job.numbers):
         pod = pods.get(index)
         if has_succeeded and index not in has_succeeded:

@@ -160,14 +160,15 @@ def _kinds(cluster: Cluster, has_all: Callable[[], bool]) -> Iterator[Kind]:
 
 
 def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError]) -> Iterator[Object]:
-    """The objects of a kind; one that an operator has brought, and that the server does not list, is noted."""
+    """The objects of a kind; one that an operator has brought, and that the server has not now, is noted."""
     try:
         for page in cluster.list(kind.path(cluster), labelSelector=selector):
             yield from page["items"]
     except ApiError as error:
         if isinstance(kind, BatchJob) or error.code not in (403, 404):
             raise
-        refusals.append(error)
+        if error.code == 404:  # 403: who may not list a kind has made no job of it
+            refusals.append(error)
 
 
 def _refuse_missing(cluster: Cluster) -> None:
