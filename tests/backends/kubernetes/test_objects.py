@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from paceline.backends.kubernetes.look.pods import seen
 from paceline.backends.kubernetes.manifests import manifest as manifests
-from paceline.backends.kubernetes.manifests import names, objects
+from paceline.backends.kubernetes.manifests import names, objects, replacing
 from paceline.backends.kubernetes.manifests.kinds.base import Kind
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
@@ -91,6 +91,19 @@ def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, i
     assert "podFailurePolicy" not in old["spec"]
     rules = new["spec"].get("podFailurePolicy", {}).get("rules", [])
     assert [rule["action"] for rule in rules] == (["Ignore", "Ignore", "FailJob"] if limits[1] else [])
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({"nodes": 2, "max_restarts": 1}, 1200.0),
+        ({"nodes": 2, "max_restarts": 1, "join_timeout": "600s"}, 600.0),
+        ({"nodes": 2}, 600.0),
+        ({"nodes": "1:2"}, 600.0),
+    ],
+)
+def test_pods_outwait_the_pause_before_a_lost_one_is_made_again(given: dict[str, Any], seconds: float) -> None:
+    assert replacing.patient(order(**given)).join_timeout == seconds
 
 
 def test_a_pod_may_end_longer_than_its_ranks() -> None:

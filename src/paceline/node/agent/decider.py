@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Start,
         ToCoordinator,
         ToNode,
-    )  # fmt: skip
+    )
 
     from .decision import View
     from .messages import Action, Event, Granted, Queued, Signal, Stalled, Word

@@ -377,12 +377,11 @@ class Ranks:
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
             return
-        # It has ended by itself if it was about to before it was stopped.
-        is_exception = record is not None and (record["type"] != "ExitCode" or record["time"] < self._stopping)
-        # A rank that the agent stops has not failed, unless an exception ended it before; a full disk keeps no record.
+        ended_by_itself = record is not None and (record["type"] != "ExitCode" or record["time"] < self._stopping)
+        # A rank that the agent stops has not failed, unless it was about to end before; a full disk keeps no record.
         if record is None and status != 0 and self._stopping and is_disk_full(rank.error.parent):
             status = 1 << 8
-        elif not is_exception and (status == 0 or self._stopping):
+        elif not ended_by_itself and (status == 0 or self._stopping):
             return
         rank.failure = rank_failure(
             rank=rank.placement.rank, node=rank.placement.node_rank, host=socket.gethostname(), pid=rank.pid,

@@ -43,7 +43,7 @@ class _Silence:
     def __init__(self, say: Callable[[str], None], until: Callable[[], float]) -> None:
         self._say, self._until, self._is_said = say, until, False
 
-    def goes_on(self, why: object, deadline: float) -> bool:
+    def goes_on(self, why: str, deadline: float) -> bool:
         """Whether it is asked again."""
         if time.monotonic() >= min(self._until(), deadline):
             return False
@@ -200,7 +200,6 @@ class Cluster:
         headers = {"Accept": "application/json", **({} if body is None else {"Content-Type": kind})}
         within = limits.load()
         until = time.monotonic() + (within.look if method == "GET" else 2 * within.act)
-        silence = self._silence if method == "GET" else None
         if method == "GET":
             until = min(until, self._deadline)
         pause = _PAUSE
@@ -209,18 +208,18 @@ class Cluster:
             try:
                 answer = self.access.http.request(method, path, params=params, content=content, headers=headers)
             except httpx2.TransportError as error:
-                gives_up = time.monotonic() + pause > until or not _may_pass(error)
-                if gives_up and (silence is None or not silence.goes_on(self._unreachable(error), self._deadline)):
+                is_in_vain = time.monotonic() + pause > until or not _may_pass(error)
+                if is_in_vain and not self._goes_on(method, str(self._unreachable(error))):
                     raise self._unreachable(error) from None
             else:
                 # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
                 is_behind = method == "PATCH" and answer.status_code == 409
                 is_done = not (is_behind or answer.status_code in _RETRIED)
-                if silence is not None and is_done:
-                    silence.end()
+                if is_done and self._silence is not None:
+                    self._silence.end()
                 why = f"the API server of {self.access.context} answers with HTTP {answer.status_code}"
-                gives_up = not is_done and time.monotonic() + pause > until
-                if is_done or (gives_up and (silence is None or not silence.goes_on(why, self._deadline))):
+                is_in_vain = time.monotonic() + pause > until
+                if is_done or (is_in_vain and not self._goes_on(method, why)):
                     if method != "GET":
                         said = warnings(answer.headers.get_list("Warning"))
                         self.warnings += [line for line in said if line not in self.warnings]
@@ -228,6 +227,10 @@ class Cluster:
                 pause = max(pause, _seconds(answer.headers.get("Retry-After")))
             time.sleep(pause)
             pause = min(2 * pause, _MOST_PAUSE)
+
+    def _goes_on(self, method: str, why: str) -> bool:
+        """Whether a server that does not answer is asked again all the same, for who follows a job."""
+        return method == "GET" and self._silence is not None and self._silence.goes_on(why, self._deadline)
 
     def _read(self, answer: Any, method: str, path: str) -> Object:
         """The object in an answer.

@@ -64,8 +64,9 @@ def patient(order: Order) -> JobSpec:
     Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
     """
     spec, (least, most) = order.spec, order.spec.node_range
-    is_usual = spec.join_timeout == type(spec).join_timeout
-    return spec.changed({"join_timeout": _PATIENCE}) if is_usual and least == most and is_replaced(order) else spec
+    if "join_timeout" in spec.given or least < most or not is_replaced(order):
+        return spec
+    return spec.changed({"join_timeout": _PATIENCE})
 
 
 def failure_rules(order: Order) -> dict[str, Any]:
