@@ -168,6 +168,18 @@ def test_the_host_that_led_comes_back_while_the_others_look_for_another(job: Job
     job.ends_well(job.hosts)
 
 
+def test_of_two_hosts_the_one_that_led_reboots(job: Job) -> None:
+    first, second, _ = job.hosts
+    job.submit("1:2")
+    job.trains([first, second])
+    first.power_off()
+    eventually(lambda: job.status(second)["state"] == "RESTARTING", "the other one waits")
+    first.power_on()
+    job.client.succeeds("scaleout", "--on", "lab", NAME, first.name)
+    job.trains([first, second], after=0)
+    job.ends_well([first, second])
+
+
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_host_hangs_and_comes_back(job: Job, victim: int) -> None:
     job.submit("2:3")
@@ -219,5 +231,5 @@ def test_a_node_that_was_cut_off_when_the_job_ended_ends_too(job: Job) -> None:
     eventually(lambda: {job.status(host)["state"] for host in left} == {"SUCCEEDED"}, "the job ends")
     job.client.lab.join()
     eventually(lambda: job.status(cut)["state"] == "FAILED", "the other one learns it")
-    assert "they have ended meanwhile; paceline get elastic says how" in job.status(cut)["failure"]["message"]
+    assert "their agents have ended: the job has, or" in job.status(cut)["failure"]["message"]
     assert job.client.json("get", "--on", "lab", NAME)["state"] == "SUCCEEDED"

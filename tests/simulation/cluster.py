@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from paceline.node.eventloop.channel import Message
-    from paceline.node.journal.status import NodeEntry
+    from paceline.node.journal.status import Agreement, NodeEntry
     from paceline.node.rendezvous.messages import AgentStatus
 
 PORT = 29500
@@ -128,6 +128,7 @@ class Machine:
         self.on_since = 0.0
         self.slowness = 0.0  # seconds that a process may wait until it runs
         self.is_full = False
+        self.agreement: Agreement | None = None  # on its disk, see `RunDirectory.note_agreement`
         self.listening: dict[int, Listener] = {}
         self.processes: list[Process] = []
         cluster.machines.append(self)

@@ -516,6 +516,12 @@ class Directory:
     def write_status(self, status: Any, offset: int) -> None:
         """It is a cache."""
 
+    def note_agreement(self, agent: str, attempt: int) -> None:
+        self._machine.agreement = {"id": agent, "attempt": attempt}
+
+    def forget_agreement(self) -> None:
+        self._machine.agreement = None
+
     def prepare_attempt(self, attempt: int) -> None:
         """Folders."""
 
@@ -543,6 +549,7 @@ class SimulatedAgent(Agent):
         )  # fmt: skip
         self.looked_at = job.cluster.now  # at the disk that all nodes share
         name = f"{machine.name}.{len(job.agents)}"
+        self.participant.former = machine.agreement
         self.participant.id = f"{name}-{spec.node_rank}" if spec.peers else name
         self.lifeline = lifeline
         self.claim = self.watch = None

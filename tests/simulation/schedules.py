@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SILENCE = 10.0  # seconds
 SAMPLES = 60
 _REPLACED_WITHIN = 8.0  # seconds in which the scheduler starts another node for one that is lost
+_RECRUITED_WITHIN = 15.0  # seconds in which the client starts an agent on a machine where one is missing
 _KNOWN = 2.0  # seconds after which the end of an agent is known everywhere
 _STOPS_WITHIN = 5.0  # seconds, and the grace
 _BEGUN = 9.0  # seconds after which the first agents of a job have started, unless something has happened
@@ -77,6 +78,7 @@ class Schedule(NamedTuple):
     faults: tuple[Fault, ...] = ()
     resubmitted: float = 0.0  # seconds after which a client tries that first; 0 if never
     shared: bool = False  # whether the two jobs keep their checkpoints in one folder
+    recruits: bool = False  # whether the client starts an agent again where one was killed
 
 
 _ENDS = ("kill", "reboot", "fork server ends", "rank fails", "rank exits", "disk full")
@@ -93,7 +95,8 @@ _MOMENTS = (
 
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
-    return resubmitted(seed) if seed % 50 == 49 else _schedule(seed)
+    it = resubmitted(seed) if seed % 50 == 49 else _schedule(seed)
+    return it._replace(recruits=it.kind == "elastic" and not it.resubmitted and seed % 3 == 0)
 
 
 def resubmitted(seed: int) -> Schedule:
@@ -331,9 +334,12 @@ class Simulation:
         elif do == "kill":
             self.note(do, machine)
             agent.process.kill()
+            self.recruit(machine, 0.0)
         elif do in ("reboot", "off"):
             self.note(do, machine)
             machine.turn_off(fault.seconds, do == "reboot")
+            if do == "reboot":
+                self.recruit(machine, fault.seconds)
         elif do == "suspend":
             self.note(do, machine)
             agent.process.suspend(fault.seconds)
@@ -373,6 +379,11 @@ class Simulation:
         elif do.startswith("scale out"):
             self.note(do, machine)
             self.scale_out(1 + fault.node % 2, do == "scale out")
+
+    def recruit(self, machine: Machine, seconds: float) -> None:
+        """The client finds a machine without an agent, once it can log in, and brings it in again."""
+        if self.it.recruits:
+            self.cluster.after(seconds + 1.0, functools.partial(self.start, None, machine, _RECRUITED_WITHIN))
 
     def terminate(self, agent: SimulatedAgent, with_ranks: bool) -> None:
         """SIGTERM to an agent, and perhaps to its ranks as well, in any order."""

@@ -162,6 +162,12 @@ def test_a_job_without_faults() -> None:
         assert [agent.end for agent in it.job.agents] == [("SUCCEEDED", 0)] * 4
 
 
+def test_of_two_machines_the_one_that_led_reboots() -> None:
+    for seed in range(20):
+        it = Schedule(seed, "elastic", join=120.0, recruits=True, faults=(Fault(15.0, "reboot", 0, 15.0),))
+        assert Simulation(it).run().job.listed["state"] == "SUCCEEDED"
+
+
 def test_two_parts_that_go_on_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Membership, "has_majority", lambda *_: True)
     it = Schedule(0, "elastic", nodes=4, faults=(Fault(15.0, "split", 0, 60.0),))

@@ -14,16 +14,29 @@ _ROOM = 64 * 1024  # bytes; a disk with less free space counts as full
 _MOST_DEPTH = 100  # nested objects and arrays; files of paceline have far fewer
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace the file `path` atomically by `value` in JSON."""
+def write_json(path: Path, value: Any, *, durably: bool = False) -> None:
+    """Replace the file `path` atomically by `value` in JSON; with `durably` it survives a loss of power."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(value))
+        if durably:
+            _sync(temporary)
         os.replace(temporary, path)
+        if durably:
+            _sync(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _sync(path: Path) -> None:
+    """Have the disk write a file, or the entries of a folder."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -13,6 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.node.rendezvous.coordinator import FINISHED, GATHERING, Coordinator
 from paceline.node.rendezvous.quorum import Membership, Standing
+
+if TYPE_CHECKING:
+    from paceline.node.journal.status import Agreement
 
 Message = dict[str, Any]
 GONE = {"do": "gone"}  # a process ended, and its kernel says so
@@ -79,6 +82,7 @@ class Node:
     agreed_to: Message | None = None
     runs: tuple[int, str, tuple[str, ...]] | None = None  # attempt, leader, members
     dead: set[str] = field(default_factory=set)
+    former: Agreement | None = None
 
 
 @dataclass(eq=False)
@@ -137,7 +141,7 @@ class Network(RuleBasedStateMachine):
         return {
             "do": "join", "id": node.id, "node_rank": None, "nodes": [self.least, self.most], "slots": 1,
             "host": node.id, "address": node.id, "listen": 1, "job": "j", "main_port": 1, "ports": [], "version": "1",
-            "standing": node.standing and node.standing.to_dict(),
+            "standing": node.standing and node.standing.to_dict(), "former": node.former,
         }  # fmt: skip
 
     def post(self, host: Node, outbox: list[tuple[int, Message]]) -> None:
@@ -273,6 +277,16 @@ class Network(RuleBasedStateMachine):
             if link.guest is node and node.link is link:
                 link.to_host.append(GONE)
 
+    @precondition(lambda self: len(self.nodes) < 7)
+    @rule(data=st.data())
+    def a_machine_reboots(self, data: st.DataObject) -> None:
+        """None of the others hears of that before its next agent tells them what the last one has agreed to."""
+        if living := [node for node in self.nodes.values() if node.is_alive]:
+            node, after = data.draw(st.sampled_from(living)), self.add()
+            node.is_alive, node.runs = False, None
+            if node.standing is not None and not node.is_over:
+                after.former = {"id": node.id, "attempt": node.standing.attempt}
+
     @rule(data=st.data())
     def a_node_without_others_leads(self, data: st.DataObject) -> None:
         alone = [node for node in self.alone() if node.standing is not None]
@@ -362,6 +376,34 @@ def test_a_first_attempt_that_some_have_agreed_to_is_theirs_too() -> None:
     assert second.runs is not None
     assert third.runs == second.runs
     assert first.runs is None
+
+
+@pytest.mark.parametrize("went_on", [False, True])
+def test_one_that_has_rebooted_tells_whether_it_went_on(went_on: bool) -> None:
+    network = Network()
+    network.begin(4, 1)
+    first, second, third, fourth = (network.nodes[f"n{number}"] for number in range(4))
+    if went_on:
+        cut_off(network, "n1", "n3")
+        assert first.coordinator is not None
+        for peer in (1, 3):  # its ranks are given up
+            network.post(first, first.coordinator.has_stopped(peer))
+        network.all_calls_are_over()
+        assert first.runs == third.runs == (1, "n0", ("n0", "n2"))
+    assert first.standing is not None
+    first.is_alive, first.runs = False, None
+    again = network.add()
+    again.former = {"id": "n0", "attempt": first.standing.attempt}
+    network.side.update(n0=2, n2=2, n1=0, n3=0)
+    for node in (second, fourth):
+        network.leave(node)
+    network.lead(second)
+    network.connect(fourth, second)
+    network.all_calls_are_over()
+    assert second.runs is None
+    network.connect(again, second)
+    network.all_calls_are_over()
+    assert (second.runs is None) is went_on
 
 
 def test_those_that_are_new_do_not_outvote_those_before() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.node.eventloop.loop import Loop
-from paceline.node.rendezvous import search
 from paceline.node.rendezvous.handshake import Listener, Network
 from paceline.node.rendezvous.quorum import Membership, Standing
 from paceline.node.rendezvous.search import Search
@@ -74,8 +73,7 @@ def listening(loop: Loop, name: str, leader: list[str | int] | None = None) -> L
 
 
 @pytest.mark.parametrize("c_searches", [False, True])
-def test_it_ends_when_the_others_have(loop: Loop, monkeypatch: pytest.MonkeyPatch, c_searches: bool) -> None:
-    monkeypatch.setattr(search, "VAIN_SECONDS", 0.5)
+def test_it_ends_when_the_others_have(loop: Loop, c_searches: bool) -> None:
     other = listening(loop, "c")
     if not c_searches:
         other.close()
@@ -83,14 +81,13 @@ def test_it_ends_when_the_others_have(loop: Loop, monkeypatch: pytest.MonkeyPatc
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         nodes = [entry("a", port), entry("b", 1), entry("c", other.port if c_searches else port), entry("d", port)]
-        it = Search(loop, Agent(), nodes, Network(loop, TOKEN))
+        it = Search(loop, Agent(), nodes, Network(loop, TOKEN), 0.5)
         assert not it.run(NEVER, lambda: False) and it.is_in_vain
     other.close()
 
 
 @pytest.mark.parametrize("how", ["d does not answer", "a and d are known to be dead", "c knows who goes on"])
-def test_it_goes_on_as_long_as_there_is_hope(loop: Loop, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(search, "VAIN_SECONDS", 0.0)
+def test_it_goes_on_as_long_as_there_is_hope(loop: Loop, how: str) -> None:
     other = listening(loop, "c", ["127.0.0.1", 9] if how == "c knows who goes on" else None)
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as mute:
         closed.bind(("127.0.0.1", 0))
@@ -99,7 +96,7 @@ def test_it_goes_on_as_long_as_there_is_hope(loop: Loop, monkeypatch: pytest.Mon
         if how == "d does not answer":
             nodes[3] = entry("d", silent)
         agent = Agent(["a", "d"] if how == "a and d are known to be dead" else ())
-        it = Search(loop, agent, nodes, Network(loop, TOKEN))
+        it = Search(loop, agent, nodes, Network(loop, TOKEN), 0.0)
         it.run(NEVER, lambda: agent.looks == 2)
         assert not it.is_in_vain
     other.close()

@@ -66,6 +66,7 @@ class Agent:
             self.loop, spec, self._network(), offer=self._offer, deliver=self._deliver, fail=self._fail,
             is_over=self._is_over,
         )  # fmt: skip
+        self.participant.former = run.agreement
         self.lifeline = lifeline
         self.claim: DeviceClaim | None = None
         self.tensorboard = JobBoard(self.loop, run)
@@ -218,6 +219,8 @@ class Agent:
             if action["save"]:
                 self.status.save()
         elif action["do"] == "send":
+            if action["message"]["do"] == "ready":
+                self._note_agreement()
             self.participant.send(action["message"])
         elif action["do"] == "send stopped":
             self.participant.send({"do": "stopped", "failures": action["failures"], **self._offer()})
@@ -240,6 +243,7 @@ class Agent:
             self._claim_devices()
         elif action["do"] == "close":
             self._record_spent()
+            self.dir.forget_agreement()
             self.participant.close(ANSWER_SECONDS)
             ranks.close()
             self.times.end()
@@ -252,6 +256,12 @@ class Agent:
     def _write(self) -> None:
         self.status.record(self.ranks.current.values())
         self.status.save()
+
+    def _note_agreement(self) -> None:
+        """Note the attempt that this node is about to agree to, if the others could go on without it."""
+        standing = self.participant.standing
+        if standing is not None and self.spec.least < self.spec.nodes and not self.spec.peers:
+            self.dir.note_agreement(self.participant.id, standing.attempt)
 
     def _record_places(self) -> None:
         """Record where the ranks are that are about to be stopped."""

@@ -119,6 +119,13 @@ class NodeEntry(_NodeAddress, total=False):
     listen: int
 
 
+class Agreement(TypedDict):
+    """The last attempt that an agent has agreed to."""
+
+    id: str
+    attempt: int
+
+
 class Attempt(TypedDict):
     """What a node needs to know of an attempt to place its ranks."""
 

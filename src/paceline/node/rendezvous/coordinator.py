@@ -3,7 +3,7 @@
 Pure state: messages in, messages out. `links` sends and receives them, `messages` has their types.
 
     node → coordinator   {"do": "join", "id", "node_rank", "nodes": [least, most], "slots", "host", "address", "listen",
-                          "job", "main_port", "ports", "version", "standing"}
+                          "job", "main_port", "ports", "version", "standing", "former"}
                          {"do": "prepared"}                          this newcomer could start its ranks at once
                          {"do": "ready"}                             agrees to the attempt, and waits for "go"
                          {"do": "failed"}                            a rank has failed here
@@ -327,6 +327,9 @@ class Coordinator:
                 outbox += self._finish("FAILED", 2, [node_failure(0, own.name, "refused", why)])
             return outbox
         self._adopt(message["standing"])
+        former = message["former"]
+        if former is not None and self.standing is not None and former["attempt"] <= self.standing.attempt:
+            self.dead.add(former["id"])  # it cannot have gone on with others
         gathering = self.phase == GATHERING
         self.members[peer] = _Member(message, prepared=gathering)
         self._peer_of.update(dict.fromkeys((message["id"], message["node_rank"]), peer))

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, Union
 
 from paceline.contract.records import FinalState
 from paceline.contract.stands import Hang, Stand
-from paceline.node.journal.status import Attempt, Failure, NodeEntry, Outcome
+from paceline.node.journal.status import Agreement, Attempt, Failure, NodeEntry, Outcome
 
 
 class MembershipRecord(TypedDict):
@@ -65,6 +65,7 @@ class Join(Offer):  # noqa: D101
     job: str
     version: str
     standing: StandingRecord | None
+    former: Agreement | None
 
 
 class Report(TypedDict):  # noqa: D101

@@ -21,6 +21,7 @@ from .links import STOP_SECONDS, Leader, Link
 from .peers import Peers
 from .quorum import Standing, agent_id
 from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
+from .silence import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.contract.records import Cause
     from paceline.node.eventloop.channel import Channel
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.journal.status import NodeEntry
+    from paceline.node.journal.status import Agreement, NodeEntry
     from paceline.node.spec import NodeSpec
 
     from .handshake import Network
@@ -41,6 +42,7 @@ class Participant:
     Attributes:
         id: identifies this agent.
         standing: what this node knows of the generations of the job.
+        former: what the agent that was here before has agreed to last; it is dead.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Participant:
         """
         self.id = agent_id(spec.node_rank if spec.peers else None)
         self.standing: Standing | None = None
+        self.former: Agreement | None = None
         self._loop = loop
         self._spec = spec
         self._network = network
@@ -316,7 +319,8 @@ class Participant:
             {"do": "join", "id": self.id, "node_rank": spec.node_rank, "nodes": [spec.least, spec.nodes],
              "slots": spec.nproc, "host": self._network.host, "address": self._address, "listen": self._listener.port,
              "job": spec.run_id or spec.job, "version": __version__,
-             "standing": None if self.standing is None else self.standing.to_dict(), **self._offer()}
+             "standing": None if self.standing is None else self.standing.to_dict(), "former": self.former,
+             **self._offer()}
         )  # fmt: skip
 
     def _status(self) -> AgentStatus:
@@ -431,11 +435,11 @@ class Participant:
         heard = followed.alive_at if followed is not None and self._leader_id in dead else -math.inf
         self._none_goes_on_until = heard + STOP_SECONDS - CONNECT_SECONDS
         self._none_went_on = self._loop.now() < heard + self._spec.silence
-        search = Search(self._loop, self, self._nodes, self._network)
+        search = Search(self._loop, self, self._nodes, self._network, PATIENCE * self._spec.silence)
         if not search.run(search_by, self._is_over):
             why = (
-                "this node was cut off from the others, and they have ended meanwhile; paceline get"
-                f" {self._spec.job} says how the job has ended"
+                "this node was cut off from the others, and their agents have ended: the job has, or their machines "
+                f"have rebooted; paceline get {self._spec.job} says how the job is"
                 if search.is_in_vain
                 else f"this node has lost the others, and too few were found within {self._spec.join_timeout:g} s to "
                 "continue without them: they may continue elsewhere"
@@ -458,7 +462,8 @@ class Participant:
         """Whether the job could go on here if all agents came that have not ended; others may replace those."""
         if self._spec.peers or self.standing is None:
             return True
-        return self.standing.may_go_on(self.standing.members - set(ended), self._dead)
+        dead = self._link.coordinator.dead if isinstance(self._link, Leader) else self._dead
+        return self.standing.may_go_on(self.standing.members - set(ended), dead)
 
     def may_have_gone_on(self) -> bool:
         """Whether other agents may have gone on with the job by now, without this one."""

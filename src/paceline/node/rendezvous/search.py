@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 CONNECT_PAUSE = 0.3  # seconds between two tries to reach the coordinator
 CONNECT_SECONDS = 2.0  # for one try
-VAIN_SECONDS = 8.0  # for which too many agents must have ended: one that is left may be about to find others
 
 
 class _Candidate(NamedTuple):
@@ -73,22 +72,26 @@ class Search:
         is_in_vain: whether so many agents have ended for a while that the job cannot go on here.
     """
 
-    def __init__(self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], network: Network) -> None:
+    def __init__(
+        self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], network: Network, hope: float
+    ) -> None:
         """Nothing is asked before `run`.
 
         Args:
             nodes: those of the last attempt, by node rank.
+            hope: seconds for which too many agents must have ended: a machine that has rebooted may join again.
         """
         self._loop = loop
         self._searcher = searcher
         self._nodes = nodes
         self._network = network
+        self._hope = hope
         self._in_vain_since: float | None = None
 
     @property
     def is_in_vain(self) -> bool:
         """See the class."""
-        return self._in_vain_since is not None and self._loop.now() - self._in_vain_since > VAIN_SECONDS
+        return self._in_vain_since is not None and self._loop.now() - self._in_vain_since > self._hope
 
     def run(self, search_by: float, is_over: Callable[[], bool]) -> bool:
         """Search until the job goes on, or `is_over()`; returns False if it is in vain, or takes until `search_by`."""

@@ -16,6 +16,7 @@ logs/<attempt>/rank-<r>.log    output of rank r (stderr in rank-<r>.err.log if i
 logs/<attempt>/times           the sizes of these files over time
 errors/<attempt>/rank-<r>.json the exception that ended rank r
 saved.json                     the step that the library has saved last, in any folder
+agreed.json                    the last attempt that the agent of a MIN:MAX job has agreed to
 noticed                        made when it was seen first that the job has ended without a record of its end
 users/<job id>                 another job that keeps its checkpoints here: this folder is not removed before that job
 ```
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.node.journal.records import Record
-    from paceline.node.journal.status import Status
+    from paceline.node.journal.status import Agreement, Status
 
 MARKER = ".paceline-run"
 SAVED = "saved.json"
@@ -59,6 +60,7 @@ class RunDirectory:
         self.lock = path / "lock"
         self.status = path / "status.json"
         self.spare = path / "spare"
+        self.agreed = path / "agreed.json"
         self.noticed = path / "noticed"
         self.client_socket = path / "client.sock"
         self.agent_log = path / "agent.log"
@@ -106,6 +108,28 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 self.spare.unlink()
                 write_json(self.status, content)
+
+    def note_agreement(self, agent: str, attempt: int) -> None:
+        """Note durably that an agent agrees to an attempt; there is no note if it cannot be written.
+
+        After a loss of power the note proves that the agent has decided nothing later.
+        """
+        try:
+            write_json(self.agreed, {"id": agent, "attempt": attempt}, durably=True)
+        except OSError:
+            self.forget_agreement()
+
+    def forget_agreement(self) -> None:
+        """Remove the note: the job has ended here, or the note is not true any more."""
+        with contextlib.suppress(OSError):
+            self.agreed.unlink()
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """What an agent has noted here; None if there is nothing."""
+        noted = read_json(self.agreed) or {}
+        is_one = isinstance(noted.get("id"), str) and type(noted.get("attempt")) is int
+        return {"id": noted["id"], "attempt": noted["attempt"]} if is_one else None
 
     def load_status(self) -> Status:
         """The state of this part; {} before there is one.
