@@ -36,10 +36,10 @@ def test_nodes_are_compared_at_the_end(capfd: pytest.CaptureFixture[str]) -> Non
     for host, exchange in (("gpu-1", 0.6), ("gpu-2", 0.1)):
         pace = {"rank": 5, "exchange": exchange, "others": exchange, "part": "loading", "line": "train.py:5"}
         spent = {"host": host, "ranks": 4, "pace": pace, "parts": {"exchange": exchange}, "still": {}, "lines": {}}
-        screen.show(Event("spent", {"spent": spent, "causes": [f"{host} is slow"]}))
+        screen.show(Event("spent", {"spent": spent, "causes": [f"{host} is slow", "all wait"]}))
     screen.close()
-    *_, first, second, third = capfd.readouterr().err.splitlines()
-    assert (first, second) == ("paceline: gpu-1 is slow", "paceline: gpu-2 is slow")
+    *_, first, both, second, third = capfd.readouterr().err.splitlines()
+    assert (first, both, second) == ("paceline: gpu-1 is slow", "paceline: all wait", "paceline: gpu-2 is slow")
     assert "wait for those on gpu-2, of which rank 5 is at train.py:5 (loading)" in third
 
 

@@ -58,6 +58,7 @@ class Screen:
         self._code: int | None = None
         self._slow_import: threading.Timer | None = None  # says so
         self._spent: list[Spent] = []  # of each node that has said it
+        self._causes: set[str] = set()  # why the job is slow, as far as that was said
         self._say(f"job {job.name}: {job.first_line}")
 
     def show(self, update: Update) -> None:
@@ -110,7 +111,7 @@ class Screen:
             )
         elif event.name in ("unjoined", "note", "hang", "spent"):
             self._spent += [details["spent"]] if event.name == "spent" else []
-            for line in details.get("causes", ()) if event.name == "spent" else [details["why"]]:
+            for line in self._new(details["causes"]) if event.name == "spent" else [details["why"]]:
                 self._say(f"{line}; see: paceline why {self._job.name}" if event.name == "hang" else line)
         elif event.name in ("lost", "joined", "apart"):
             self._say(_of_host(event.name, details))
@@ -124,6 +125,12 @@ class Screen:
         elif event.name in ("waiting", "restarting", "finished"):
             self._finish_lines()
             self._attempt_ended(event.name, details)
+
+    def _new(self, causes: list[str]) -> list[str]:
+        """What no other node has said."""
+        new = [line for line in causes if line not in self._causes]
+        self._causes.update(new)
+        return new
 
     def _begins(self, name: str, details: dict[str, Any]) -> None:
         """Say what the job waits for before its ranks start."""
