@@ -64,6 +64,16 @@ def test_what_makes_no_sense_is_no_answer() -> None:
     assert survey.answers == dict.fromkeys("01234")
 
 
+def test_a_name_that_is_looked_up_for_long_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait() and [])
+    loop = Loop()
+    survey = Survey(loop, [{"id": "it", "address": "h", "listen": 1}], TOKEN, 0.0)  # type: ignore[typeddict-item]
+    assert loop.run_until(lambda: survey.is_over, GENEROUS)
+    assert not survey.answers
+    is_over.set()
+
+
 @pytest.fixture
 def _many_descriptors() -> Iterator[None]:
     """The next descriptor is above 1023."""

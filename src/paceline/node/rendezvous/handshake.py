@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # Limits for peers that are not authenticated yet.
 MAX_PENDING = 64
 PENDING_SECONDS = 10.0
+_LOOKUP = 1.0  # seconds for looking the names of agents up, beside the time for asking them
 _PROTOCOL = "3:"  # begins every challenge; a version of paceline that speaks another one has another
 
 
@@ -203,9 +204,11 @@ class Survey:
         self.answers: dict[str, AgentStatus | Literal["refused", "unknown"] | None] = {}
         self._loop = loop
         self._remaining = len(agents)
+        self._is_closed = False
         self._lock = threading.Lock()
         self._read, self._write = socket.socketpair()
         loop.watch(self._read, lambda: loop.forget(self._read))
+        loop.after(timeout + _LOOKUP, self.close)  # looking a name up has no limit of its own
         for agent in agents:
             where = (agent["id"], agent["address"], agent["listen"])
             try:
@@ -216,10 +219,12 @@ class Survey:
     @property
     def is_over(self) -> bool:
         """Whether every agent has answered, or its time is over."""
-        return not self._remaining
+        return self._is_closed or not self._remaining
 
     def close(self) -> None:
         """Ignore later answers."""
+        with self._lock:
+            self._is_closed = True
         self._loop.forget(self._read)
 
     def _ask(self, agent: str, address: str, port: int, token: bytes, timeout: float) -> None:
@@ -237,7 +242,8 @@ class Survey:
 
     def _answered(self, agent: str, answer: AgentStatus | Literal["refused", "unknown"] | None) -> None:
         with self._lock:
-            self.answers[agent] = answer
+            if not self._is_closed:
+                self.answers[agent] = answer
             self._remaining -= 1
             if not self._remaining:
                 self._write.close()
