@@ -156,6 +156,21 @@ def test_a_job_of_fixed_size_survives_its_pods(
     job.ends_well()
 
 
+@pytest.mark.nightly  # the cluster pauses for longer than 20 seconds
+def test_a_job_of_fixed_size_outwaits_the_pauses_of_the_cluster(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the seventh lost pod on, the next one comes after 600 s: all times are a fiftieth of what they are."""
+    user = User(make_cluster(minor=31, pace=1 / 50), tmp_path, monkeypatch)
+    job = Lasting(user, nodes=2, max_restarts=1, join_timeout=f"{1200 / 50}s")
+    job.runs(2)
+    for _ in range(7):
+        user.cluster.delete("Pod", job.name(1))
+        job.runs(2)
+    assert user.get(NAME).restarts == 0
+    job.ends_well()
+
+
 TRAIN = """
     import os, time, torch
     from torch.utils.data import TensorDataset
