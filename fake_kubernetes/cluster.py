@@ -56,7 +56,7 @@ class Cluster(faults.Faults):
 
     def __init__(
         self, nodes: int = 2, *, minor: int = 24, tracking: bool | None = None, operators: Iterable[str] = (),
-        capacity: dict[str, str] | None = None,
+        capacity: dict[str, str] | None = None, pace: float = 0.02,
     ) -> None:  # fmt: skip
         """Nothing is made yet.
 
@@ -66,6 +66,7 @@ class Cluster(faults.Faults):
             tracking: whether jobs count pods with finalizers; by default from 1.26 on.
             operators: whose kinds are installed: those of resources.CUSTOM.
             capacity: what a node has.
+            pace: of a real Job controller's pauses before it replaces lost pods (10 s, doubling up to 600 s).
         """
         number = next(_NUMBERS)
         self.prefix = machine.prefix(number)
@@ -79,6 +80,7 @@ class Cluster(faults.Faults):
         self._usual = images.usual()
         self._count, self._capacity = nodes, {**_CAPACITY, **(capacity or {})}
         self._minor, self._tracking = minor, minor >= 26 if tracking is None else tracking
+        self._pace = pace
         self._operators = tuple(operators)
         self.network = network.Network(self.prefix, 64 + number % 128)
         self.nodes: dict[str, Kubelet] = {}
@@ -130,7 +132,7 @@ class Cluster(faults.Faults):
         self.api = Api(self.storage, self._minor)
         self.access = Access(self.storage)
         self.scheduler = Scheduler(self.api)
-        self.jobs = Jobs(self.api, self._tracking)
+        self.jobs = Jobs(self.api, self._tracking, self._pace)
         self.collector = Collector(self.api)
         claims = self.folder / "claims"
         claims.mkdir()

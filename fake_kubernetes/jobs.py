@@ -18,6 +18,7 @@ from .jobstate import (
     has,
     index_of,
     is_ready,
+    matched,
     owner_reference,
     ranges,
     rule_for,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .storage import Change
 
 _TRACKING = "batch.kubernetes.io/job-tracking"
+_FIRST, _LONGEST = 10.0, 600.0  # seconds until a lost pod is replaced, which double with each one
 
 
 class Jobs:
@@ -39,14 +41,13 @@ class Jobs:
     has been counted; without, only the pods that are there count, and a deleted one never has.
     """
 
-    def __init__(self, api: Api, tracking: bool) -> None:
+    def __init__(self, api: Api, tracking: bool, pace: float) -> None:
         self.api, self.storage = api, api.storage
-        self.tracking = tracking
-        self.delay = 0.2  # seconds until a failed pod is replaced; it doubles, up to 2 (of a real one: 10, up to 360)
+        self.tracking, self.pace = tracking, pace
         self._due: dict[tuple[str, str], None] = {}
         self._scheduled = False
         self._counted: dict[str, tuple[set[str], int, int, set[int]]] = {}  # by job: pods, succeeded, failed, indexes
-        self._retry: dict[str, float] = {}
+        self._lost: dict[str, tuple[set[str], int, float]] = {}  # by job: pods, how many since one succeeded, when last
 
     def start(self) -> None:
         self.storage.listen(self._changed)
@@ -57,6 +58,7 @@ class Jobs:
             self.look(data["namespace"], data["name"])
             if change.type == "DELETED":
                 self._counted.pop(data["uid"], None)
+                self._lost.pop(data["uid"], None)
         elif change.store == "pods":
             owner = controller_of(change.entry.object)
             if owner and owner["kind"] == "Job":
@@ -119,14 +121,27 @@ class Jobs:
             for pod in pods:
                 self._release(pod)
             return
+        self._note_losses(job, pods)
         succeeded, failed, indexes = self._count(job, pods)
         # Newer servers take a pod that is going for one that is still there only when the job asks for it.
         waits = job["spec"].get("podReplacementPolicy") == "Failed"
         going = [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and not ended(pod)]
         active = [pod for pod in pods if not ended(pod) and not pod["metadata"].get("deletionTimestamp")]
         spec = job["spec"]
-        verdict = self._verdict(job, pods, failed, status)
-        if verdict:
+        is_met = has(status, "SuccessCriteriaMet")
+        verdict = None if is_met else self._verdict(job, pods, failed, status)
+        rule = None if verdict else matched(spec, indexes)
+        if rule is not None:
+            self._remove(active)
+            going, active = [*going, *active], []
+            reason, message = "SuccessPolicy", f"Matched rules at index {rule}"
+            if not is_met:
+                set_condition(status, "SuccessCriteriaMet", "True", reason, message)
+            if not going:
+                self._complete(job, status, reason, message)
+            for pod in pods:
+                self._release(pod)
+        elif verdict:
             self._delete(active)
             failed += 0 if self.tracking else len(active)
             self._conclude(job, status, "Failed", *verdict)
@@ -146,13 +161,11 @@ class Jobs:
                 status["startTime"] = defaults.now()
             if spec.get("activeDeadlineSeconds") is not None:
                 self._later(job, spec["activeDeadlineSeconds"] - seconds_since(status["startTime"]) + 0.1)
-            wanted = self._complete(spec, succeeded)
-            if wanted and not active and not (going and self.tracking):
-                status["completionTime"] = defaults.now()
-                self._conclude(job, status, "Complete", "", "")
-                events.record(self.api, job, "Normal", "Completed", "Job completed", "job-controller")
-            elif not wanted:
-                active = self._adjust(job, active, going if waits else [], succeeded, indexes, failed)
+            has_all = self._has_all(spec, succeeded)
+            if has_all and not active and not (going and self.tracking):
+                self._complete(job, status, "", "")
+            elif not has_all:
+                active = self._adjust(job, active, going if waits else [], succeeded, indexes)
         status["active"] = len(active)
         status["ready"] = sum(is_ready(pod) for pod in active)
         status["succeeded"], status["failed"] = succeeded, failed
@@ -223,13 +236,13 @@ class Jobs:
         rule = rule_for(policy, pod) if policy and self.api.minor >= 26 else None
         return rule is not None and rule["action"] == "Ignore"
 
-    def _complete(self, spec: Object, succeeded: int) -> bool:
+    def _has_all(self, spec: Object, succeeded: int) -> bool:
         if spec.get("completions") is None:
             return succeeded > 0
         return bool(succeeded >= spec["completions"])
 
     def _adjust(
-        self, job: Object, active: list[Object], going: list[Object], succeeded: int, indexes: set[int], failed: int
+        self, job: Object, active: list[Object], going: list[Object], succeeded: int, indexes: set[int]
     ) -> list[Object]:
         """Create and delete pods; returns those that are there now."""
         spec = job["spec"]
@@ -258,7 +271,7 @@ class Jobs:
                 self._remove(active[wanted:])
                 return active[:wanted]
             missing = [None] * max(0, wanted - len(active) - len(going))
-        if missing and failed and self._backs_off(job, failed):
+        if missing and self._backs_off(job):
             return active
         for number in missing:
             made = self._create(job, number)
@@ -267,14 +280,29 @@ class Jobs:
             active = [*active, made]
         return active
 
-    def _backs_off(self, job: Object, failed: int) -> bool:
+    def _note_losses(self, job: Object, pods: list[Object]) -> None:
+        """Note how many pods have failed since one has succeeded, also those that a policy ignores."""
+        seen, count, last = self._lost.get(job["metadata"]["uid"], (set(), 0, 0.0))
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            is_removed = self.tracking and _TRACKING not in (pod["metadata"].get("finalizers") or [])
+            if uid in seen or is_removed or not ended(pod):
+                continue
+            seen.add(uid)
+            if pod["status"]["phase"] == "Succeeded":
+                count = 0
+            else:
+                count, last = count + 1, time.monotonic()
+        self._lost[job["metadata"]["uid"]] = (seen, count, last)
+
+    def _backs_off(self, job: Object) -> bool:
         """Whether the replacement of a failed pod has to wait."""
-        key = f"{job['metadata']['uid']}/{failed}"
-        until = self._retry.setdefault(key, time.monotonic() + min(2.0, self.delay * 2 ** (failed - 1)))
-        if time.monotonic() < until:
-            self._later(job, until - time.monotonic() + 0.01)
-            return True
-        return False
+        _, count, last = self._lost[job["metadata"]["uid"]]
+        left = last + self.pace * min(_LONGEST, _FIRST * 2 ** (count - 1)) - time.monotonic()
+        if not count or left <= 0:
+            return False
+        self._later(job, left + 0.01)
+        return True
 
     def _create(self, job: Object, index: int | None) -> Object | None:
         data, template = job["metadata"], copy.deepcopy(job["spec"]["template"])
@@ -334,11 +362,15 @@ class Jobs:
         if _TRACKING in (pod["metadata"].get("finalizers") or []):
             self.api.edit(resources.PODS, pod, release)
 
+    def _complete(self, job: Object, status: Object, reason: str, message: str) -> None:
+        status["completionTime"] = defaults.now()
+        self._conclude(job, status, "Complete", reason, message)
+        events.record(self.api, job, "Normal", "Completed", "Job completed", "job-controller")
+
     def _conclude(self, job: Object, status: Object, kind: str, reason: str, message: str) -> None:
-        if self.api.minor >= 31:
-            set_condition(
-                status, {"Failed": "FailureTarget", "Complete": "SuccessCriteriaMet"}[kind], "True", reason, message
-            )
+        before = {"Failed": "FailureTarget", "Complete": "SuccessCriteriaMet"}[kind]
+        if self.api.minor >= 31 and not has(status, before):
+            set_condition(status, before, "True", reason, message)
         set_condition(status, kind, "True", reason, message)
         if kind == "Failed":
             events.record(self.api, job, "Warning", reason, message, "job-controller")

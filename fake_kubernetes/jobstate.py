@@ -84,6 +84,29 @@ def rule_for(policy: Object, pod: Object) -> Object | None:
     return None
 
 
+def matched(spec: Object, done: set[int]) -> int | None:
+    """The number of the first rule of a job's success policy that the indexes that are done fulfil."""
+    rules = (spec.get("successPolicy") or {}).get("rules") or []
+    for number, rule in enumerate(rules if done else []):
+        wanted = done if rule.get("succeededIndexes") is None else numbers(rule["succeededIndexes"])
+        if len(done & wanted) >= rule.get("succeededCount", len(wanted)):
+            return number
+    return None
+
+
+def numbers(text: str) -> set[int]:
+    """The numbers in a list such as 0-2,5.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
 def ranges(indexes: set[int]) -> str:
     """Numbers as a status lists them: 0-2,5."""
     parts: list[list[int]] = []

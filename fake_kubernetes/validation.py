@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from . import quantity
 from .errors import Object, StatusError, bad_request, invalid
+from .jobstate import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +88,9 @@ def check_change(resource: Resource, old: Object, new: Object, minor: int) -> No
 def _fixed_job(old: Object, new: Object, minor: int) -> Iterator[Cause]:
     before, after = old["spec"], new["spec"]
     words = "Invalid value: {}: field is immutable"
-    for name in ("completions", "selector", "completionMode", "template", "podFailurePolicy", "podReplacementPolicy"):
+    for name in (
+        "completions", "selector", "completionMode", "template", "podFailurePolicy", "podReplacementPolicy", "successPolicy",
+    ):  # fmt: skip
         if before.get(name) == after.get(name):
             continue
         if name == "completions" and minor >= 27 and after.get("completionMode") == "Indexed":
@@ -185,6 +189,8 @@ def _job(object: Object) -> Iterator[Cause]:
         if len(name) > 63:
             words = f'Invalid value: "{object["metadata"]["name"]}": will not able to create pod with invalid DNS label: {name}'
             yield "metadata.name", "FieldValueInvalid", words
+    if spec.get("successPolicy") is not None:
+        yield from _success_policy(spec, mode)
     template = spec["template"]
     policy = template["spec"].get("restartPolicy")
     if policy not in ("Never", "OnFailure"):
@@ -192,6 +198,36 @@ def _job(object: Object) -> Iterator[Cause]:
             f'Unsupported value: "{policy}": supported values: "OnFailure", "Never"')  # fmt: skip
         yield "spec.template.spec.restartPolicy", "FieldValueRequired", words
     yield from _template(template, "spec.template")
+
+
+def _success_policy(spec: Object, mode: str) -> Iterator[Cause]:
+    """Source: pkg/apis/batch/validation/validation.go."""
+    here, policy = "spec.successPolicy", spec["successPolicy"]
+    if mode != "Indexed":
+        yield here, "FieldValueInvalid", f"Invalid value: {json.dumps(policy)}: requires indexed completion mode"
+        return
+    if not policy.get("rules"):
+        words = "Required value: at least one rules must be specified when the successPolicy is specified"
+        yield f"{here}.rules", "FieldValueRequired", words
+    for number, rule in enumerate(policy.get("rules") or []):
+        count, indexes = rule.get("succeededCount"), rule.get("succeededIndexes")
+        if count is None and indexes is None:
+            words = "Required value: at least one of succeededCount or succeededIndexes must be specified"
+            yield f"{here}.rules[{number}]", "FieldValueRequired", words
+        most, of = spec.get("completions") or 0, "the number of specified completions"
+        if indexes is not None:
+            try:
+                found = numbers(indexes)
+                why = f'too large index: "{indexes}"' if max(found) >= most else ""
+                most, of = len(found), "the number of indexes in the specified succeededIndexes field"
+            except ValueError:
+                why = f'cannot convert string to integer for index: "{indexes}"'
+            if why:
+                words = f'Invalid value: "{indexes}": error parsing succeededIndexes: {why}'
+                yield f"{here}.rules[{number}].succeededIndexes", "FieldValueInvalid", words
+        if count is not None and count > most:
+            words = f"Invalid value: {count}: must be less than or equal to {most} ({of})"
+            yield f"{here}.rules[{number}].succeededCount", "FieldValueInvalid", words
 
 
 def _template(template: Object, path: str) -> Iterator[Cause]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -377,6 +378,54 @@ def test_fewer_and_more_pods(make_cluster: Callable[..., Cluster], minor: int) -
     assert Http(cluster)("PATCH", path, {"spec": {"parallelism": 1}}, "merge-patch+json")[0] == 200
     cluster.wait(lambda: job_status(cluster).get("ready") == 1 and len(pods(cluster)) == 1, "one is left")
     assert pods(cluster)[0]["metadata"]["name"].startswith("t-0-")
+
+
+def test_a_success_policy(make_cluster: Callable[..., Cluster]) -> None:
+    """The first index is enough: the other pods are deleted, and the job is complete when they have ended."""
+    cluster = make_cluster(minor=31)
+    path = "/apis/batch/v1/namespaces/default/jobs"
+    policy = {"rules": [{"succeededIndexes": "1,2", "succeededCount": 2}, {"succeededIndexes": "0"}]}
+    script = "trap 'echo told; sleep 0.5; exit 7' TERM; [ $JOB_COMPLETION_INDEX = 0 ] && sleep 1 && exit 0; while :; do sleep 0.05; done"
+    rule = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}}
+    limits = {"pod": {"terminationGracePeriodSeconds": 20}, "podFailurePolicy": {"rules": [rule]}}
+    one = job(script, completions=3, parallelism=2, successPolicy=policy, **limits)
+    refused = {
+        "requires indexed completion mode": {"completionMode": "NonIndexed", "successPolicy": policy},
+        "at least one rules must be specified": {"successPolicy": {"rules": []}},
+        'too large index: "3"': {"successPolicy": {"rules": [{"succeededIndexes": "3"}]}},
+        "must be less than or equal to 1 (the number of indexes": {
+            "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 2}]}
+        },
+    }
+    for words, changes in refused.items():
+        code, status = Http(cluster)("POST", path, {**one, "spec": {**one["spec"], **changes}})
+        assert code == 422 and words in status["message"], status
+    cluster.create(one)
+    code, status = Http(cluster)("PATCH", f"{path}/t", {"spec": {"successPolicy": None}}, "merge-patch+json")
+    assert code == 422 and "spec.successPolicy" in status["message"] and "field is immutable" in status["message"]
+
+    cluster.wait(lambda: cluster.ended("t") == "Complete", "the job is complete")
+    status = job_status(cluster)
+    met, complete = status["conditions"]
+    assert (met["type"], complete["type"]) == ("SuccessCriteriaMet", "Complete")
+    assert {(it["reason"], it["message"]) for it in (met, complete)} == {("SuccessPolicy", "Matched rules at index 1")}
+    assert (status["succeeded"], status["completedIndexes"]) == (1, "0") and "failed" not in status, status
+    assert met["lastTransitionTime"] <= complete["lastTransitionTime"] == status["completionTime"]
+    assert [it["metadata"]["name"][:4] for it in cluster.all("Pod")] == ["t-0-"], "the others are gone"
+
+
+def test_each_lost_pod_doubles_the_pause(make_cluster: Callable[..., Cluster]) -> None:
+    """Of all pods of a job together, also of those that a policy ignores, until one succeeds."""
+    cluster = make_cluster(minor=31, pace=0.01)
+    rule = {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [7]}}
+    script = "touch /data/$(date +%s.%N); [ $(ls /data | wc -l) -ge 6 ] || exit 7"
+    data = cluster.claim("data")
+    cluster.create(job(script, mounts={"d": "/data"}, volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}],
+                       podFailurePolicy={"rules": [rule]}))  # fmt: skip
+    cluster.wait(lambda: cluster.ended("t") == "Complete", "the last one succeeds")
+    begun = sorted(float(path.name) for path in data.iterdir())
+    pauses = [later - before for before, later in itertools.pairwise(begun)]
+    assert all(pause >= wanted for pause, wanted in zip(pauses, (0.1, 0.2, 0.4, 0.8, 1.6), strict=True)), pauses
 
 
 def test_a_node_loses_its_power(cluster: Cluster) -> None:

@@ -93,17 +93,30 @@ def test_what_becomes_of_failed_pods(given: dict[str, Any], limits: tuple[int, i
     assert [rule["action"] for rule in rules] == (["Ignore", "Ignore", "FailJob"] if limits[1] else [])
 
 
+def test_a_job_of_min_to_max_pods_ends_with_pod_0_where_the_server_can_end_it() -> None:
+    old, new = (replace(order(nodes="1:2"), minor=minor) for minor in (30, 31))
+    fixed = replace(order(nodes=2, max_restarts=1), minor=31)
+    for it, wanted in ((old, None), (new, {"rules": [{"succeededIndexes": "0"}]}), (fixed, None)):
+        job = it.kind.manifest(it)  # type: ignore[attr-defined]
+        check(job, "1.31")
+        assert job["spec"].get("successPolicy") == wanted
+        assert objects.request(it)["ends_with_first"] == (wanted is not None)
+
+
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("given", "minor", "seconds"),
     [
-        ({"nodes": 2, "max_restarts": 1}, 1200.0),
-        ({"nodes": 2, "max_restarts": 1, "join_timeout": "600s"}, 600.0),
-        ({"nodes": 2}, 600.0),
-        ({"nodes": "1:2"}, 600.0),
+        ({"nodes": 2, "max_restarts": 1}, 24, 1200.0),
+        ({"nodes": 2, "max_restarts": 1, "join_timeout": "600s"}, 24, 600.0),
+        ({"nodes": 2}, 24, 600.0),
+        ({"nodes": "1:2"}, 30, 600.0),
+        ({"nodes": "1:2"}, 31, 1200.0),
     ],
 )
-def test_pods_outwait_the_pause_before_a_lost_one_is_made_again(given: dict[str, Any], seconds: float) -> None:
-    assert replacing.patient(order(**given)).join_timeout == seconds
+def test_pods_outwait_the_pause_before_a_lost_one_is_made_again(
+    given: dict[str, Any], minor: int, seconds: float
+) -> None:
+    assert replacing.patient(replace(order(**given), minor=minor)).join_timeout == seconds
 
 
 def test_a_pod_may_end_longer_than_its_ranks() -> None:

@@ -119,6 +119,40 @@ def test_a_job_of_min_to_max_pods(
         cluster.delete("Pod", job.name(0))
         job.runs(2)
     job.ends_well()
+    if minor == 31:  # the third pod begins when one of the two has ended; the job ends with pod 0, and takes it away
+        cluster.wait(lambda: cluster.ended(NAME) == "Complete", "the job has ended")
+        assert {pod["metadata"]["name"][:4] for pod in cluster.all("Pod")} == {"it-0", "it-1"}, job.state()
+        assert (user.lines(NAME, (0,))[-1], user.lines(NAME, (1,))[-1]) == ("done", "done")
+        assert user.get(NAME).state == "SUCCEEDED"
+
+
+def test_a_job_of_min_to_max_pods_ends_with_the_pods_that_it_had(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(1, minor=31, capacity={"nvidia.com/gpu": "1"})
+    job = Lasting(User(cluster, tmp_path, monkeypatch), nodes="1:2", devices=1)
+    job.runs(1)
+    job.ends_well()
+    cluster.wait(lambda: cluster.ended(NAME) == "Complete", "the job has ended")
+    assert [pod["metadata"]["name"][:4] for pod in cluster.all("Pod")] == ["it-0"], job.state()
+
+
+def test_a_pod_0_that_comes_when_the_job_has_succeeded_ends_it(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(minor=31, capacity={"nvidia.com/gpu": "1"})
+    job = Lasting(User(cluster, tmp_path, monkeypatch), nodes="1:2", devices=1, placement="spread")
+    job.runs(2)
+    node = job.pod(0)["spec"]["nodeName"]
+    cluster.cordon(node)
+    cluster.delete("Pod", job.name(0))
+    job.runs(1)
+    job.end.touch()
+    job.user.wrote(NAME, "done")
+    cluster.patch("Node", node, {"spec": {"unschedulable": False}}, namespace="")
+    cluster.wait(lambda: cluster.ended(NAME) == "Complete", "the job has ended")
+    assert job.user.get(NAME).state == "SUCCEEDED"
+    assert job.user.lines(NAME)[-1] == "done"
 
 
 @pytest.mark.parametrize("minor", [24, 31])
@@ -153,6 +187,21 @@ def test_a_job_of_fixed_size_survives_its_pods(
         assert user.get(NAME).restarts == restarts
         if fault is delete:
             assert "it-1 leaves" in str(user.backend().events(NAME))
+    job.ends_well()
+
+
+@pytest.mark.nightly  # the cluster pauses for longer than 20 seconds
+def test_a_job_of_fixed_size_outwaits_the_pauses_of_the_cluster(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the seventh lost pod on, the next one comes after 600 s: all times are a fiftieth of what they are."""
+    user = User(make_cluster(minor=31, pace=1 / 50), tmp_path, monkeypatch)
+    job = Lasting(user, nodes=2, max_restarts=1, join_timeout=f"{1200 / 50}s")
+    job.runs(2)
+    for _ in range(7):
+        user.cluster.delete("Pod", job.name(1))
+        job.runs(2)
+    assert user.get(NAME).restarts == 0
     job.ends_well()
 
 

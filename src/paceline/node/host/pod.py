@@ -104,7 +104,7 @@ def main(file: str, message: str) -> int:
         write_json(ended, report)
     write_message(message, report)
     if request.get("late_nodes") and state == "SUCCEEDED":
-        late.answer(made.run)
+        late.stay(made.run, is_told, ends_with_first=bool(request.get("ends_with_first")))
     if failure is not None and failure["node"] != (request["job"].get("node_rank") or 0):
         is_told.wait(_LATER)
     if record is not None and record["cause"] == "nodes missing" and exit_code == EXIT_REPLACED:

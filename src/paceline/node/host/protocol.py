@@ -96,6 +96,7 @@ if TYPE_CHECKING:
                 the agent finds it.
             peers: where the agents listen, by node rank, if the scheduler starts another node for one that is lost.
             late_nodes: whether the scheduler starts nodes of an elastic job also when it has ended.
+            ends_with_first: whether it takes the job for ended when node 0 has, and ends the others.
             cloned: the folder beside the request into which git has fetched the code; its commit is in the file
                 `commit` there.
             kept_logs: the folder in which its logs are kept too, see `kept_log.py`.
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
         address_variable: str | None
         peers: Sequence[str]
         late_nodes: bool
+        ends_with_first: bool
         cloned: NotRequired[str | None]
         kept_logs: NotRequired[str | None]
 

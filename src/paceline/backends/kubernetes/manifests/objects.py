@@ -199,6 +199,7 @@ def request(order: Order) -> dict[str, Any]:
         "address_variable": replacing.ADDRESS,
         "peers": replacing.peers(order),
         "late_nodes": replacing.has_late_pods(order),
+        "ends_with_first": replacing.ends_with_first(order),
     }
 
 

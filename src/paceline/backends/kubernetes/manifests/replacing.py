@@ -8,6 +8,9 @@ and an agent that ends a job never does. One that has missed the others ends as 
 From 1.26 on a policy says so, and disruptions do not count. Before, all pods of a job that has failed end within the
 seconds that the controller waits before it replaces a failed pod. So a limit that is lower than the number of pods
 ends the Job, while a few pods may still be killed; deleted ones do not count in 1.24.
+
+A Job of MIN:MAX pods that has succeeded must not make those that did not fit before. From 1.31 on pod 0 ends it;
+before, pods that begin then end at once. See `node/host/late.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from .order import Order
 
 ADDRESS = "PACELINE_POD_ADDRESS"
-_POLICY = 26  # the first minor version with podFailurePolicy on
+_POLICY, _SUCCESS_POLICY = 26, 31  # the first minor versions with podFailurePolicy and successPolicy on
 _PATIENCE = 1200.0  # seconds
 _MANY = 10  # times that each pod of an elastic job may be killed
 
@@ -49,12 +52,14 @@ def variables(order: Order) -> list[dict[str, Any]]:
 
 
 def has_late_pods(order: Order) -> bool:
-    """Whether pods may begin when the job has ended: the Job has succeeded when all of MAX have.
-
-    A successPolicy would end it before, but its controller deletes the pods that have not ended yet, with their logs.
-    """
+    """Whether pods may begin when the job has ended: the Job has succeeded when all of MAX have."""
     least, most = order.spec.node_range
     return least < most and is_replaced(order)
+
+
+def ends_with_first(order: Order) -> bool:
+    """Whether the Job has succeeded when pod 0 has, and its controller deletes the pods that have not ended yet."""
+    return has_late_pods(order) and order.minor >= _SUCCESS_POLICY
 
 
 def patient(order: Order) -> JobSpec:
@@ -63,8 +68,9 @@ def patient(order: Order) -> JobSpec:
     Its pause doubles with each lost pod of the job, up to 600 s, and counts also those that do not count as restarts.
     Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
     """
-    spec, (least, most) = order.spec, order.spec.node_range
-    if "join_timeout" in spec.given or least < most or not is_replaced(order):
+    spec = order.spec
+    late_pods_wait = has_late_pods(order) and not ends_with_first(order)
+    if "join_timeout" in spec.given or late_pods_wait or not is_replaced(order):
         return spec
     return spec.changed({"join_timeout": _PATIENCE})
 
@@ -86,3 +92,8 @@ def failure_rules(order: Order) -> dict[str, Any]:
         {"action": "FailJob", "onExitCodes": others},
     ]
     return {"backoffLimit": times * most, "podFailurePolicy": {"rules": rules}}
+
+
+def success_rules(order: Order) -> dict[str, Any]:
+    """The fields of a Job that say when it has succeeded, if that is before all of its pods have."""
+    return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if ends_with_first(order) else {}

@@ -23,6 +23,7 @@ def indexed(order: Order) -> Manifest:
         "parallelism": order.nodes,
         "completionMode": "Indexed",
         **replacing.failure_rules(order),
+        **replacing.success_rules(order),
         "template": objects.template(order),
     }
 
