@@ -835,6 +835,45 @@ def test_values_that_make_no_sense_hold_up_no_other_job(paceline: Paceline, chan
         assert "bad" in done.stdout
 
 
+PROGRESSES: Any = (
+    {"epoch": 1}, {"epoch": "x", "step": 1}, {"samples_per_second": {}}, {"seconds_left": [1]}, {"time": "soon"},
+    {"sync": {"method": "m"}}, {"sync": 3}, {"replicas": []}, {"metrics": {"loss": "x"}}, {"metrics": [1]},
+    {"samples_per_second": float("nan")},
+)  # fmt: skip
+
+
+def test_progress_that_makes_no_sense_holds_up_no_other_job(paceline: Paceline) -> None:
+    names = [f"bad-{number}" for number in range(len(PROGRESSES))]
+    recorded.ended(paceline, "good", *names)
+    whole = {"epoch": 1, "epochs": 2, "step": 3, "steps": 4, "metrics": {"loss": 0.5}}
+    for name, changes in zip(["good", *names], [{}, *PROGRESSES], strict=True):
+        found = changes if "epoch" in changes else {**whole, **changes}
+        (paceline.home / "jobs" / name / "progress.json").write_text(json.dumps(found))
+    shown = {job["name"]: job["progress"] for job in paceline.json("list", "-A")}
+    assert shown == {"good": whole, **dict.fromkeys(names)}
+    for verb in (("list", "-A"), ("top", "job")):
+        assert "Traceback" not in paceline.succeeds(*verb).stderr
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device", "huge"])
+def test_a_log_that_is_none_ends_nothing(paceline: Paceline, what: str) -> None:
+    recorded.ended(paceline, "it")
+    path = paceline.home / "jobs" / "it" / "logs" / "0" / "rank-1.log"
+    path.unlink()
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with open(path, "wb") as sparse:
+            sparse.truncate(1 << 40)
+    done = paceline.succeeds("logs", "--all", "--tail", "1", "it")
+    assert ("hello from 0" in done.stdout) == (what != "huge")
+    paceline.succeeds("report", "it", "-o", "it.html")
+
+
 @pytest.mark.parametrize("what", ["fifo", "deep", "{}", '{"type": 1, "message": [], "traceback": null, "time": 0}'])
 def test_a_strange_error_record_ends_no_agent(paceline: Paceline, what: str) -> None:
     """A rank can write what it likes where its exception is recorded; its exit code counts."""

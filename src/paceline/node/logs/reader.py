@@ -188,12 +188,14 @@ class _Source:
 
     def line_at(self, position: int, lines: int = 0) -> int:
         """The position of the line with the byte before `position`, or of the line that many `lines` before it."""
+        after = position  # of the end of the last line that was found, or of the last piece of a long one
         for begin in range(_BLOCK * (max(0, position - 1) // _BLOCK), -1, -_BLOCK):
             block = self._file.peek(begin, position - begin)
             end = len(block)
-            while (end := block.rfind(b"\n", 0, end)) >= 0:
+            while (end := block.rfind(b"\n", 0, end)) >= 0 or after - begin > _LONGEST:
+                after = begin + end + 1 if end >= 0 else begin
                 if lines == 0:
-                    return begin + end + 1
+                    return after
                 lines -= 1
             position = begin
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import shlex
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
     from paceline.node.journal.status import AgentRecord, Status
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PERHAPS = (int, float, type(None))
+_PROGRESS: Mapping[Any, Any] = {
+    "epoch": int, "epochs": _PERHAPS, "step": int, "steps": _PERHAPS, "samples_per_second": _PERHAPS,
+    "epoch_seconds_left": _PERHAPS, "seconds_left": _PERHAPS, "metrics": {...: _PERHAPS}, "trial": (dict, type(None)),
+    "sync": {"method": str, "sent_bytes": (int, float), "sync_seconds": (int, float), "step_seconds": (int, float)},
+    "replicas": {"compared": int, "step": int},
+}  # fmt: skip
 _MOST_SECONDS = 2.0**36  # since the epoch; the dates of `datetime` end somewhat later
 
 
@@ -158,7 +166,7 @@ def _facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFa
         "ranks": int(node["nproc"] * node["nodes"]),
         "created": _moment(job["created"]),
         "max_restarts": int(node["max_restarts"]),
-        "devices_asked": spec.get("devices"),
+        "devices_asked": asked if isinstance(asked := spec.get("devices"), int) or asked is None else list(asked),
         "resume_from": None if spec.get("fresh") else spec.get("resume_from"),
         "priority": int(spec["priority"]),
         "queue": spec["queue"],
@@ -189,13 +197,31 @@ def _moment(value: Any) -> float:
 
 def _progress(path: Path) -> ProgressRecord | None:
     """The progress of the training; None if there is none that can be read."""
-    found = cast("ProgressRecord | None", read_json(path))
+    found = read_json(path)
     try:
         if found is not None and "time" in found:
             _moment(found["time"])
     except (TypeError, ValueError, OverflowError):
         return None
-    return found
+    return cast("ProgressRecord", found) if _fits(found, _PROGRESS) else None
+
+
+def _fits(record: Any, shape: Mapping[Any, Any]) -> bool:
+    """Whether a record, which anybody may have written, has values of these types.
+
+    Args:
+        shape: key, or `...` for all → types, or the shape of a record that may be missing.
+    """
+    if not isinstance(record, dict):
+        return False
+    values = [
+        (it, kind) for key, kind in shape.items() for it in (record.values() if key is ... else [record.get(key)])
+    ]
+    return all(
+        (value is None or _fits(value, kind)) if isinstance(kind, dict)
+        else isinstance(value, kind) and (not isinstance(value, float) or math.isfinite(value))
+        for value, kind in values
+    )  # fmt: skip
 
 
 def checkpoint(run: RunDirectory) -> CheckpointRecord | None:
