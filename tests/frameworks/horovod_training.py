@@ -252,4 +252,27 @@ if size > 1:
             assert "differ in the parameter Variable" in str(error), error
         hvd.init()
         hvd.broadcast_variables([weight], root_rank=0)
+# also in a session of tf.compat.v1, with resources and with reference variables
+for is_resource in (True, False) if size > 1 else ():
+    with tf.Graph().as_default():
+        weights = v1.get_variable("w", initializer=[1.0, 1.0], use_resource=is_resource)
+        done = v1.get_variable("done", initializer=0.0, trainable=False, use_resource=is_resource)
+        rate = tf.where(done > 2, 0.1 * (rank + 1.0), 0.1)
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(rate))
+        train = tf.group(optimizer.minimize(tf.reduce_sum(weights * [1.0, 2.0])), v1.assign_add(done, 1.0))
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            try:
+                for _ in range(100):
+                    session.run(train)
+            except tf.errors.OpError as error:
+                assert "ReplicaMismatch: " in str(error), error
+                assert "the parameter w, seen after step" in str(error), error
+            else:
+                raise AssertionError("differences were not seen in a session")
+    try:
+        hvd.shutdown()
+    except Exception as error:
+        assert "differ in the parameter w" in str(error), error
+    hvd.init()
 print(f"rank {rank} of {size}: all weights are equal", flush=True)

@@ -196,6 +196,12 @@ class Compared:
         """What changes with the variables; None if that is not known."""
         return None
 
+    def is_due(self, replicas: Replicas) -> bool:
+        """Whether the end of this step, or the begin of the next one, may compare."""
+        if not replicas.is_on or replicas.is_suspended:
+            return False
+        return not self._is_current(replicas) or self._schedule.is_due(self._steps + 1)
+
     def begins_step(self, replicas: Replicas) -> None:
         """A step begins: raise what was found; before the first one, compare.
 

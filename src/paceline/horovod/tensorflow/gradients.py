@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from paceline.horovod.common.util import split_list
 from .bridge import traced_name
 from .compression import Compression, Compressor
 from .mpi_ops import Adasum, Average, Sum, reduce_all
-from .replicas import comparison
+from .replicas import ComparedVariables, comparison
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Reduction:
             reduced[index] = self._scaled(grads[index]) if self.scale_local else grads[index]
         return reduced
 
-    def _comparison(self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Callable[[], None] | None:
+    def _comparison(self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> ComparedVariables | None:
         """What compares the variables of all ranks, if these are to be equal."""
         if self.local or self.op == Adasum or self.process_set.process_set_id != 0:
             return None

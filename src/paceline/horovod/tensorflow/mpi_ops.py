@@ -33,6 +33,7 @@ from paceline.horovod.torch.mpi_ops import Adasum, Average, HorovodInternalError
 
 from .bridge import collective, traced_name
 from .compression import Compression, Compressor
+from .replicas import ComparedVariables
 
 __all__ = [  # noqa: PLE0604
     "Adasum", "Average", "HorovodInternalError", "Max", "Min", "ProcessSet", "Product", "Sum", "add_process_set",
@@ -307,7 +308,7 @@ def reduce_all(
     prescale: float = 1.0,
     postscale: float = 1.0,
     groups: Sequence[Sequence[int]] = (),
-    compare: Callable[[], None] | None = None,
+    compare: ComparedVariables | None = None,
 ) -> list[Any]:
     """Reduce tensors and IndexedSlices by name, in one node of the graph. It has no gradient.
 
@@ -315,7 +316,7 @@ def reduce_all(
         grads: what is None stays None.
         names: of each.
         groups: positions of tensors that are reduced when all ranks have all of the group.
-        compare: is called before.
+        compare: looks before.
 
     Raises:
         NotImplementedError: IndexedSlices with another reduction than Average or Sum.
@@ -347,14 +348,16 @@ def reduce_all(
         tensors += pair
         results += map(_rows_of, pair)
 
+    sources = [] if compare is None else compare.sources()
+
     def work(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if compare is not None:
-            compare()
+            compare.look(parts[len(tensors) :])
         rest = iter(parts)
         handles = [start(list(itertools.islice(rest, count))) for count, start in starts]
         return [result for handle in handles for result in engine.synchronize(handle)]
 
-    made = iter(collective(work, tensors, results))
+    made = iter(collective(work, [*tensors, *sources], results))
     outputs: list[Any] = [None] * len(grads)
     for index, context in zip(itertools.chain(*units), contexts, strict=True):
         outputs[index] = compression.decompress(next(made), context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from paceline.horovod.common.process import engine
@@ -16,19 +17,20 @@ from .bridge import tensor_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
 _all: dict[tuple[int, ...], ComparedVariables] = {}  # by the ids of variables: tapes are made anew in each step
 
 
-def comparison(variables: Sequence[Any], optimizer: Any = None) -> Callable[[], None] | None:
-    """What compares variables when it is called in each step, before they change; None if they cannot be read.
+def comparison(variables: Sequence[Any], optimizer: Any = None) -> ComparedVariables | None:
+    """What compares variables when it looks in each step, before they change; None if they cannot be read.
 
     Args:
         variables: those that are trained together.
         optimizer: of Keras; None if it is not known.
     """
-    if not variables or not tf.compat.v1.executing_eagerly_outside_functions():
-        return None
-    if not all(hasattr(variable, "assign") and hasattr(variable, "numpy") for variable in variables):
+    reads = "numpy" if tf.compat.v1.executing_eagerly_outside_functions() else "read_value"
+    if not variables or not all(hasattr(one, "assign") and hasattr(one, reads) for one in variables):
         return None
     key = tuple(map(id, variables))
     known = _all.get(key)
@@ -36,7 +38,7 @@ def comparison(variables: Sequence[Any], optimizer: Any = None) -> Callable[[], 
         for gone in [each for each, one in _all.items() if not one.is_there()]:
             del _all[gone]
         known = _all[key] = ComparedVariables(variables, optimizer)
-    return known.look
+    return known
 
 
 class ComparedVariables(Compared):
@@ -46,6 +48,7 @@ class ComparedVariables(Compared):
         super().__init__()
         self._variables = [weakref.ref(variable) for variable in variables]
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._values: Sequence[torch.Tensor] = ()
 
     def is_there(self) -> bool:
         """Whether its variables are there."""
@@ -55,22 +58,42 @@ class ComparedVariables(Compared):
         """Whether it is of these, not of others that had their ids."""
         return all(mine() is variable for mine, variable in zip(self._variables, variables, strict=True))
 
-    def look(self) -> None:
+    def sources(self) -> list[Any]:
+        """What has the values of variables in a graph of `tf.compat.v1`, in steps that compare them; else nothing."""
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            return []
+        variables: list[Any] = [each() for each in self._variables]
+        is_due = tf.numpy_function(lambda: np.array(self.is_due(engine().replicas)), [], tf.bool)
+        is_due.set_shape([])
+        values = tf.cond(
+            is_due,
+            lambda: [tf.identity(one.read_value()) for one in variables],
+            lambda: [tf.zeros([0], one.dtype.base_dtype) for one in variables],
+        )
+        return [values] if len(variables) == 1 and not isinstance(values, list) else list(values)
+
+    def look(self, values: Sequence[torch.Tensor]) -> None:
         """A step has ended, and the next one is about to change the variables.
+
+        Args:
+            values: of `sources`.
 
         Raises:
             ReplicaMismatch: ranks differ.
         """
+        self._values = values
         replicas = engine().replicas
         self.ends_step(replicas)
         self.begins_step(replicas)
+        self._values = ()
 
     def contents(self, steps: int) -> Contents:
         """See `Compared`."""
         made = Contents()
         made.add({"steps": steps, **self._rate()}, -1, -1, dimensions=False)
-        for place, variable in enumerate(self._variables):
-            made.add_parameter(Label("parameter", -1, place, ""), tensor_of(tf.convert_to_tensor(variable())))
+        values = self._values or [tensor_of(tf.convert_to_tensor(variable())) for variable in self._variables]
+        for place, value in enumerate(values):
+            made.add_parameter(Label("parameter", -1, place, ""), value)
         return made.seal()
 
     def _rate(self) -> dict[str, float]:
