@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.files import is_disk_full
+from paceline.node.files import is_disk_full, regular
 from paceline.node.rundir.directory import read_error
 from paceline.node.usual_messages import advice
 
@@ -157,7 +157,7 @@ def _printed(log: Path, record: dict[str, Any]) -> str:
     if record.get("log_end") is None:
         return ""
     try:
-        with open(log, "rb") as file:
+        with open(log, "rb", opener=regular) as file:
             file.seek(record["log_start"])
             return file.read(record["log_end"] - record["log_start"]).decode(errors="replace")
     except OSError:
@@ -168,7 +168,7 @@ def _tail(log: Path, lines: int = 12) -> str:
     """The last lines of a log file."""
     most = _TAIL_BYTES * lines // 12
     try:
-        with open(log, "rb") as file:
+        with open(log, "rb", opener=regular) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             text = file.read().decode(errors="replace")
     except OSError:

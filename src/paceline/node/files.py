@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -69,6 +70,15 @@ def load_json(path: Path) -> dict[str, Any] | None:
     if text.count(b"{") + text.count(b"[") > _MOST_DEPTH and _depth(value) > _MOST_DEPTH:
         raise ValueError(f"{path.name} is nested too deeply")  # else showing it would fail
     return value
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a regular file, as the opener of `open`; a device or a FIFO, which never ends, counts as missing."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
+    return fd
 
 
 def read_regular(path: Path) -> bytes:

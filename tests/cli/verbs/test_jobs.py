@@ -856,19 +856,20 @@ def test_progress_that_makes_no_sense_holds_up_no_other_job(paceline: Paceline) 
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "device", "huge"])
-def test_a_log_that_is_none_ends_nothing(paceline: Paceline, what: str) -> None:
+def test_what_is_no_log_is_not_read_for_ever(paceline: Paceline, what: str) -> None:
     recorded.ended(paceline, "it")
-    path = paceline.home / "jobs" / "it" / "logs" / "0" / "rank-1.log"
-    path.unlink()
-    if what == "fifo":
-        os.mkfifo(path)
-    elif what == "folder":
-        path.mkdir()
-    elif what == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        with open(path, "wb") as sparse:
-            sparse.truncate(1 << 40)
+    for name in ("logs/0/rank-1.log", "logs/0/times", "telemetry.jsonl", "metrics.jsonl"):
+        path = paceline.home / "jobs" / "it" / name
+        path.unlink(missing_ok=True)
+        if what == "fifo":
+            os.mkfifo(path)
+        elif what == "folder":
+            path.mkdir()
+        elif what == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            with open(path, "wb") as sparse:
+                sparse.truncate(1 << 40)
     done = paceline.succeeds("logs", "--all", "--tail", "1", "it")
     assert ("hello from 0" in done.stdout) == (what != "huge")
     paceline.succeeds("report", "it", "-o", "it.html")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
 from io import FileIO
 from typing import TYPE_CHECKING
 
+from paceline.node.files import regular
 from paceline.node.rundir.directory import read_error
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class GrowingFile:
         self.offset = 0
         self.more = False
         self.is_traceback = False
-        self._file = FileIO(path, opener=_regular)
+        self._file = FileIO(path, opener=regular)
 
     def read(self, limit: int = CHUNK) -> bytes:
         """The next bytes; b"" at the current end."""
@@ -55,22 +54,13 @@ class GrowingFile:
     def reopen(self) -> None:
         """Open it anew: another machine's last bytes may be seen only then (NFS). Reads continue where they were."""
         with contextlib.suppress(OSError):  # it was removed
-            fresh = FileIO(self.path, opener=_regular)
+            fresh = FileIO(self.path, opener=regular)
             self._file.close()
             self._file = fresh
 
     def close(self) -> None:
         """Release the descriptor."""
         self._file.close()
-
-
-def _regular(path: str, flags: int) -> int:
-    """Open a regular file; a device or a FIFO, which never ends, counts as missing."""
-    fd = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
-    return fd
 
 
 class RankLog(GrowingFile):

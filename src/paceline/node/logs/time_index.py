@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.node.eventloop.inotify import Waker
+from paceline.node.files import regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ BATCH_SECONDS = 0.05  # between two lines while ranks write all the time
 POLL_SECONDS = 1.0  # between two lines if there is no inotify
 _FULL_EVERY = 64 * 1024  # bytes of index between two lines that name all files
 _BLOCK = 1024 * 1024
+_LONGEST = 16 * 1024 * 1024  # bytes of a line; what is longer is no index
 
 
 class TimeIndex:
@@ -112,12 +114,12 @@ class TimeIndex:
 def moments(path: Path, begin: int = 0) -> Iterator[tuple[float, Sizes]]:
     """The times and sizes in an index, from a position that `find` returned; none if there is no index."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
+        file = open(path, "rb", opener=regular)  # noqa: SIM115 - closed below
     except OSError:
         return
     with file:
         file.seek(begin)
-        for line in file:
+        while (line := file.readline(_LONGEST)).endswith(b"\n"):
             moment = _parse(line)
             if moment is not None:
                 yield moment
@@ -131,7 +133,7 @@ def find(path: Path, is_early: Callable[[float, Sizes], bool], most: int | None 
         most: how many bytes to search, from the end; None for no limit.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
+        file = open(path, "rb", opener=regular)  # noqa: SIM115 - closed below
     except OSError:
         return 0
     with file:

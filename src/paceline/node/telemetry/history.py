@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.node.files import read_json
+from paceline.node.files import read_json, regular
 
 from .thinning import reduced
 
@@ -73,9 +73,10 @@ def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> Node
 def latest(run: RunDirectory) -> Telemetry | None:
     """The last line of telemetry, if it is of now."""
     try:
-        with open(run.telemetry, "rb") as file:
+        with open(run.telemetry, "rb", opener=regular) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST))
-            last = next((it for it in map(_object, reversed(file.read().splitlines())) if _is_telemetry(it)), None)
+            lines = reversed(file.read(_LONGEST).splitlines())
+            last = next((it for it in map(_object, lines) if _is_telemetry(it)), None)
     except OSError:
         return None
     is_now = last is not None and time.time() - last["time"] < _RECENT + last["seconds"]
@@ -171,13 +172,12 @@ def _is_number(value: Any) -> bool:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in a file with one a line."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
+    with open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
         if size > _MOST_BYTES:
             file.seek(size - _MOST_BYTES)
             file.readline()
-        lines = file.read().splitlines()
+        lines = file.read(_MOST_BYTES).splitlines()
     if all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
         try:  # all at once takes half the time
             found = json.loads(b"[" + b",".join(lines) + b"]")
