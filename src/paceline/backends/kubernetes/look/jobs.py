@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.served import served
@@ -14,7 +16,9 @@ from paceline.backends.kubernetes.manifests.objects import PROGRAM
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
+from .machines import amount
 from .pods import Pod, seen
+from .reasons import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
 _MOST_NAMES = 50  # in a selector
+_QUOTA = re.compile(r"exceeded quota: (?P<name>[^,\s]+), requested: (?P<asked>\S*),")
 
 
 class Found:
@@ -195,23 +200,18 @@ def explain(cluster: Cluster, job: Found) -> None:
     if job.ending is not None or job.is_suspended:
         return
     newest = job.newest()
-    if len(newest) >= job.nodes and all(pod.phase != "Pending" for pod in newest.values()):
+    is_short = len(newest) < min(job.nodes, int(job.object["spec"].get("parallelism", job.nodes)))
+    if not is_short and all(pod.phase != "Pending" for pod in newest.values()):
         return
     try:
-        pages = list(cluster.list(cluster.path("v1", "events"), fieldSelector="type=Warning"))
-        events = [event for page in pages for event in page["items"]]
+        about = _events(cluster, job)
     except ApiError:
         return
-    events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    about: dict[tuple[str, str], list[Object]] = {}
-    for event in events:
-        target = event.get("involvedObject") or {}
-        about.setdefault((target.get("kind", ""), target.get("name", "")), []).append(event)
-    if len(newest) < job.nodes:
-        for event in (event for part in job.kind.parts(job.name) for event in about.get(part, ())):
-            job.why = " ".join(str(event.get("message") or "").split())
-        if job.why and "exceeded quota" in job.why:
-            job.why += "; ask for less, or have the quota of the namespace raised"
+    made = max((pod.created for pod in job.pods), default=0.0)
+    for part in job.kind.parts(job.name) if is_short else ():
+        # A later event of another type says that this is over, as does a pod: of many events servers drop some.
+        if (events := about.get(part)) and events[-1]["type"] == "Warning" and time_of(events[-1]) >= made:
+            job.why = _explained(cluster, " ".join(str(events[-1].get("message") or "").split()))
     if any(about.get(("Pod", pod.name)) for pod in job.pods):
         selector = f"{SELECTOR},{INSTANCE} in ({job.name})"  # as in `find`
         items = [
@@ -219,6 +219,48 @@ def explain(cluster: Cluster, job: Found) -> None:
         ]
         job.pods = [seen(item, about.get(("Pod", item["metadata"]["name"]), ())) for item in items]
         job.pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
+
+
+def _events(cluster: Cluster, job: Found) -> dict[tuple[str, str], list[Object]]:
+    """Kind and name → the events about an object of a job, the last one last; none that an older object of it had."""
+    born = dict.fromkeys(job.kind.parts(job.name), int(moment(job.object["metadata"]["creationTimestamp"]) or 0))
+    born.update((("Pod", pod.name), int(pod.created)) for pod in job.pods)
+    found: dict[tuple[str, str], list[Object]] = {}
+    for kind in ("Warning", "Normal"):
+        for page in cluster.list(cluster.path("v1", "events"), fieldSelector=f"type={kind}"):
+            for event in page["items"]:
+                target = event.get("involvedObject") or {}
+                key = target.get("kind", ""), target.get("name", "")
+                if key in born and time_of(event) >= born[key]:
+                    found.setdefault(key, []).append(event)
+        if not found:
+            break  # there is no warning that others could contradict
+    for events in found.values():
+        events.sort(key=lambda event: (time_of(event), event["type"] == "Warning"))  # servers write whole seconds
+    return found
+
+
+def _explained(cluster: Cluster, message: str) -> str:
+    """A warning about the Job, with what to do; a quota is looked at, as its controller tries again after minutes."""
+    quota = _QUOTA.search(message)
+    if quota is None:
+        return message
+    try:
+        path = cluster.path("v1", "resourcequotas")
+        pages = list(cluster.list(path, fieldSelector=f"metadata.name={quota['name']}"))
+    except ApiError:
+        pages = [{"items": [{}]}]  # whoever may not see it knows only what the warning says
+    asked = dict(it.split("=", 1) for it in quota["asked"].split(",") if "=" in it)
+    status = next((it.get("status") or {} for page in pages for it in page["items"]), None)
+    if status is None or (status and _has_room(status, asked)):
+        return f"quota {quota['name']} has room again; the cluster makes the pods when it tries next, within minutes"
+    return f"{message}; ask for less, or have the quota of the namespace raised"
+
+
+def _has_room(status: Object, asked: Mapping[str, str]) -> bool:
+    """Whether a quota allows what was asked for, by its status."""
+    hard, used = status.get("hard") or {}, status.get("used") or {}
+    return all(amount(used.get(it)) + amount(asked[it]) <= amount(hard[it]) for it in asked if it in hard)
 
 
 def lost_logs(job: Found, record: Job) -> str | None:
