@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.kubernetes.api.errors import ApiError
@@ -21,7 +22,7 @@ from .pods import Pod, seen
 from .reasons import time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from paceline.backends.kubernetes.api.client import Cluster, Object
     from paceline.backends.kubernetes.manifests.kinds.base import Ending, Kind
@@ -131,21 +132,13 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     """
     if names is not None and not names:
         return {}
-    found: dict[str, Found] = {}
-    selector = SELECTOR
-    if names is not None and len(names) <= _MOST_NAMES:
-        selector += f",{INSTANCE} in ({','.join(names)})" if all(map(_is_label, names)) else ""
-    refusals: list[ApiError] = []
-    for kind in _kinds(cluster, lambda: names is not None and len(found) == len(set(names))):
-        for item in _listed(cluster, kind, selector, refusals):
-            if names is None or item["metadata"]["name"] in names:
-                found[item["metadata"]["name"]] = Found(item, kind)
-    if refusals and (missing := [name for name in names or () if name not in found]):
-        raise UserError(f"whether there is a job {missing[0]} is not known: {refusals[0]}")
+    found = _objects(cluster, [BatchJob()], names)
+    if names is None or len(found) < len(set(names)):
+        found = _objects(cluster, [it for it in served(cluster) if not isinstance(it, BatchJob)], names, found)
     if not found:
         _refuse_missing(cluster)
         return found
-    for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector):
+    for page in cluster.list(cluster.path("v1", "pods"), labelSelector=_selector(names)):
         for item in page["items"]:
             pod = seen(item)
             if pod.job in found:
@@ -155,25 +148,53 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     return found
 
 
-def _kinds(cluster: Cluster, has_all: Callable[[], bool]) -> Iterator[Kind]:
-    """The kinds that jobs may be, until all are found: Jobs first, then what operators have brought."""
-    yield BatchJob()
-    if not has_all():
-        for kind in served(cluster):
-            if not isinstance(kind, BatchJob):
-                yield kind
+def taken(cluster: Cluster, names: Sequence[str] | None, but: Kind | None = None) -> Collection[str]:
+    """Those of these names, or all, that jobs have, of whatever kind but this one.
+
+    Raises:
+        UserError: as for `find`.
+    """
+    kinds = [kind for kind in served(cluster) if but is None or kind.title != but.title]
+    return _objects(cluster, kinds, names).keys()
 
 
-def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError]) -> Iterator[Object]:
+def _objects(
+    cluster: Cluster, kinds: Sequence[Kind], names: Sequence[str] | None, known: Mapping[str, Found] | None = None
+) -> dict[str, Found]:
+    """The jobs of these names, or all, of these kinds, without their pods; the kinds are asked at once.
+
+    Args:
+        known: jobs of other kinds, to which they are added.
+    """
+    found, refusals = dict(known or {}), list[ApiError]()
+    lists = cluster.at_once(*(partial(_listed, cluster, kind, _selector(names), refusals) for kind in kinds))
+    for kind, items in zip(kinds, lists, strict=True):
+        for item in items:
+            if names is None or item["metadata"]["name"] in names:
+                found[item["metadata"]["name"]] = Found(item, kind)
+    if refusals and (missing := [name for name in names or () if name not in found]):
+        raise UserError(f"whether there is a job {missing[0]} is not known: {refusals[0]}")
+    return found
+
+
+def _selector(names: Sequence[str] | None) -> str:
+    """What selects the objects of these jobs, or of all, and perhaps of others."""
+    if names is None or len(names) > _MOST_NAMES or not all(map(_is_label, names)):
+        return SELECTOR
+    return f"{SELECTOR},{INSTANCE} in ({','.join(names)})"
+
+
+def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError]) -> list[Object]:
     """The objects of a kind; one that an operator has brought, and that the server has not now, is noted."""
     try:
-        for page in cluster.list(kind.path(cluster), labelSelector=selector):
-            yield from page["items"]
+        pages = list(cluster.list(kind.path(cluster), labelSelector=selector))
     except ApiError as error:
         if isinstance(kind, BatchJob) or error.code not in (403, 404):
             raise
         if error.code == 404:  # 403: who may not list a kind has made no job of it
             refusals.append(error)
+        return []
+    return [item for page in pages for item in page["items"]]
 
 
 def _refuse_missing(cluster: Cluster) -> None:
@@ -213,10 +234,8 @@ def explain(cluster: Cluster, job: Found) -> None:
         if (events := about.get(part)) and events[-1]["type"] == "Warning" and time_of(events[-1]) >= made:
             job.why = _explained(cluster, " ".join(str(events[-1].get("message") or "").split()))
     if any(about.get(("Pod", pod.name)) for pod in job.pods):
-        selector = f"{SELECTOR},{INSTANCE} in ({job.name})"  # as in `find`
-        items = [
-            item for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector) for item in page["items"]
-        ]
+        pages = list(cluster.list(cluster.path("v1", "pods"), labelSelector=_selector([job.name])))  # as in `find`
+        items = [item for page in pages for item in page["items"]]
         job.pods = [seen(item, about.get(("Pod", item["metadata"]["name"]), ())) for item in items]
         job.pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
 
