@@ -20,6 +20,7 @@ import secrets
 import tempfile
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,8 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     """
     cluster.pod_template = options.pod_template
     _refuse(cluster, spec, options)
+    # It is packed while the server is found and asked.
+    packing = ThreadPoolExecutor(1).submit(lambda: b"" if options.plain else archive().solid)
     spec = _with_code(spec, options)
     spec, _, source = checked(spec, detached=detached)
     check_script(spec, source)
@@ -102,12 +105,9 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     name = spec.name or valid_name(spec.new_name(), nodes, kind.margin)
     check_name(f"{name}1" if name.endswith("-") else name, nodes, kind.margin)
     cloning.check(cluster, options, spec, _record_of(cluster, spec))
-    # The server says at once what is asked of it, and meanwhile the archive is packed.
-    (_, minor), packed_archive, _ = cluster.at_once(
-        lambda: cluster.version, lambda: b"" if options.plain else archive().solid, lambda: discover(cluster)
-    )
+    (_, minor), _ = cluster.at_once(lambda: cluster.version, lambda: discover(cluster))
     order = Order(
-        name, spec, options, cluster.namespace, uuid.uuid4().hex, archive=packed_archive,
+        name, spec, options, cluster.namespace, uuid.uuid4().hex, archive=packing.result(),
         secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=minor,
     )  # fmt: skip
     order = replace(order, spec=replacing.patient(order))
