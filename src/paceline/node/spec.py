@@ -80,6 +80,8 @@ class NodeSpec:
             stop the job: the signal itself may be lost on its way through a scheduler. Beside it, `SIGNALS` gets a line
             with the number of each signal for the ranks. None if there is none.
         first_attempt: the number of the first attempt: a scheduler that starts a job again goes on counting.
+        restarts: how many restarts the job had before this agent began, as far as others have noted it.
+        began: when the job's first agent began, in seconds since the epoch; None if that is this one.
         hosts: names of the nodes in messages, by node rank; empty if unknown.
         peers: where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its
             rank and its name; empty if none is replaced.
@@ -127,6 +129,8 @@ class NodeSpec:
     expected: int | None = None
     joins: bool = False
     first_attempt: int = 0
+    restarts: int = 0
+    began: float | None = None
     current: tuple[str, str] | None = None
     stop_file: str | None = None
     hosts: tuple[str, ...] = ()

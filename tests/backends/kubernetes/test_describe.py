@@ -10,7 +10,7 @@ import pytest
 
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.look.describe import described
-from paceline.backends.kubernetes.look.jobs import Found
+from paceline.backends.kubernetes.look.jobs import Found, explain
 from paceline.backends.kubernetes.look.pods import seen
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.names import INSTANCE, SPEC, STOPPED
@@ -42,7 +42,7 @@ def pod(index: int, report: dict[str, Any] | None = None, code: int | None = Non
     return seen({"metadata": meta, "spec": {"nodeName": "n", "containers": [{"name": "main"}]}, "status": status})
 
 
-def job_of(*pods: Any, status: Any = None, plain: bool = False, stopped: bool = False, **spec: Any) -> Job:
+def found_of(*pods: Any, status: Any = None, plain: bool = False, stopped: bool = False, **spec: Any) -> Found:
     """A job of two nodes."""
     container = {"name": "main", "command": ["python3"] if plain else ["python3", PROGRAM]}
     found = Found(
@@ -60,7 +60,12 @@ def job_of(*pods: Any, status: Any = None, plain: bool = False, stopped: bool = 
         BatchJob(),
     )  # fmt: skip
     found.pods = list(pods)
-    return described(found, "kubernetes", "ml")
+    return found
+
+
+def job_of(*pods: Any, **given: Any) -> Job:
+    """The same, as verbs show it."""
+    return described(found_of(*pods, **given), "kubernetes", "ml")
 
 
 def state(*pods: Any, **given: Any) -> tuple[Any, ...]:
@@ -139,3 +144,51 @@ def test_a_checkpoint_that_went_with_its_pod_is_not_promised() -> None:
         data = [{"volume": "work", "path": "/saved"}]
         job = job_of(pod(0), pod(1, report), status=FAILED if has_ended else None, data=data)
         assert (job.checkpoint is not None) is is_there, folder
+
+
+class Server:
+    """A server that has these events: (second, type, reason, name of a pod or "it"), and these pods."""
+
+    def __init__(self, events: list[tuple[int, str, str, str]], *pods: Any) -> None:
+        self._events, self._pods = events, pods
+
+    def path(self, version: str, plural: str) -> str:
+        return plural
+
+    def list(self, path: str, **params: str) -> Any:
+        if path != "events":
+            return [{"items": self._pods}]
+        return [{"items": [
+            {"metadata": {}, "type": kind, "reason": reason, "message": f"{reason} of {name}",
+             "lastTimestamp": T.format(when),
+             "involvedObject": {"kind": "Job" if name == "it" else "Pod", "name": name}}
+            for when, kind, reason, name in self._events if params["fieldSelector"] == f"type={kind}"
+        ]}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("events", "second", "wanted"),
+    [
+        ([(2, "Warning", "FailedCreate", "it")], 1, "FailedCreate of it"),
+        ([(2, "Normal", "SuccessfulCreate", "it"), (2, "Warning", "FailedCreate", "it")], 1, "FailedCreate of it"),
+        ([(2, "Warning", "FailedCreate", "it"), (3, "Normal", "SuccessfulCreate", "it")], 1, None),
+        ([(2, "Warning", "FailedCreate", "it"), (3, "Normal", "Resumed", "it")], 1, None),
+        ([(2, "Warning", "FailedCreate", "it")], 3, None),  # a pod was made since, and its event is not there
+        ([(0, "Warning", "FailedCreate", "it")], 1, None),  # of a deleted job that had this name
+        ([(2, "Warning", "FailedMount", "it-0-x")], 1, "node 0 (it-0-x): a volume cannot be mounted: FailedMount"),
+        ([(2, "Warning", "FailedMount", "it-0-x"), (3, "Normal", "Pulling", "it-0-x")], 1, None),
+    ],
+)
+def test_a_warning_counts_until_something_later_says_that_it_is_over(
+    events: list[tuple[int, str, str, str]], second: int, wanted: str | None
+) -> None:
+    waits = {"phase": "Pending", "containerStatuses": [
+        {"name": "main", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    ]}  # fmt: skip
+    meta = {"name": "it-0-x", "creationTimestamp": T.format(second), "labels": {INSTANCE: "it"}}
+    item = {"metadata": meta, "spec": {"containers": [{"name": "main"}]}, "status": waits}
+    found = found_of(seen(item))
+    found.object["metadata"]["creationTimestamp"] = T.format(1)
+    explain(Server(events, item), found)  # type: ignore[arg-type]
+    waiting = described(found, "kubernetes", "ml").waiting
+    assert (waiting or "").startswith(wanted or "1 of 2 pods are not made yet")

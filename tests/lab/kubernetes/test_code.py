@@ -13,14 +13,15 @@ import pytest
 from tests.conftest import eventually
 
 from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.packing import archive
 from paceline.job.errors import UserError
+
+from .user import User
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fake_kubernetes.cluster import Cluster
-
-    from .user import User
 
 
 def test_code_that_is_too_large_is_refused(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +76,21 @@ def test_a_job_in_the_foreground_ends_when_its_client_is_killed(
     job = user.ended("it")
     assert (job.state, job.exit_code) == ("FAILED", 143)
     assert job.error == "paceline run, which it belongs to, was killed, or did not reach the cluster for 3 minutes"
+
+
+def test_what_a_submit_asks_and_sends(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question once, nothing that another answer says, and of the library little more than its zip has."""
+    user = User(make_cluster(operators=("training-operator", "trainer", "jobset")), tmp_path, monkeypatch)
+    asked = user.cluster.server.requests
+    asked.clear()
+    user.submit("pass", name="it")
+    sent = [it for it in asked if it.startswith("POST /api/v1/namespaces/default/configmaps")]
+    others = [it for it in asked if it not in sent]
+    assert len(set(others)) == len(others)
+    groups, kinds = 3, 6  # of operators
+    assert len(others) == groups + kinds + len(["version", "groups", "trial", "Job", "Service", "confirmation"])
+    pieces = [it for found in user.cluster.all("ConfigMap") for it in found.get("binaryData", {}).items()]
+    size = sum(len(text) for name, text in pieces if name.startswith("archive-"))
+    assert 0 < size < 1.1 * len(archive().data), "base64 adds a third"

@@ -107,6 +107,12 @@ def test_quota_and_what_lacks_permission(user: User) -> None:
     user.submit(FOREVER, name="two", nodes=2)
     job = user.until("two", lambda job: "exceeded quota: q" in (job.waiting or ""))
     assert "have the quota of the namespace raised" in str(job.waiting)
+    user.cluster.patch("Job", "two", {"metadata": {"annotations": {"lab/idle": "its controller waits"}}})
+    user.cluster.patch("ResourceQuota", "q", {"spec": {"hard": {"pods": "2"}}})
+    user.until("two", lambda job: job.waiting == "quota q has room again; the cluster makes the pods when it tries next"
+                                                 ", within minutes")  # fmt: skip
+    user.cluster.patch("Job", "two", {"metadata": {"annotations": {"lab/idle": None}}})
+    user.until("two", lambda job: job.state == "RUNNING" and job.waiting is None)
 
 
 @pytest.mark.parametrize("minor", [24, 31])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import textwrap
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -263,3 +265,54 @@ def test_every_sample_is_trained_on_once_although_a_pod_is_lost(
     job.ends_well()
     found = re.findall(r"^seen (\d+) (\d+)$", "\n".join(user.lines(NAME)), re.M)
     assert found and len(set(found[-1])) == 1 and int(found[-1][0]) > 0, found
+
+
+def test_a_job_began_when_its_first_pod_did(user: User) -> None:
+    """Pods are drained one after the other: the last ones have it from the others."""
+    job = Lasting(user, nodes=2, max_restarts=1, silence="60s", placement="spread")
+    job.runs(2)
+    now = time.time()
+    for index in (0, 1):
+        user.cluster.delete("Pod", job.name(index))
+        job.runs(2)
+        eventually(lambda: len(user.cluster.all("Pod")) == 2, "the old pod is gone")
+    assert (user.get(NAME).started or now) < now
+    job.ends_well()
+    assert (user.get(NAME).started or now) < now
+
+
+@pytest.mark.parametrize("how", ["stop", "suspend"])
+def test_a_job_that_is_resumed_goes_on_counting(user: User, how: str) -> None:
+    """What is stopped notes when it began; and the volume of a job has it, and its restarts."""
+    fails = 'import os\nif not os.path.exists("/end/failed"): open("/end/failed", "w").close(); raise SystemExit(3)'
+    kept = {"log_dir": "/end/logs"} if how == "suspend" else {}
+    job = Lasting(user, f"{fails}\n{textwrap.dedent(STAY)}", nodes=2, max_restarts=3, **kept)
+    job.runs(2)
+    before, now = user.get(NAME).restarts, time.time()
+    if how == "stop":
+        user.backend().stop([NAME])
+    else:
+        user.cluster.patch("Job", NAME, {"spec": {"suspend": True}})
+    eventually(lambda: not user.cluster.all("Pod"), "the pods are gone")
+    user.cluster.patch("Job", NAME, {"spec": {"suspend": False}})
+    job.runs(2)
+    after = user.get(NAME)
+    assert (after.started or now) < now
+    assert before == 1 and (how == "stop" or after.restarts == 1)
+    job.ends_well()
+
+
+def test_a_pod_that_is_killed_and_has_no_others_counts_as_a_restart(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = User(make_cluster(minor=31), tmp_path, monkeypatch)
+    job = Lasting(user, max_restarts=1)
+    job.runs(1)
+    begun = user.get(NAME).started
+    user.cluster.oom(job.name(0))
+    job.runs(1)
+    found = user.get(NAME)
+    assert (found.started, found.restarts) == (begun, 1)
+    job.ends_well()
+    found = user.get(NAME)
+    assert (found.started, found.restarts) == (begun, 1)

@@ -44,7 +44,7 @@ def test_others_that_may_not_go_on_do_not_whatever_they_know(ids: str) -> None:
     for sides in itertools.product("dgkn", repeat=len(ids) - 1):
         side = dict(zip(sorted(ids)[1:], sides, strict=True))
         dead, go, known = ([name for name in side if side[name] == part] for part in "dgk")
-        may = Standing(1, 0, True, (membership,)).others_may_go_on("a", dead)
+        may = Standing(1, 0, True, (membership,), 1.0).others_may_go_on("a", dead)
         does = membership.has_majority(go, [*dead, *known])
         assert may or not does
         found.add((may, does))

@@ -30,7 +30,7 @@ class Agent:
 
     def __init__(self, dead: Collection[str] = ()) -> None:
         members = Membership(("a", "b", "c", "d"), "a")
-        self.standing, self.dead, self.has_met = Standing(3, 0, True, (members,)), set(dead), False
+        self.standing, self.dead, self.has_met = Standing(3, 0, True, (members,), 1.0), set(dead), False
         self.looks = 0  # at what all have answered
 
     def lead(self) -> None:

@@ -321,6 +321,8 @@ class Agent:
     def _launch(self, start: Start) -> None:
         """Start the ranks of an attempt."""
         attempt, world_size = start["attempt"], sum(node["slots"] for node in start["nodes"])
+        standing = start["standing"]
+        began = self.spec.began or (standing["began"] if attempt > self.spec.first_attempt else None)
         self.dir.prepare_attempt(attempt)
         ranks = self.ranks.place(start, self.participant.rank_key(start))
         logs: list[LogFiles] = [
@@ -331,7 +333,8 @@ class Agent:
             ranks, {"event": "started", "attempt": attempt, "world_size": world_size, "logs": logs},
             attempt=attempt, node_rank=start["node_rank"], world_size=world_size, start=start, waiting=None,
             nodes=len(start["nodes"]), coordinator=self.participant.coordinator_address,
-            restarts=start["standing"]["restarts"],
+            restarts=standing["restarts"],
+            started=self.status.current["started"] or began,
         )  # fmt: skip
         if self.spec.framework == "paddle":
             paddle.link_logs({**os.environ, **self.spec.env}, self.spec.working_dir, [rank.out for rank in ranks])

@@ -44,10 +44,10 @@ class JobStatus:
                 "guard": {"pid": os.getppid(), "start_time": processes.start_time(os.getppid())},
             },
             "nodes": spec.expected or spec.nodes, "node_rank": spec.node_rank, "world_size": None,
-            "attempt": spec.first_attempt, "restarts": 0, "max_restarts": spec.max_restarts, "exit_code": None,
-            "created": time.time(), "started": None, "finished": None, "ranks": [], "failure": None, "others": [],
-            "devices": list(spec.devices or ()), "waiting": None, "start": None, "coordinator": None, "address": None,
-            "slow": [], "pace": None,
+            "attempt": spec.first_attempt, "restarts": spec.restarts, "max_restarts": spec.max_restarts,
+            "exit_code": None, "created": time.time(), "started": None, "finished": None, "ranks": [],
+            "failure": None, "others": [], "devices": list(spec.devices or ()), "waiting": None, "start": None,
+            "coordinator": None, "address": None, "slow": [], "pace": None,
         }  # fmt: skip
 
     @property

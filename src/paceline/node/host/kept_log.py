@@ -1,15 +1,30 @@
 """A second copy of a container's output, on a volume, where it is when the container is gone.
 
-Each line begins with its time, as in the log of the container that a cluster keeps.
+Each line begins with its time, as in the log of the container that a cluster keeps. The names of the files say when
+each container began, and those of empty ones how often the job was restarted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
+
+_RESTARTS = "restarts-"  # begins the name of a file, followed by their number
+
+
+def before(folder: str | None) -> tuple[int, float | None]:
+    """How many restarts other containers of the job have noted, and when the first of them began, if there was one."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder) if folder is not None else []
+    restarts = [int(name[len(_RESTARTS) :]) for name in names if re.fullmatch(_RESTARTS + r"\d+", name)]
+    begun = [int(found[1]) for name in names if (found := re.fullmatch(r"node-\d+-(\d+)\.log", name))]
+    return max(restarts, default=0), min(begun) / 1e9 if begun else None
 
 
 class KeptLog:
@@ -23,6 +38,7 @@ class KeptLog:
             node_rank: of this node, which may have had other containers before.
         """
         self._file = -1
+        self._folder = folder
         if folder is None:
             return
         path = Path(folder, f"node-{node_rank}-{time.time_ns()}.log")
@@ -44,6 +60,12 @@ class KeptLog:
         except OSError as error:
             _warn(Path(os.readlink(f"/proc/self/fd/{self._file}")), error)
             self.close()
+
+    def note_restarts(self, count: int) -> None:
+        """Note how many restarts the job had, for a container that comes when all agents are gone."""
+        if self._file >= 0 and self._folder is not None:
+            with contextlib.suppress(OSError):
+                Path(self._folder, f"{_RESTARTS}{count}").touch()
 
     def close(self) -> None:
         """Write no more."""

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from paceline.node.telemetry.history import history
 
 from . import late
 from .batch import code_at, home_of, plan_of, read
-from .kept_log import KeptLog
+from .kept_log import KeptLog, before
 from .pod_format import ATTEMPT, HISTORY, KILLED, LONGEST, MARK, PIECE, RANK, REPLACED, STDERR, TRACEBACK, WHOLE
 from .start import order_of
 
@@ -73,7 +74,9 @@ def main(file: str, message: str) -> int:
     try:
         request = read(path)
         home = home_of(request)
-        order = order_of(home, request)
+        restarts, began = before(request.get("kept_logs"))
+        kept = KeptLog(request.get("kept_logs"), request["job"].get("node_rank") or 0)  # its name has the time
+        order = replace(order_of(home, request), restarts=restarts, began=began)
         lifeline, theirs = socket.socketpair()
         with theirs, make.making(plan_of(home, request, order)) as new:
             made = new.start(code_at(new.code, request, path.parent), theirs)
@@ -84,7 +87,6 @@ def main(file: str, message: str) -> int:
     except OSError as error:
         return refuse(message, f"{error.filename or path}: {error.strerror or error}")
     is_told = _forward_signals(made.agent)
-    kept = KeptLog(request.get("kept_logs"), request["job"].get("node_rank") or 0)
     relay = _Relay(sys.stdout.buffer, kept, leaves=bool(request.get("peers")))
     for update in updates(made.run, lifeline.fileno(), tracebacks=True):
         if isinstance(update, Output):
@@ -165,6 +167,8 @@ class _Relay:
     def event(self, event: Event) -> None:
         """Write an event, after the lines that were left open before it."""
         self._end_lines()
+        if event.name == "restarting":
+            self._kept.note_restarts(event.details["restarts"])
         details = {key: value for key, value in event.details.items() if key != "logs"}
         if "logs" in event.details:
             details["ranks"] = [[log["rank"], log["local_rank"]] for log in event.details["logs"]]

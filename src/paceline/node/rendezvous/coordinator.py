@@ -47,6 +47,7 @@ nodes are replaced, another node of the same rank comes for one that is lost or 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -117,11 +118,12 @@ class Coordinator:
         expected: how many nodes the first attempt waits for.
         replaces: whether another node comes for one that is lost.
         attempt: the current one, or the next.
+        began: when the job's first coordinator began, as far as it is known.
     """
 
     def __init__(
         self, least: int, most: int, max_restarts: int, expected: int | None = None, *, replaces: bool = False,
-        attempt: int = 0,
+        attempt: int = 0, restarts: int = 0, began: float = math.inf,
     ) -> None:  # fmt: skip
         self.least = least
         self.most = most
@@ -131,7 +133,8 @@ class Coordinator:
         self.max_restarts = max_restarts
         self.phase = GATHERING
         self.attempt = attempt
-        self.restarts = 0  # after failures
+        self.restarts = restarts  # after failures
+        self.began = began
         self.stop_signal = 0
         self.preempted = False
         self.final = False
@@ -384,6 +387,7 @@ class Coordinator:
             return
         theirs, ours = Standing.from_dict(stored), self.standing
         self.restarts = max(self.restarts, theirs.restarts)
+        self.began = min(self.began, theirs.began)
         if ours is None or (theirs.attempt, theirs.agreed) > (ours.attempt, ours.agreed):
             self.standing = theirs
             self.attempt = theirs.attempt + 1
@@ -527,7 +531,7 @@ class Coordinator:
         proposed = Membership(tuple(m.id for m in order), self.members[0].id)
         before = self.standing.asked if self.standing is not None else ()  # other nodes do not know all that are dead
         asked = (*(membership.without(self.dead) for membership in before), proposed)
-        standing = Standing(self.attempt, self.restarts, False, asked)
+        standing = Standing(self.attempt, self.restarts, False, asked, self.began)
         self.standing = self.standing or standing
         start: Start = {
             "do": "start",
@@ -546,7 +550,8 @@ class Coordinator:
         self.phase = RUNNING
         self._await_all()
         ids = tuple(member.id for member in sorted(self._participants(), key=lambda m: m.node_rank))
-        self.standing = Standing(self.attempt, self.restarts, True, (Membership(ids, self.members[0].id),))
+        asked = (Membership(ids, self.members[0].id),)
+        self.standing = Standing(self.attempt, self.restarts, True, asked, self.began)
         outbox = self._to_participants({"do": "go"}) + (self._last_call() if self._newcomers() else [])
         for member in [member for member in self.members.values() if member.wants_to_leave]:
             member.wants_to_leave = False

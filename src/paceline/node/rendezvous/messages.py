@@ -26,6 +26,7 @@ class StandingRecord(TypedDict):
     restarts: int
     agreed: bool
     asked: list[MembershipRecord]
+    began: float
 
 
 class Offer(TypedDict):

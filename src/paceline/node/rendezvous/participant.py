@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import secrets
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -250,7 +251,8 @@ class Participant:
         spec = self._spec
         coordinator = Coordinator(
             spec.least, spec.nodes, spec.max_restarts, spec.expected,
-            replaces=bool(spec.peers), attempt=spec.first_attempt,
+            replaces=bool(spec.peers), attempt=spec.first_attempt, restarts=spec.restarts,
+            began=spec.began or time.time(),
         )  # fmt: skip
         coordinator.dead |= self._dead
         self._link = leader = Leader(

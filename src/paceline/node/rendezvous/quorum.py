@@ -75,12 +75,14 @@ class Standing:
         restarts: the number of restarts after failures up to then.
         agreed: whether all other nodes agreed too, as far as it knows.
         asked: the memberships whose majority is needed to go on.
+        began: when the job's first coordinator began, in seconds since the epoch.
     """
 
     attempt: int
     restarts: int
     agreed: bool
     asked: tuple[Membership, ...]
+    began: float
 
     def may_go_on(self, present: Collection[str], dead: Collection[str]) -> bool:
         """Whether the nodes present may go on without the others."""
@@ -108,10 +110,11 @@ class Standing:
             "restarts": self.restarts,
             "agreed": self.agreed,
             "asked": [membership.to_dict() for membership in self.asked],
+            "began": self.began,
         }
 
     @classmethod
     def from_dict(cls, stored: StandingRecord) -> Standing:
         """Undo `to_dict`."""
         asked = tuple(map(Membership.from_dict, stored["asked"]))
-        return cls(stored["attempt"], stored["restarts"], stored["agreed"], asked)
+        return cls(stored["attempt"], stored["restarts"], stored["agreed"], asked, stored["began"])

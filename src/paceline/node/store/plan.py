@@ -59,7 +59,7 @@ class Order:
         job_id: identifier that its nodes share; None makes a new one.
         hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
         joins: whether the job already runs elsewhere.
-        first_attempt, current, stop_file, peers: see `NodeSpec`.
+        first_attempt, restarts, began, current, stop_file, peers: see `NodeSpec`.
         split: the local ranks whose stderr has a file of its own, as far as the job has them.
         stdin: the local rank that has a file as its standard input, and that file.
         source: the folder of which the code will be a copy, if it is known and on this machine: a plan reads it.
@@ -75,6 +75,8 @@ class Order:
     hosts: tuple[str, ...] = ()
     joins: bool = False
     first_attempt: int = 0
+    restarts: int = 0
+    began: float | None = None
     current: tuple[str, str] | None = None
     stop_file: str | None = None
     peers: tuple[str, ...] = ()
@@ -378,6 +380,8 @@ def node_of(
         expected=len(order.hosts) or None,
         joins=order.joins,
         first_attempt=order.first_attempt,
+        restarts=order.restarts,
+        began=order.began,
         current=order.current,
         stop_file=order.stop_file,
         peers=order.peers,

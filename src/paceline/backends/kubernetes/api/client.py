@@ -7,6 +7,8 @@ import json
 import math
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import limits
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     Object = dict[str, Any]
 
 PAGE = 500  # objects in an answer
+_AT_ONCE = 8  # requests
 _PAUSE, _MOST_PAUSE = 0.2, 3.0  # seconds between two tries
 _RETRIED = (429, 500, 502, 503, 504)
 _WARNING = re.compile(r'299 [^ "]+ "((?:[^"\\]|\\.)*)"')
@@ -130,13 +133,15 @@ class Cluster:
 
     def serves(self, api_version: str, kind: str) -> bool:
         """Whether the server has a kind in this version: `serves("kubeflow.org/v1", "PyTorchJob")`."""
-        group, _, version = api_version.partition("/")
-        if version not in self.versions(group):
-            return False
-        if api_version not in self._kinds:
-            found = self.get(f"/apis/{api_version}").get("resources") or ()
-            self._kinds[api_version] = frozenset(it["kind"] for it in found)
-        return kind in self._kinds[api_version]
+        self.learn([api_version])
+        return kind in self._kinds.get(api_version, ())
+
+    def learn(self, api_versions: Iterable[str]) -> None:
+        """Find out which kinds these versions of groups have; `serves` asks only for others."""
+        there = [it for it in api_versions if it.partition("/")[2] in self.versions(it.partition("/")[0])]
+        new = [it for it in dict.fromkeys(there) if it not in self._kinds]
+        for name, found in zip(new, self.at_once(*(partial(self.get, f"/apis/{it}") for it in new)), strict=True):
+            self._kinds[name] = frozenset(it["kind"] for it in found.get("resources") or ())
 
     def schema(self, api_version: str, kind: str) -> Schema | None:
         """The schema of a kind; None if the server does not tell."""
@@ -165,6 +170,19 @@ class Cluster:
         """The path of objects in the namespace: `path("batch/v1", "jobs")`."""
         root = f"/api/{group}" if "/" not in group else f"/apis/{group}"
         return "/".join(filter(None, (f"{root}/namespaces/{self.namespace}/{plural}", name, sub)))
+
+    def at_once(self, *asked: Callable[[], Any]) -> list[Any]:
+        """What these functions return, which ask the server at the same time.
+
+        Raises:
+            UserError: that of the first one, in their order, that has failed; then all have ended.
+        """
+        if len(asked) < 2:
+            return [it() for it in asked]
+        _ = self.access  # once for all
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            asking = [pool.submit(it) for it in asked]
+        return [it.result() for it in asking]
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -311,16 +312,19 @@ def _plugin(base: Any, plugin: dict[str, Any], verify: ssl.SSLContext) -> Any:
     class Credentials(base):  # type: ignore[misc]  # its base is known only once the library is there
         token: str | None = None
         has_asked = False
+        lock = threading.Lock()
 
         def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:
-            if self.has_asked:
-                self._sign(request)
-                response = yield request
-                if response.status_code != 401:
-                    return
-            self._ask()
+            with self.lock:  # of several requests at once the first one asks, for all
+                is_new = not self.has_asked
+                if is_new:
+                    self._ask()
             self._sign(request)
-            yield request
+            response = yield request
+            if response.status_code == 401 and not is_new:
+                self._ask()
+                self._sign(request)
+                yield request
 
         def _sign(self, request: Any) -> None:
             if self.token:

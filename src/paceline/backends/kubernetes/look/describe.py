@@ -91,7 +91,7 @@ def _part(job: Found, pod: Pod, number: int, report: Report | None) -> Part:
     if report is not None and not pod.is_over:
         part = report["part"]
         instances: list[InstanceRecord] = [{**rank, "node": where} for rank in part["instances"]]
-        return {**part, "alive": True, "started": pod.started, "instances": instances}
+        return {**part, "alive": True, "instances": instances}
     status = cast("Status", {"state": "RUNNING", "start": {}, "started": pod.started, "node_rank": pod.index})
     has_ended = pod.is_over and not (job.is_plain and job.ending is None)  # plain pods do not know of each other
     if has_ended:
@@ -215,11 +215,14 @@ def _facts(job: Found, target: str, reports: Iterable[Report]) -> JobFacts:
 def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
     """What the cluster knows better than the parts, or when there are none."""
     state, over = record["state"], record["state"] in FINAL
-    started = record["started"]
+    # Its first start, also of pods that others have replaced, and from before it was stopped and resumed.
+    starts = [record["started"], moment(job.annotations.get(STARTED))]
+    starts += [it for pod in job.pods for it in (pod.started, pod.report.get("started"))]
+    started = min(filter(None, starts), default=None)
     if started is None and state not in ("PENDING", "STARTING"):
         started = moment((job.object.get("status") or {}).get("startTime"))
-    if started is None and state == "STOPPED":
-        started = moment(job.annotations.get(STARTED))
+    failed = int((job.object.get("status") or {}).get("failed") or 0)
+    replaced = failed - (job.ending is not None and not job.ending.is_success)
     code, codes = record["exit_code"], (rank["exit_code"] for rank in record["instances"])
     there = {rank["rank"] for rank in record["instances"]}
     absent = "PENDING" if not over else "STOPPED" if state == "FAILED" else state
@@ -229,6 +232,8 @@ def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "started": started, "devices": (),
+        # Of a pod that has no others nobody but the Job knows how often it was killed, and another one made for it.
+        "restarts": record["restarts"] + (max(0, replaced) if job.nodes == 1 else 0),
         "checkpoint": record["checkpoint"] if not over or _outlasts(job, record["checkpoint"]) else None,
         "ttl": None if over and job.ending is None else record["ttl"],  # a suspended job is kept
         "exit_code": code if state != "FAILED" or code else next(filter(None, codes), 1),

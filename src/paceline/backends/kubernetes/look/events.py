@@ -12,6 +12,7 @@ from paceline.node.host.pod_format import HISTORY
 
 from . import logs
 from .describe import described
+from .reasons import time_of
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
@@ -70,8 +71,7 @@ def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
         is_now = made >= int(moment(job.object["metadata"]["creationTimestamp"]) or 0.0)
         kind, name = target.get("kind"), str(target.get("name"))
         if is_now and ((kind, name) in parts or (kind == "Pod" and (name in pods or lost.fullmatch(name)))):
-            when = moment(item.get("lastTimestamp") or item.get("eventTime") or item["metadata"]["creationTimestamp"])
             message = " ".join(str(item.get("message") or "").split())
             event, host = item.get("reason", "Warning"), target.get("name")
-            found.append({"time": when or 0.0, "event": event, "host": host, "message": message})
+            found.append({"time": time_of(item), "event": event, "host": host, "message": message})
     return found

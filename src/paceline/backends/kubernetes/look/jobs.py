@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.served import served
@@ -14,16 +17,19 @@ from paceline.backends.kubernetes.manifests.objects import PROGRAM
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
+from .machines import amount
 from .pods import Pod, seen
+from .reasons import time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from paceline.backends.kubernetes.api.client import Cluster, Object
     from paceline.backends.kubernetes.manifests.kinds.base import Ending, Kind
     from paceline.job.spec import JobSpec
 
 _MOST_NAMES = 50  # in a selector
+_QUOTA = re.compile(r"exceeded quota: (?P<name>[^,\s]+), requested: (?P<asked>\S*),")
 
 
 class Found:
@@ -126,21 +132,13 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     """
     if names is not None and not names:
         return {}
-    found: dict[str, Found] = {}
-    selector = SELECTOR
-    if names is not None and len(names) <= _MOST_NAMES:
-        selector += f",{INSTANCE} in ({','.join(names)})" if all(map(_is_label, names)) else ""
-    refusals: list[ApiError] = []
-    for kind in _kinds(cluster, lambda: names is not None and len(found) == len(set(names))):
-        for item in _listed(cluster, kind, selector, refusals):
-            if names is None or item["metadata"]["name"] in names:
-                found[item["metadata"]["name"]] = Found(item, kind)
-    if refusals and (missing := [name for name in names or () if name not in found]):
-        raise UserError(f"whether there is a job {missing[0]} is not known: {refusals[0]}")
+    found = _objects(cluster, [BatchJob()], names)
+    if names is None or len(found) < len(set(names)):
+        found = _objects(cluster, [it for it in served(cluster) if not isinstance(it, BatchJob)], names, found)
     if not found:
         _refuse_missing(cluster)
         return found
-    for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector):
+    for page in cluster.list(cluster.path("v1", "pods"), labelSelector=_selector(names)):
         for item in page["items"]:
             pod = seen(item)
             if pod.job in found:
@@ -150,25 +148,53 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     return found
 
 
-def _kinds(cluster: Cluster, has_all: Callable[[], bool]) -> Iterator[Kind]:
-    """The kinds that jobs may be, until all are found: Jobs first, then what operators have brought."""
-    yield BatchJob()
-    if not has_all():
-        for kind in served(cluster):
-            if not isinstance(kind, BatchJob):
-                yield kind
+def taken(cluster: Cluster, names: Sequence[str] | None, but: Kind | None = None) -> Collection[str]:
+    """Those of these names, or all, that jobs have, of whatever kind but this one.
+
+    Raises:
+        UserError: as for `find`.
+    """
+    kinds = [kind for kind in served(cluster) if but is None or kind.title != but.title]
+    return _objects(cluster, kinds, names).keys()
 
 
-def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError]) -> Iterator[Object]:
+def _objects(
+    cluster: Cluster, kinds: Sequence[Kind], names: Sequence[str] | None, known: Mapping[str, Found] | None = None
+) -> dict[str, Found]:
+    """The jobs of these names, or all, of these kinds, without their pods; the kinds are asked at once.
+
+    Args:
+        known: jobs of other kinds, to which they are added.
+    """
+    found, refusals = dict(known or {}), list[ApiError]()
+    lists = cluster.at_once(*(partial(_listed, cluster, kind, _selector(names), refusals) for kind in kinds))
+    for kind, items in zip(kinds, lists, strict=True):
+        for item in items:
+            if names is None or item["metadata"]["name"] in names:
+                found[item["metadata"]["name"]] = Found(item, kind)
+    if refusals and (missing := [name for name in names or () if name not in found]):
+        raise UserError(f"whether there is a job {missing[0]} is not known: {refusals[0]}")
+    return found
+
+
+def _selector(names: Sequence[str] | None) -> str:
+    """What selects the objects of these jobs, or of all, and perhaps of others."""
+    if names is None or len(names) > _MOST_NAMES or not all(map(_is_label, names)):
+        return SELECTOR
+    return f"{SELECTOR},{INSTANCE} in ({','.join(names)})"
+
+
+def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError]) -> list[Object]:
     """The objects of a kind; one that an operator has brought, and that the server has not now, is noted."""
     try:
-        for page in cluster.list(kind.path(cluster), labelSelector=selector):
-            yield from page["items"]
+        pages = list(cluster.list(kind.path(cluster), labelSelector=selector))
     except ApiError as error:
         if isinstance(kind, BatchJob) or error.code not in (403, 404):
             raise
         if error.code == 404:  # 403: who may not list a kind has made no job of it
             refusals.append(error)
+        return []
+    return [item for page in pages for item in page["items"]]
 
 
 def _refuse_missing(cluster: Cluster) -> None:
@@ -195,30 +221,65 @@ def explain(cluster: Cluster, job: Found) -> None:
     if job.ending is not None or job.is_suspended:
         return
     newest = job.newest()
-    if len(newest) >= job.nodes and all(pod.phase != "Pending" for pod in newest.values()):
+    is_short = len(newest) < min(job.nodes, int(job.object["spec"].get("parallelism", job.nodes)))
+    if not is_short and all(pod.phase != "Pending" for pod in newest.values()):
         return
     try:
-        pages = list(cluster.list(cluster.path("v1", "events"), fieldSelector="type=Warning"))
-        events = [event for page in pages for event in page["items"]]
+        about = _events(cluster, job)
     except ApiError:
         return
-    events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    about: dict[tuple[str, str], list[Object]] = {}
-    for event in events:
-        target = event.get("involvedObject") or {}
-        about.setdefault((target.get("kind", ""), target.get("name", "")), []).append(event)
-    if len(newest) < job.nodes:
-        for event in (event for part in job.kind.parts(job.name) for event in about.get(part, ())):
-            job.why = " ".join(str(event.get("message") or "").split())
-        if job.why and "exceeded quota" in job.why:
-            job.why += "; ask for less, or have the quota of the namespace raised"
+    made = max((pod.created for pod in job.pods), default=0.0)
+    for part in job.kind.parts(job.name) if is_short else ():
+        # A later event of another type says that this is over, as does a pod: of many events servers drop some.
+        if (events := about.get(part)) and events[-1]["type"] == "Warning" and time_of(events[-1]) >= made:
+            job.why = _explained(cluster, " ".join(str(events[-1].get("message") or "").split()))
     if any(about.get(("Pod", pod.name)) for pod in job.pods):
-        selector = f"{SELECTOR},{INSTANCE} in ({job.name})"  # as in `find`
-        items = [
-            item for page in cluster.list(cluster.path("v1", "pods"), labelSelector=selector) for item in page["items"]
-        ]
+        pages = list(cluster.list(cluster.path("v1", "pods"), labelSelector=_selector([job.name])))  # as in `find`
+        items = [item for page in pages for item in page["items"]]
         job.pods = [seen(item, about.get(("Pod", item["metadata"]["name"]), ())) for item in items]
         job.pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
+
+
+def _events(cluster: Cluster, job: Found) -> dict[tuple[str, str], list[Object]]:
+    """Kind and name → the events about an object of a job, the last one last; none that an older object of it had."""
+    born = dict.fromkeys(job.kind.parts(job.name), int(moment(job.object["metadata"]["creationTimestamp"]) or 0))
+    born.update((("Pod", pod.name), int(pod.created)) for pod in job.pods)
+    found: dict[tuple[str, str], list[Object]] = {}
+    for kind in ("Warning", "Normal"):
+        for page in cluster.list(cluster.path("v1", "events"), fieldSelector=f"type={kind}"):
+            for event in page["items"]:
+                target = event.get("involvedObject") or {}
+                key = target.get("kind", ""), target.get("name", "")
+                if key in born and time_of(event) >= born[key]:
+                    found.setdefault(key, []).append(event)
+        if not found:
+            break  # there is no warning that others could contradict
+    for events in found.values():
+        events.sort(key=lambda event: (time_of(event), event["type"] == "Warning"))  # servers write whole seconds
+    return found
+
+
+def _explained(cluster: Cluster, message: str) -> str:
+    """A warning about the Job, with what to do; a quota is looked at, as its controller tries again after minutes."""
+    quota = _QUOTA.search(message)
+    if quota is None:
+        return message
+    try:
+        path = cluster.path("v1", "resourcequotas")
+        pages = list(cluster.list(path, fieldSelector=f"metadata.name={quota['name']}"))
+    except ApiError:
+        pages = [{"items": [{}]}]  # whoever may not see it knows only what the warning says
+    asked = dict(it.split("=", 1) for it in quota["asked"].split(",") if "=" in it)
+    status = next((it.get("status") or {} for page in pages for it in page["items"]), None)
+    if status is None or (status and _has_room(status, asked)):
+        return f"quota {quota['name']} has room again; the cluster makes the pods when it tries next, within minutes"
+    return f"{message}; ask for less, or have the quota of the namespace raised"
+
+
+def _has_room(status: Object, asked: Mapping[str, str]) -> bool:
+    """Whether a quota allows what was asked for, by its status."""
+    hard, used = status.get("hard") or {}, status.get("used") or {}
+    return all(amount(used.get(it)) + amount(asked[it]) <= amount(hard[it]) for it in asked if it in hard)
 
 
 def lost_logs(job: Found, record: Job) -> str | None:

@@ -70,8 +70,12 @@ class Pod:
         return self.started is not None
 
 
-def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod:
-    """What is kept of a pod."""
+def seen(pod: Mapping[str, Any], events: Sequence[dict[str, Any]] = ()) -> Pod:
+    """What is kept of a pod.
+
+    Args:
+        events: about it, the last one last.
+    """
     found = dict(pod)
     meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
     # What admits pods may put a container before ours.
@@ -93,7 +97,7 @@ def seen(pod: Mapping[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> Pod
         created=moment(meta["creationTimestamp"]) or 0.0, started=moment(begun),
         finished=moment(ended.get("finishedAt")),
         restarts=int((entry or {}).get("restartCount") or 0), exit_code=ended.get("exitCode"), report=report,
-        waiting=why_waiting(found, warnings) if phase == "Pending" else is_gone(found) if phase == "Running" else None,
+        waiting=why_waiting(found, events) if phase == "Pending" else is_gone(found) if phase == "Running" else None,
         error=error if phase == "Failed" or ended.get("exitCode") else None,
         is_leaving=bool(meta.get("deletionTimestamp")), is_out_of_memory=ended.get("reason") == "OOMKilled",
     )  # fmt: skip

@@ -1,12 +1,14 @@
 """Why a pod waits or has died, in plain words, with what to do.
 
-Pure: from what the API server says of a pod, and the warnings about it.
+Pure: from what the API server says of a pod, and the events about it.
 """
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+
+from paceline.backends.kubernetes.api.times import moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +20,11 @@ _TAINT = re.compile(r"untolerated taint \{([^}]*)\}")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 
-def why_waiting(pod: dict[str, Any], warnings: Sequence[dict[str, Any]] = ()) -> str | None:
+def why_waiting(pod: dict[str, Any], events: Sequence[dict[str, Any]] = ()) -> str | None:
     """What a pod that does not run yet waits for, in one line; None if there is nothing to say.
 
     Args:
-        warnings: events about it, the last one last.
+        events: about it, the last one last.
     """
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
@@ -33,10 +35,10 @@ def why_waiting(pod: dict[str, Any], warnings: Sequence[dict[str, Any]] = ()) ->
             if ended.get("exitCode"):
                 return f"its init container {entry['name']} failed: {_ended(ended)}"
         elif waiting := (entry.get("state") or {}).get("waiting"):
-            return _waiting(waiting, entry, warnings)
+            return _waiting(waiting, entry, events)
     for entry in status.get("containerStatuses") or ():
         if waiting := (entry.get("state") or {}).get("waiting"):
-            return _waiting(waiting, entry, warnings)
+            return _waiting(waiting, entry, events)
     return None
 
 
@@ -57,22 +59,30 @@ def _unscheduled(message: str) -> str:
     return f"{'; '.join(advice) or 'no node takes it'} ({nodes})"
 
 
-def _waiting(waiting: dict[str, Any], entry: dict[str, Any], warnings: Sequence[dict[str, Any]]) -> str | None:
+def _waiting(waiting: dict[str, Any], entry: dict[str, Any], events: Sequence[dict[str, Any]]) -> str | None:
     reason, message = str(waiting.get("reason") or ""), " ".join(str(waiting.get("message") or "").split())
     if reason in _PULL:
-        why = next((_line(event) for event in reversed(warnings) if "pull image" in event.get("message", "")), message)
+        why = next((_line(event) for event in reversed(events) if "pull image" in event.get("message", "")), message)
         return f"image {entry.get('image')} cannot be pulled: {why}; check its name, and --pull-secret if it is private"
     if reason == "InvalidImageName":
         return f"image {entry.get('image')} is not a valid name: {message}; correct --image"
     if reason in ("CreateContainerConfigError", "CreateContainerError"):
         return f"its container cannot be made: {message}"
     if reason in ("ContainerCreating", "PodInitializing", ""):
-        mount = next((_line(event) for event in reversed(warnings) if event.get("reason") in _MOUNTS), None)
-        return f"a volume cannot be mounted: {mount}" if mount else None
+        if events and events[-1].get("reason") in _MOUNTS:  # what comes later says that it was mounted
+            return f"a volume cannot be mounted: {_line(events[-1])}"
+        return None
     return f"{reason}: {message}" if message else reason
 
 
 _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+
+
+def time_of(event: dict[str, Any]) -> float:
+    """When an event happened last, in seconds since the epoch."""
+    series = event.get("series") or {}
+    times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
+    return moment(next(filter(None, times), event["metadata"].get("creationTimestamp"))) or 0.0
 
 
 def _line(event: dict[str, Any]) -> str:

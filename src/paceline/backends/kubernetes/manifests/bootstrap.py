@@ -20,16 +20,16 @@ def refuse(why):
 if sys.version_info < (3, 9):
     found = sys.executable + " in the image is Python " + ".".join(map(str, sys.version_info[:3]))
     refuse(found + ", too old; name Python 3.9 or newer with --image-python, take another image, or add --plain")
-import gzip, runpy, shutil, zipfile
+import gzip, io, runpy, shutil, zipfile
 def join(name, path):
     with open(path, "wb") as whole:
         for piece in sorted(glob.glob(os.path.join(here, name + "-*"))):
             with open(piece, "rb") as file:
                 shutil.copyfileobj(file, whole)
 try:
-    archive, package = os.path.join(work, "paceline.zip"), os.path.join(work, "package")
+    archive, package = os.path.join(work, "paceline.gz"), os.path.join(work, "package")
     join("archive", archive)
-    with zipfile.ZipFile(archive) as whole:
+    with gzip.open(archive) as source, zipfile.ZipFile(io.BytesIO(source.read())) as whole:
         whole.extractall(package)
     os.unlink(archive)
     part = os.path.join(work, "part.json")

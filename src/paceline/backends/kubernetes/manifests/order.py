@@ -84,7 +84,7 @@ class Order:
 
     Attributes:
         job_id: identifier that its nodes share.
-        archive: of paceline; b"" for a job without an agent.
+        archive: of paceline, in gzip; b"" for a job without an agent.
         code: of the job, packed (tar.gz); None if it has none of its own.
         clone: the code, if the pods fetch it by git; then `code` is None.
         secrets: variables that are never shown.

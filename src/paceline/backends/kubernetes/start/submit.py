@@ -22,18 +22,19 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.base import MOST_RANKS, Prepared
 from paceline.backends.kubernetes.api.errors import ApiError
-from paceline.backends.kubernetes.look.jobs import find
+from paceline.backends.kubernetes.look.jobs import find, taken
 from paceline.backends.kubernetes.manifests import cloning, kept, objects, replacing
 from paceline.backends.kubernetes.manifests import manifest as manifests
 from paceline.backends.kubernetes.manifests.gang import GROUPS
 from paceline.backends.kubernetes.manifests.kinds.base import kind_of
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
-from paceline.backends.kubernetes.manifests.kinds.served import KINDS, chosen
+from paceline.backends.kubernetes.manifests.kinds.served import KINDS, chosen, discover
 from paceline.backends.kubernetes.manifests.manifest import PLURALS
 from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
 from paceline.backends.kubernetes.manifests.order import Order
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 
 _OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
 _PAUSE = 0.3
-_AT_ONCE = 8  # objects
 _TAKEN = "a job named {} is in this namespace; choose another --name, or delete that job"
 _CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 
@@ -94,6 +94,8 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     """
     cluster.pod_template = options.pod_template
     _refuse(cluster, spec, options)
+    # It is packed while the server is found and asked.
+    packing = ThreadPoolExecutor(1).submit(lambda: b"" if options.plain else archive().solid)
     spec = _with_code(spec, options)
     spec, _, source = checked(spec, detached=detached)
     check_script(spec, source)
@@ -103,22 +105,24 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     name = spec.name or valid_name(spec.new_name(), nodes, kind.margin)
     check_name(f"{name}1" if name.endswith("-") else name, nodes, kind.margin)
     cloning.check(cluster, options, spec, _record_of(cluster, spec))
+    (_, minor), _ = cluster.at_once(lambda: cluster.version, lambda: discover(cluster))
     order = Order(
-        name, spec, options, cluster.namespace, uuid.uuid4().hex,
-        archive=b"" if options.plain else archive().data,
-        secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=cluster.version[1],
+        name, spec, options, cluster.namespace, uuid.uuid4().hex, archive=packing.result(),
+        secrets={it: os.environ[it] for it in spec.secrets}, kind=kind, minor=minor,
     )  # fmt: skip
     order = replace(order, spec=replacing.patient(order))
     order.check()
-    claims.check(cluster, spec)
     if nodes > 1 and not options.plain:
         order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
     if name.endswith("-"):
         order = replace(order, name=_free(cluster, spec))
-    _refuse_taken(cluster, order.name)
     cluster.warnings.clear()
-    with _taken():
-        cluster.create(kind_of(order).path(cluster), _provisional(order), dryRun="All")
+    with _taken():  # of its own kind, the trial says so
+        cluster.at_once(
+            lambda: claims.check(cluster, spec),
+            lambda: _refuse_taken(cluster, order.name, kind),
+            lambda: cluster.create(kind.path(cluster), _provisional(order), dryRun="All"),
+        )
     warnings = tuple(f"the cluster warns: {line}" for line in cluster.warnings)
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
 
@@ -172,16 +176,16 @@ def _with_code(spec: JobSpec, options: Options) -> JobSpec:
 
 def _free(cluster: Cluster, spec: JobSpec) -> str:
     """The next free number for a name that ends in '-'."""
-    taken = find(cluster, None)
+    there = taken(cluster, None)
     number = 2 if spec.resume_from else 1
-    while f"{spec.name}{number}" in taken:
+    while f"{spec.name}{number}" in there:
         number += 1
     return f"{spec.name}{number}"
 
 
-def _refuse_taken(cluster: Cluster, name: str) -> None:
-    """Refuse the name of a job, of whatever kind: what it owns is named after it."""
-    if find(cluster, [name]):
+def _refuse_taken(cluster: Cluster, name: str, but: Kind | None = None) -> None:
+    """Refuse the name of a job, of whatever kind but this one: what it owns is named after it."""
+    if taken(cluster, [name], but):
         raise NameTaken(_TAKEN.format(name))
 
 
@@ -224,8 +228,8 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
         try:
             return make(cluster, replace(order, name=name)), kind_of(order)
         except NameTaken as error:
-            taken = error
-    raise taken
+            refused = error
+    raise refused
 
 
 def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> Order:
@@ -387,10 +391,7 @@ def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:
     Raises:
         UserError: the server refuses one.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        made = [pool.submit(_make_owned, cluster, objects.owned(it, owner)) for it in objects.dependents(order)]
-    for one in made:
-        one.result()
+    cluster.at_once(*(partial(_make_owned, cluster, objects.owned(it, owner)) for it in objects.dependents(order)))
 
 
 def _make_owned(cluster: Cluster, manifest: Object) -> None:

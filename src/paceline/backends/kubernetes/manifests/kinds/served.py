@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 KINDS: tuple[type[Kind], ...] = (BatchJob, PyTorchJob, MPIJob, TFJob, PaddleJob, TrainJob, JobSet)
 
 
+def discover(cluster: Cluster) -> None:
+    """Ask the cluster for all that `served` is to know."""
+    cluster.learn(f"{kind.group}/{it}" for kind in KINDS if kind is not BatchJob for it in kind.versions)
+
+
 def served(cluster: Cluster) -> Iterator[Kind]:
     """The kinds that the cluster serves, each in the best version of those that paceline knows.
 
     Raises:
         UserError: the cluster does not answer.
     """
+    discover(cluster)
     for kind in KINDS:
         if kind is BatchJob:
             yield kind()
