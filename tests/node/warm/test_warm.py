@@ -232,6 +232,20 @@ def test_one_process_serves_any_number_of_ranks(warm: Warm) -> None:
     assert "such a process is already kept warm" in paceline("warm", "-n", several).stderr
 
 
+@pytest.mark.parametrize(
+    ("modules", "variables", "serves"),
+    [
+        (["torch"], {}, True),
+        (["torch", "torch.distributed", "numpy.linalg"], {}, True),
+        (["torch", "sklearn"], {}, False),  # which has an OpenMP of its own
+        (["jax"], {}, False),
+        (["torch"], {"MKL_NUM_THREADS": "2"}, False),
+    ],
+)
+def test_whose_threads_are_known(modules: list[str], variables: dict[str, str], serves: bool) -> None:
+    assert imports.serves_fewer_threads(modules, variables) is serves
+
+
 def test_a_progress_bar_is_as_wide_as_the_terminal(warm: Warm) -> None:
     pytest.importorskip("tqdm")
     warm.paceline.env["OMP_NUM_THREADS"] = "1"

@@ -23,6 +23,7 @@ _BY_LIBRARIES = (
     "ONEDNN_", "DNNL_", "TF_", "XLA_", "JAX_", "FLAGS_", "GLOG_", "TRITON_",
 )  # fmt: skip
 THREADS = "OMP_NUM_THREADS"
+_OVER_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")  # which count for more
 # Variables that a launcher sets for its ranks, and those that only a rank's own start reads.
 _NOT = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "TP_SOCKET", "GLOO_SOCKET")
 
@@ -31,9 +32,10 @@ def _prefixes(modules: Sequence[str]) -> tuple[str, ...]:
     return (*_AT_START, *(_BY_LIBRARIES if modules else ()))
 
 
-def serves_fewer_threads(modules: Sequence[str]) -> bool:
+def serves_fewer_threads(modules: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether ranks of a process that has imported these can be told to use fewer threads than it was to use."""
-    return "torch" in modules and all(name.partition(".")[0] in ("torch", "numpy") for name in modules)
+    is_known = all(name.partition(".")[0] in ("torch", "numpy") for name in modules)
+    return "torch" in modules and is_known and not any(name in env for name in _OVER_THREADS)
 
 
 def deciding(env: Mapping[str, str], modules: Sequence[str]) -> dict[str, str]:
@@ -115,7 +117,7 @@ class Imported:
     def _serves(self, here: str | None, threads: str | None) -> bool:
         """Whether ranks can have so many threads: their number is set after the fork."""
         counts = [int(it) for it in (threads, here) if it is not None and it.isdecimal()]
-        return serves_fewer_threads(self._modules) and len(counts) == 2 and 1 <= counts[0] <= counts[1]
+        return serves_fewer_threads(self._modules, self._env) and len(counts) == 2 and 1 <= counts[0] <= counts[1]
 
     def changed_file(self) -> str:
         """A file that has changed since it was imported; "" if none has."""

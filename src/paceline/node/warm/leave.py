@@ -54,7 +54,7 @@ def start_server(
     where = folder.folder() if where is None else where
     folder.make(where)
     kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}
-    if serves_fewer_threads(preload) and (threads := kept.get(THREADS, "1")).isdecimal():
+    if serves_fewer_threads(preload, kept) and (threads := kept.get(THREADS, "1")).isdecimal():
         kept[THREADS] = str(max(int(threads), devices.cores()))  # for jobs of any number of ranks
     asked: dict[str, Any] = {
         "python": list(python), "preload": list(preload), "seconds": seconds, "cwd": cwd, "folder": str(where),
