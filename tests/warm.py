@@ -10,9 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.contract import thread_count
 from paceline.node.errors import Refused
-from paceline.node.machine import devices
 from paceline.node.planning.packages import PRELOAD, WITH_OPTIMIZERS
 from paceline.node.warm import start
 from paceline.node.warm.leave import start_server
@@ -44,18 +42,14 @@ def _end() -> None:
 
 
 def keep(env: Mapping[str, str]) -> str:
-    """See to it that servers are kept for jobs of one rank and of several; returns their folder.
+    """See to it that servers are kept for jobs with torch and without it; returns their folder.
 
     Nobody waits for those that import torch: a job that comes before starts cold.
     """
     where = Path(os.environ[_FOLDER])
-    alone, several = (str(thread_count(devices.cores(), ranks)) for ranks in (1, devices.cores()))
-    for preload, threads in ((), several), (_TORCH, several), (_TORCH, alone):
-        if (threads, *preload) not in _started:
-            _started.add((threads, *preload))
-            variables = {**env, "OMP_NUM_THREADS": threads}
+    for preload in (), _TORCH:
+        if preload not in _started:
+            _started.add(preload)
             with contextlib.suppress(Refused):  # another worker has started it
-                start_server(
-                    (sys.executable,), preload, variables, os.getcwd(), _SECONDS, wait=not preload, where=where
-                )
+                start_server((sys.executable,), preload, env, os.getcwd(), _SECONDS, wait=not preload, where=where)
     return str(where)

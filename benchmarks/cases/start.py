@@ -30,7 +30,7 @@ def _case(ranks: int, goal: float) -> Case:
 
 def _warm(lab: Lab, ranks: int) -> Sample:
     """The time of a start while a process is kept warm, without the time that this one takes to import torch."""
-    with lab.started([PACELINE, "warm", "-n", str(ranks)]) as warm:
+    with lab.started([PACELINE, "warm"]) as warm:
         warm.finish()
         with lab.started([PACELINE, "run", "-n", str(ranks), SCRIPT]) as job:
             return Sample(job.finish())

@@ -558,7 +558,8 @@ class Client(Paceline):
         found = []
         for pid in inside(self.lab.hub):  # ssh writes its title over its environment
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ssh: "):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if line.startswith(b"ssh: ") or b"/remote/login.py" in line:
                     found.append(pid)
         return found
 

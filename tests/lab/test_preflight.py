@@ -290,7 +290,11 @@ def test_a_host_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatc
         said = (
             f"cannot reach h1: no answer within {seconds:g} s; it may be busy or hang, or a start-up file of its shell"
         )
-        more = "; if its login only takes long, set look_timeout below [defaults]" if verb == "describe" else ""
+        more = (
+            "; if its login only takes long, set look_timeout below [defaults]; the login goes on for the next command"
+            if verb == "describe"
+            else ""
+        )
         assert str(caught.value) == f"{said} wait for input: ssh h1{more}"
 
 

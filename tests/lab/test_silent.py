@@ -87,6 +87,20 @@ def test_its_second_silence_costs_nothing_and_a_look_finds_it_again(silent: Clie
     assert json.loads((silent.home / "silent.json").read_text()) == {}
 
 
+def test_a_login_that_takes_longer_than_a_look_is_there_for_the_next_verb(client: Client) -> None:
+    client.settings(hosts=["h1"])
+    submitted(client, "1", client.script("pass"))
+    assert client("wait", "it").returncode == 0
+    client.hang_up()
+    client.lab.hosts[0].delay_logins(4)  # each of them, also where a connection is kept
+    client.env["PACELINE_LOOK_TIMEOUT"] = "2s"
+    said = client("list", "--on", "lab").stderr
+    assert "within 2 s" in said and "set look_timeout below [defaults]; the login goes on for the next command" in said
+    for _ in range(2):
+        eventually(lambda: [job["state"] for job in client.json("list", "--on", "lab")] == ["SUCCEEDED"], "it is seen")
+    assert client("wait", "it").returncode == 0
+
+
 @pytest.mark.parametrize("nodes", ["2", "1:2"])
 def test_a_job_that_can_use_it_waits_for_it_when_it_is_back(client: Client, nodes: str) -> None:
     client.settings(hosts=["h1", "h2"])

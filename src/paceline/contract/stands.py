@@ -101,7 +101,7 @@ class Answer(TypedDict, total=False):
         collectives: the last ones of each group, the newest last.
         times: seconds of each part of a step, summed over `steps`, if the script trains with the library.
         loader: that the main thread waits for now.
-        computing: threads that torch computes with.
+        computing: threads that torch computes with; given: OMP_NUM_THREADS, if it is a number.
         gpu: whether torch uses one.
         runs: the expression that the innermost frame of the main thread is at, from Python 3.11 on: its first and last
             line, its first byte in the former, and its end in the latter.
@@ -118,6 +118,7 @@ class Answer(TypedDict, total=False):
     times: dict[str, float]
     loader: Loader
     computing: int
+    given: int
     gpu: bool
     runs: Sequence[int]
     ddp: Ddp
@@ -273,7 +274,10 @@ class Spent(TypedDict, total=False):
         computing, gpu, ddp, single: see `Answer`.
         busy: the share of the workers that had a batch to load while the main thread waited for them.
         iterations: over batches, of all ranks.
-        collectives: of a rank per second; by_hand: the share of the time in those that the script calls itself.
+        collectives: of a rank per second; by_hand: the share of the time in those that the script calls itself;
+            objects: in those of Python objects.
+        late: the share of the last quarter of the samples in which data is waited for.
+        threads_at: the line of the script that gives torch other threads than OMP_NUM_THREADS; missing if none does.
         pace: the rank that waits least for others; its `others` are all ranks here.
         busiest: the same, if it keeps the others here waiting.
         rate: bytes per second that processes which load have read here.
@@ -311,6 +315,9 @@ class Spent(TypedDict, total=False):
     iterations: int
     collectives: float
     by_hand: float
+    objects: float
+    late: float
+    threads_at: str
     pace: Busiest
     busiest: Busiest
     rate: float

@@ -9,25 +9,39 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import processes_with
+from tests.conftest import all_end, eventually, processes_with
 
 from paceline.backends.limits import Limits
+from paceline.backends.remote import login
 from paceline.backends.remote.connection import Host, Silent
 from paceline.backends.ssh import asking
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Ask = Callable[..., dict[str, object]]
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 OWNER = 4711  # nobody has this number
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder for connections, with a short path; logins that go on in the end are ended."""
+    with tempfile.TemporaryDirectory(prefix="ssh-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+        while left := processes_with(f"XDG_RUNTIME_DIR={folder}"):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -38,7 +52,6 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     program.write_text('#!/bin/sh\nfor last; do :; done\neval "$STARTUP"\neval "$last"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
 
     def asks(root: Path, python: str = "python3", startup: str = "") -> dict[str, object]:
         monkeypatch.setenv("STARTUP", startup)
@@ -202,6 +215,44 @@ def test_a_startup_file_that_waits_for_more(ask: Ask, tmp_path: Path, monkeypatc
     assert said.startswith("cannot reach h1: no answer within 1 s; it may be busy or hang, or a start-up file of its ")
 
 
+def test_a_login_that_takes_longer_than_a_command_waits_serves_the_next_one(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as long for each command; and it ends by itself."""
+    go = tmp_path / "go"
+    slow = f"until [ -e {go} ]; do sleep 0.05; done"
+    host = Host("h1", 1, None, None, "python3", str(tmp_path / "root"))
+
+    def goes_on() -> None:
+        go.touch()
+        eventually(lambda: host.has_login, "the login goes on")
+        go.unlink()
+
+    monkeypatch.setenv("LIMIT", "0.2")
+    with pytest.raises(UserError, match=r"set look_timeout below .defaults.; the login goes on for the next command"):
+        ask(tmp_path / "root", startup=slow)
+    monkeypatch.setenv("LIMIT", "60")
+    for _ in range(2):  # the first one takes the login, and has another one begin
+        goes_on()
+        assert ask(tmp_path / "root", startup=slow) == {"jobs": [], "names": []}
+    goes_on()
+    monkeypatch.setattr(login, "go_on", lambda *_: None)
+    ask(tmp_path / "root", startup=slow)
+    all_end(lambda: processes_with(f"STARTUP={slow}"), "the logins")
+    assert not list(Path(os.environ["XDG_RUNTIME_DIR"], "paceline").iterdir())
+
+
+def test_a_login_that_nobody_needs_ends(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it has come to its end or not."""
+    sitting = Path(login.__file__).read_text().replace("_SECONDS = 120.0", "_SECONDS = 2.0").replace("60.0", "0.1")
+    monkeypatch.setattr(login, "__file__", str(tmp_path / "login.py"))
+    (tmp_path / "login.py").write_text(sitting)
+    for startup in ("true", "cat > /dev/null"):
+        monkeypatch.setenv("STARTUP", startup)
+        Host("h1", 1, None, None, "python3", str(tmp_path / "root")).log_in()
+        all_end(lambda: processes_with(f"STARTUP={startup}"), "the login")  # noqa: B023 - called at once
+
+
 def test_a_wrapper_of_ssh_that_leaves_a_child_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
@@ -209,7 +260,6 @@ def test_a_wrapper_of_ssh_that_leaves_a_child_behind(tmp_path: Path, monkeypatch
     monkeypatch.setenv("LEFT_BY", str(tmp_path))
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
     host = Host("h1", 1, None, None, "python3", "~/state", Limits(0.5, 0.5))
     request = {"do": "describe", "names": [], "since": None}
     try:

@@ -15,6 +15,7 @@ from tests.conftest import Paceline, all_end, eventually, takes_signals
 from tests.journals import events
 
 from paceline.node.errors import Refused
+from paceline.node.machine import devices
 from paceline.node.warm import folder, imports, leave, start
 
 if TYPE_CHECKING:
@@ -203,6 +204,46 @@ def test_what_differs_starts_cold_and_is_named(warm: Warm) -> None:
     assert "PYTHONHASHSEED is '1', and was not set" in reason("--preload", "statistics", PYTHONHASHSEED="1")
     assert "the warm process has imported statistics, which the job does not" in reason()
     assert not reason("--preload", "statistics")
+
+
+def test_one_process_serves_any_number_of_ranks(warm: Warm) -> None:
+    """Whatever number its import has read: torch, in all threads, and numpy use that of the job."""
+    pytest.importorskip("torch")
+    paceline = warm.paceline
+    paceline.succeeds("warm")
+    paceline.script("""
+        import os, threading
+        import numpy, torch
+        begun, counts = len(os.listdir("/proc/self/task")), [torch.get_num_threads()]
+        other = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        for ones in torch.ones(400, 400), numpy.ones((400, 400)):
+            ones @ ones
+        print(os.environ["OMP_NUM_THREADS"], *counts, len(os.listdir("/proc/self/task")) - begun)
+    """)
+    several = str(2 * devices.cores())
+    assert paceline.succeeds("run", "-n", several, "script.py").stdout == "1 1 1 0\n"
+    assert [event["event"] for event in warm.events()] == ["warm"]
+    paceline.succeeds("run", "script.py")
+    assert [event["event"] for event in warm.events()] == ["warm"]
+    done = paceline.succeeds("run", "script.py", env={**paceline.env, "OMP_NUM_THREADS": "999"})
+    assert "paceline: started cold: OMP_NUM_THREADS is '999', and was" in done.stderr
+    assert "such a process is already kept warm" in paceline("warm", "-n", several).stderr
+
+
+@pytest.mark.parametrize(
+    ("modules", "variables", "serves"),
+    [
+        (["torch"], {}, True),
+        (["torch", "torch.distributed", "numpy.linalg"], {}, True),
+        (["torch", "sklearn"], {}, False),  # which has an OpenMP of its own
+        (["jax"], {}, False),
+        (["torch"], {"MKL_NUM_THREADS": "2"}, False),
+    ],
+)
+def test_whose_threads_are_known(modules: list[str], variables: dict[str, str], serves: bool) -> None:
+    assert imports.serves_fewer_threads(modules, variables) is serves
 
 
 def test_a_progress_bar_is_as_wide_as_the_terminal(warm: Warm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,11 @@ STACKS: dict[str, list[tuple[str, int, str]]] = {
     "evaluation": [(f"{TORCH}/nn/modules/module.py", 1776, "_call_impl"), (SCRIPT, 40, "evaluate")],
     "item": [(f"{TORCH}/_tensor.py", 1191, "__iter__"), (SCRIPT, 36, "<module>")],
     "script": [(SCRIPT, 37, "<module>")],
+    "gathered objects": [
+        (f"{TORCH}/distributed/distributed_c10d.py", 3000, "all_gather"),
+        (f"{TORCH}/distributed/distributed_c10d.py", 3100, "all_gather_object"), (SCRIPT, 38, "<module>"),
+    ],
+    "printed tensor": [(f"{TORCH}/_tensor_str.py", 100, "_str"), (SCRIPT, 39, "<module>")],
     "nothing of the script": [("/usr/lib/python3.12/site-packages/torch/__init__.py", 1, "<module>")],
 }  # fmt: skip
 
@@ -36,16 +42,15 @@ _LOADER = {"loader": {"workers": 2, "batch": 8}}
 
 def add(samples: Samples, counts: dict[str, int], rank: int = 0, state: str = "R", **known: Any) -> None:
     """Samples of a rank, a second apart: how many of each part. In each second it gets two batches and reads 1 MB."""
-    number = 0
-    for part, count in counts.items():
-        for _ in range(count):
-            number += 1
-            loader = {"id": 1, "workers": 0, "pinned": False, "batch": 4, "done": 2 * number}
-            samples.add(
-                Asked("", 0, rank, 0, 100 + rank),
-                {"threads": [{"name": "MainThread", "frames": STACKS[part]}], "sizes": {}, "loader": loader, **known},  # type: ignore[typeddict-item]
-                Process(state, read=number * 1_000_000, reads=number * 9), float(number),
-            )  # fmt: skip
+    parts = [part for part, count in counts.items() for _ in range(count)]
+    random.Random(0).shuffle(parts)
+    for number, part in enumerate(parts, 1):
+        loader = {"id": 1, "workers": 0, "pinned": False, "batch": 4, "done": 2 * number}
+        samples.add(
+            Asked("", 0, rank, 0, 100 + rank),
+            {"threads": [{"name": "MainThread", "frames": STACKS[part]}], "sizes": {}, "loader": loader, **known},  # type: ignore[typeddict-item]
+            Process(state, read=number * 1_000_000, reads=number * 9), float(number),
+        )  # fmt: skip
 
 
 def test_what_ranks_spend_their_time_on() -> None:
@@ -73,6 +78,55 @@ def test_the_scripts_own_code_has_its_line() -> None:
         samples = Samples()
         add(samples, {"script": 95, "backward": 5}, state=state)
         assert causes(samples.spent()) == [f"95 % of the time is in the script's own code at train.py:37{said}"]
+
+
+def test_data_that_the_first_epoch_alone_waits_for() -> None:
+    """More workers would load it as fast from the cache as it is loaded now."""
+    samples = Samples()
+    add(samples, {"loading": 300, "backward": 30}, state="S")
+    (line,) = causes(samples.spent())
+    assert "num_workers=" in line
+    add(samples, {"backward": 300, "loading": 3})
+    (line,) = causes(samples.spent())
+    assert line == (
+        "48 % of the time waits for data at train.py:5, but 1 % of the last quarter of it: the first epoch may fill a "
+        "cache; fill it before the job, or leave it: more workers gain nothing any more"
+    )
+
+
+def test_objects_that_are_gathered_are_no_gradients() -> None:
+    samples = Samples()
+    add(samples, {"gathered objects": 80, "backward": 20}, numbers={"": 1000})
+    (line,) = causes({**samples.spent(), "collectives": 300.0})
+    assert line == (
+        "80 % of the time exchanges Python objects of all ranks at train.py:38, which are pickled; every hundredth "
+        "step, or tensors in one all_gather or all_reduce, would save up to 80 % of the time"
+    )
+
+
+def test_printing_a_tensor_prints() -> None:
+    samples = Samples()
+    add(samples, {"printed tensor": 80, "backward": 20})
+    (line,) = causes(samples.spent())
+    assert line.startswith("80 % of the time logs and prints at train.py:39")
+
+
+def test_threads_that_the_script_sets(tmp_path: Path) -> None:
+    """A variable would change nothing; and ranks that wait for each other wait for a core."""
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n# torch.set_num_threads(1)\ntorch.set_num_threads(16)\n")
+    machine: Any = {"queued": 0.4, "cores": 2, "used": 2.0, "free": 0.0}
+    for given, says in ((16, "OMP_NUM_THREADS=1 for each"), (1, "torch.set_num_threads(1) at train.py:3")):
+        samples = Samples()
+        frames = [(f"{TORCH}/distributed/distributed_c10d.py", 81, "all_reduce"), (str(script), 9, "<module>")]
+        known: Any = {"threads": [{"name": "MainThread", "frames": frames}], "sizes": {}, "computing": 16}
+        for rank in range(2):
+            samples.add(Asked("", 0, rank, 0, 1 + rank), {**known, "given": given}, Process("S"), 1.0)
+        (line,) = causes({**samples.spent(), **machine})
+        assert line == (
+            "40 % of the time ranks wait for a core: 2 with 16 threads each compute on 2 cores; "
+            f"{says} would save about 40 % of the time"
+        )
 
 
 def test_what_the_library_has_measured_counts_for_more_than_samples() -> None:
@@ -194,6 +248,10 @@ def test_the_rate_of_a_folder(tmp_path: Path) -> None:
     ("parts", "known", "words"),
     [
         ({"forward": 0.9, "exchange": 0.1}, {}, None),
+        ({"workers": 0.5}, {**_LOADER, "late": 0.02}, "waits for data, but 2 % of the last quarter of it: the first"),
+        ({"workers": 0.5}, {**_LOADER, "late": 0.5, "used": 1.0, "free": 7.0}, "num_workers="),
+        ({"forward": 0.9}, {"computing": 1, "cores": 8, "ranks": 4, "used": 4.0, "free": 4.0,
+                            "threads_at": "train.py:2"}, r"; torch.set_num_threads\(2\) at train.py:2 would save"),
         ({"loading": 0.5}, {"read": 1e5, "reads": 400.0}, "in 400 reads of 250 B on average: many small files"),
         ({"workers": 0.6}, {**_LOADER, "used": 2.0, "free": 6.0}, "num_workers=5 would save"),
         ({"workers": 0.6}, {**_LOADER, "used": 2.0, "free": 0.0, "still": {"loading": 1}}, "less work on each sample"),

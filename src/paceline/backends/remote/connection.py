@@ -24,7 +24,7 @@ from paceline.backends.packing import archive
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
-from . import here
+from . import here, login
 from .bootstrap import BEGIN, BEGINS, READ
 from .crowd import not_started
 from .patience import Limit, Patience
@@ -98,6 +98,27 @@ class Host:
         if self.identity_file is not None:
             command += ["-i", os.path.expanduser(self.identity_file)]
         return [*command, "--", self.name, remote]
+
+    @property
+    def _kept_login(self) -> str:
+        """The socket behind which a login is kept that an earlier command did not wait for."""
+        import hashlib  # not needed by those that stay on this machine
+
+        text = json.dumps([self.name, self.port, self.identity_file, self.python])
+        return f"{_control_folder()}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    @property
+    def has_login(self) -> bool:
+        """Whether an earlier command has left a login for the next one."""
+        return not self.is_here and os.path.exists(self._kept_login)
+
+    def log_in(self) -> None:
+        """Have a process of its own log in, for the next command: it may take longer than this one waits."""
+        if self.is_kept and not self.is_here:
+            says = f"import sys; sys.stdout.write({json.dumps(BEGINS)} + chr(10)); sys.stdout.flush(); {READ}"
+            apart = "-T", "-o", "ControlMaster=no", "-S", "none"  # what hangs is not to hold up others
+            command = self.command(f"exec {quoted(self.python)} -c {shlex.quote(says)}", *apart)
+            login.go_on(self._kept_login, f"{BEGINS}\n", command)
 
     def disconnect(self, seconds: float = _ENDING) -> None:
         """Have the next command make a connection of its own: what hangs on this side of sshd may hang for ever.
@@ -206,7 +227,10 @@ class Host:
             finally:
                 answers.close()
 
-    def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes]:
+    def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes] | login.Login:
+        if self.has_login and (kept := login.take(self._kept_login)):
+            self.log_in()  # those that follow would not wait for it either
+            return kept
         within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
         try:
             return subprocess.Popen(
@@ -231,7 +255,12 @@ class Answers:
     """The answers of a host, line by line."""
 
     def __init__(
-        self, host: Host, process: subprocess.Popen[bytes], errors: IO[bytes], limit: Limit, patience: Patience
+        self,
+        host: Host,
+        process: subprocess.Popen[bytes] | login.Login,
+        errors: IO[bytes],
+        limit: Limit,
+        patience: Patience,
     ) -> None:
         self._host = host
         self._process = process
@@ -242,7 +271,8 @@ class Answers:
         self._looked = 0  # bytes of it that have no end of a line
         self._head: Answer | None = None  # an answer whose bytes have not all come
         self._is_first = self._is_fresh = True
-        self._has_begun = False  # the command there: what comes before is of start-up files
+        # The command there: what comes before is of start-up files.
+        self._has_begun = isinstance(process, login.Login)
         self._do_when_silent: Callable[[Silent], None] = lambda _: None
         self._is_left = threading.Event()  # when it was silent: no other command uses the connection
         self._lock = threading.Lock()
@@ -382,7 +412,8 @@ class Answers:
         """That it has not answered in time, and what to do."""
         hint = f"it may be busy or hang, or a start-up file of its shell wait for input: {self._host.by_hand}"
         if self._patience.prompt and self._limit.seconds == self._host.limits.look:
-            hint += "; if its login only takes long, set look_timeout below [defaults]"
+            later = "; the login goes on for the next command" if self._is_first and self._host.is_kept else ""
+            hint += f"; if its login only takes long, set look_timeout below [defaults]{later}"
         return f"cannot reach {self._host.name}: no answer within {self._limit.seconds:g} s; {hint}"
 
     def send(self) -> Input:
@@ -436,6 +467,7 @@ class Answers:
     def _expire(self) -> None:
         if self._is_first:
             self._host.disconnect()  # before others go on, perhaps to the end of this process
+            self._host.log_in()
         self._is_left.set()
         self._do_when_silent(Silent(self._silence()))
 

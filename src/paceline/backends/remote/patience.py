@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from paceline.backends.limits import Limits
 
+    from .login import Login
+
 _LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "volumes")
 _ENDLESS = ("wait", "slurm_wait", "slurm_logs")
 _MANY_FILES = ("contents", "delete", "slurm_contents", "slurm_delete")
@@ -123,7 +125,7 @@ class Limit:
         on_expiry: called when it takes longer; a wrapper of ssh may keep the output open when it has ended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Login) -> None:
         self._process = process
         self.on_expiry: Callable[[], None] = lambda: None
         self._alarm: _Alarm | None = None

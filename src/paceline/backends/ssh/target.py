@@ -178,12 +178,14 @@ class Hosts:
             asks = request(host)
             patience = host.patience(asks).for_many(len(hosts))
             error, already = self._silences.in_this_process(host) or (None, 0.0)
+            if host.has_login:
+                error, already = None, 0.0
             if error is not None and already >= patience.login:
                 found[host] = error
                 continue
             if self._silences.is_late(host):
                 late[host] = error
-            elif error is not None or self._silences.before(host) < patience.login:
+            elif error is not None or host.has_login or self._silences.before(host) < patience.login:
                 waited[host] = already + self._at_most(patience.login - already)
             asked[host] = asks, patience.shortened(self._at_most(patience.login - already))
         if again := [host for host in asked if self._silences.is_late(host)]:

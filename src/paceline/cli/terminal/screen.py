@@ -26,15 +26,19 @@ _SLOW_IMPORT = 3.0  # seconds after which it is said also where the output goes 
 _LONG = 200  # characters of a message; the log has all of it
 
 
-def how_it_started(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the events of a job say of how its agents have started, as messages."""
+def how_it_started(events: Sequence[Mapping[str, Any]], verbose: bool = True) -> list[str]:
+    """What the events of a job say of how its agents have started, as messages.
+
+    Args:
+        verbose: also if nothing is unexpected: only a process that is kept warm and not used is.
+    """
     lines = []
     for event in events:
-        if event["event"] == "warm":
-            lines.append(f"started{_on(event)} from a process that was kept warm")
-        elif event["event"] == "cold":
+        if event["event"] == "cold":
             lines.append(f"started cold{_on(event)}: {event['why']}")
-    return lines or ["started cold: no process is kept warm"]
+        elif event["event"] == "warm" and verbose:
+            lines.append(f"started{_on(event)} from a process that was kept warm")
+    return lines or (["started cold: no process is kept warm"] if verbose else [])
 
 
 class Screen:
@@ -99,10 +103,9 @@ class Screen:
         elif event.name in ("warm", "cold"):
             self._how.append({**details, "event": event.name})
         elif event.name == "started":
-            if self._verbose:
-                for line in how_it_started(self._how):
-                    self._say(line)
-                self._verbose = False
+            for line in how_it_started(self._how, self._verbose):
+                self._say(line)
+            self._verbose, self._how = False, []
             self._local.update((log["rank"], log["local_rank"]) for log in details["logs"])
         elif event.name == "exec":
             self._say(

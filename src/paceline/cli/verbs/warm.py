@@ -33,8 +33,8 @@ def _warm(
 ) -> None:
     """Import a framework once, and keep that process: `paceline run` and `submit` start from it at once.
 
-    It is used if a job would import the same, in the same environment; -v says why it is not. It ends when no job has
-    used it for a while, when one of the files that it has imported changes, and when memory is short.
+    It is used if a job would import the same, in the same environment; `run` says why it is not. It ends when no job
+    has used it for a while, when one of the files that it has imported changes, and when memory is short.
     """
     here = able(backend(), Warms)
     if listed or stop:
@@ -91,7 +91,7 @@ warm = SectionedCommand(
                 ["-n", "--nproc-per-node", "ranks"],
                 type=click.IntRange(1),
                 metavar="N",
-                help="For jobs of so many ranks on a machine: they share its cores.  [default: 1]",
+                help="For jobs of so many ranks on a machine; torch serves any number.  [default: 1]",
             ),
             Option(
                 ["--for", "seconds"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ def evidence(found: Answer, frame: FrameType | None) -> None:
     if totals := getattr(sys.modules.get(_TIMES), "TOTALS", None):
         found["times"] = dict(totals)
     found["computing"], found["gpu"] = torch.get_num_threads(), torch.cuda.is_initialized()
+    if (given := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        found["given"] = int(given)
     while frame is not None:
         code = frame.f_code
         name, file = code.co_name, code.co_filename

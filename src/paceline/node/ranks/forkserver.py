@@ -52,8 +52,14 @@ _TORCH_FIXED_SEED = 67280421310721  # what every process starts with in the torc
 class ForkServer:
     """Starts ranks, and reports to the agent how they start and end."""
 
-    def __init__(self, spec: NodeSpec, channel: Channel) -> None:
+    def __init__(self, spec: NodeSpec, channel: Channel, threads: int = 0) -> None:
+        """Start nothing yet.
+
+        Args:
+            threads: that torch is to use in ranks; 0 for those that it has been imported with.
+        """
         self.spec = spec
+        self.threads = threads
         self.channel = channel
         self.method = spec.start_method
         self.pids: dict[int, int] = {}  # pid → local rank
@@ -148,7 +154,7 @@ class ForkServer:
         if self.spec.numa_binding is not None:
             _bind(self.spec, order["local_rank"])
         os.environ.update(order["env"])
-        forked = _Forked(self.spec, order)
+        forked = _Forked(self.spec, order, self.threads)
         if self.method == "exec" or self.spec.program.kind == "command":
             forked.exec()
         processes.set_title(processes.rank_title(self.spec.program.target, order["env"]))
@@ -235,9 +241,10 @@ class ForkServer:
 class _Forked:
     """What a newly forked rank runs."""
 
-    def __init__(self, spec: NodeSpec, order: RankOrder) -> None:
+    def __init__(self, spec: NodeSpec, order: RankOrder, threads: int) -> None:
         self.spec = spec
         self.order = order
+        self.threads = threads
         self.args = spec.program.args
         if spec.local_rank_flag and "LOCAL_RANK" in order["env"]:
             self.args = (f"{spec.local_rank_flag}={order['env']['LOCAL_RANK']}", *self.args)
@@ -257,6 +264,8 @@ class _Forked:
     def run(self) -> None:
         """Run the program in this process."""
         _reseed()
+        if self.threads:  # here, since it starts them
+            cast("Any", sys.modules["torch"]).set_num_threads(self.threads)
         program = self.spec.program
         options = list(self.spec.python)
         sys.orig_argv = [*options, *(["-m"] if program.kind == "module" else []), program.target, *self.args]
@@ -319,6 +328,26 @@ def _reseed() -> None:
         torch_random.default_generator.seed()
 
 
+def _fewer_threads() -> int:
+    """The threads that this job's torch is to use if it was imported with more, 0 else; numpy uses as many from now on.
+
+    numpy's OpenBLAS starts its threads when it is told, and ends them before the next fork.
+    """
+    torch: Any = sys.modules.get("torch")
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if torch is None or not wanted.isdecimal() or not 0 < int(wanted) < torch.get_num_threads():
+        return 0
+    import ctypes  # torch has imported it
+
+    with open("/proc/self/maps") as maps:
+        libraries = {line[line.index("/") : -1] for line in maps if "openblas" in line}
+    for library in map(ctypes.CDLL, libraries):
+        for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads"):
+            if hasattr(library, name):
+                getattr(library, name)(int(wanted))
+    return int(wanted)
+
+
 def import_shared(name: str) -> None:
     """Import a module that the ranks share, and what it would import at the end of each of them.
 
@@ -350,8 +379,12 @@ def unsafe_to_fork() -> str:
     return f"the imports left {threads - 1} threads running" if threads > 1 else ""
 
 
-def main(channel_fd: int, spec_path: str) -> None:
-    """Run the fork server of the agent at the other end of `channel_fd`; in a forked rank, run the program."""
+def main(channel_fd: int, spec_path: str, is_warm: bool = False) -> None:
+    """Run the fork server of the agent at the other end of `channel_fd`; in a forked rank, run the program.
+
+    Args:
+        is_warm: the framework was imported before the job's variables were known.
+    """
     agent = os.getppid()
     processes.die_with(agent)  # while there are no ranks there is nothing to clean up
     processes.adopt_orphans()
@@ -366,7 +399,7 @@ def main(channel_fd: int, spec_path: str) -> None:
     elif spec.program.kind == "module" and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
     mounts.enter(spec.mounts)
-    server = ForkServer(spec, Channel(socket.socket(fileno=channel_fd)))
+    server = ForkServer(spec, Channel(socket.socket(fileno=channel_fd)), _fewer_threads() if is_warm else 0)
     server.import_framework()
     processes.outlive_parent()
     forked = server.serve()

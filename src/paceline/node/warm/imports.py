@@ -22,12 +22,20 @@ _BY_LIBRARIES = (
     "BLIS_", "VECLIB_", "NUMEXPR_", "NPY_", "TORCH", "PYTORCH_", "ATEN_", "CAFFE2_", "C10_", "GLOO_", "TP_", "UCC_",
     "ONEDNN_", "DNNL_", "TF_", "XLA_", "JAX_", "FLAGS_", "GLOG_", "TRITON_",
 )  # fmt: skip
+THREADS = "OMP_NUM_THREADS"
+_OVER_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")  # which count for more
 # Variables that a launcher sets for its ranks, and those that only a rank's own start reads.
 _NOT = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "TP_SOCKET", "GLOO_SOCKET")
 
 
 def _prefixes(modules: Sequence[str]) -> tuple[str, ...]:
     return (*_AT_START, *(_BY_LIBRARIES if modules else ()))
+
+
+def serves_fewer_threads(modules: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether ranks of a process that has imported these can be told to use fewer threads than it was to use."""
+    is_known = all(name.partition(".")[0] in ("torch", "numpy") for name in modules)
+    return "torch" in modules and is_known and not any(name in env for name in _OVER_THREADS)
 
 
 def deciding(env: Mapping[str, str], modules: Sequence[str]) -> dict[str, str]:
@@ -101,10 +109,15 @@ class Imported:
         """The first variable that decides something and is different in `env`, as a message; "" if there is none."""
         for name in sorted(self.names | set(deciding(env, self._modules))):
             here, there = self._env.get(name), env.get(name)
-            if here != there:
+            if here != there and not (name == THREADS and self._serves(here, there)):
                 values = ["not set" if value is None else f"{value[:40]!r}" for value in (there, here)]
                 return f"{name} is {values[0]}, and was {values[1]} when the warm process imported its modules"
         return ""
+
+    def _serves(self, here: str | None, threads: str | None) -> bool:
+        """Whether ranks can have so many threads: their number is set after the fork."""
+        counts = [int(it) for it in (threads, here) if it is not None and it.isdecimal()]
+        return serves_fewer_threads(self._modules, self._env) and len(counts) == 2 and 1 <= counts[0] <= counts[1]
 
     def changed_file(self) -> str:
         """A file that has changed since it was imported; "" if none has."""

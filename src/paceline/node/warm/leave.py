@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
-from paceline.node.machine import processes
+from paceline.node.machine import devices, processes
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec
 
 from . import folder
-from .imports import deciding
+from .imports import THREADS, deciding, serves_fewer_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +54,8 @@ def start_server(
     where = folder.folder() if where is None else where
     folder.make(where)
     kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}
+    if serves_fewer_threads(preload, kept) and (threads := kept.get(THREADS, "1")).isdecimal():
+        kept[THREADS] = str(max(int(threads), devices.cores()))  # for jobs of any number of ranks
     asked: dict[str, Any] = {
         "python": list(python), "preload": list(preload), "seconds": seconds, "cwd": cwd, "folder": str(where),
         "key": folder.key_of(python, preload, deciding(kept, preload)), "ready": None,

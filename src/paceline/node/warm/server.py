@@ -326,7 +326,7 @@ def _become_agent(order: Order) -> None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        forkserver.main(channel, spec)
+        forkserver.main(channel, spec, is_warm=True)
         return
     from paceline.node.agent.agent import main as agent
 

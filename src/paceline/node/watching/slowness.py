@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.contract.stands import Pace, Spent
 
 _MOST = 3  # causes that are named
+_PAST = 0.1  # of the last samples, below which a wait is over
 _MANY = 50  # collectives per second
 _MOST_WORKERS = 16  # that are recommended
 _SMALL = 4096.0  # bytes of a read, on average, below which files are small
@@ -171,6 +172,21 @@ class _Seen:
         return bool(spent.get("gpu")) and self.sending >= _LEAST_SENT and uses < 0.01 * spent["sent"]
 
     @property
+    def crowds_itself(self) -> bool:
+        """Whether ranks wait for cores since they compute with more threads than there are for each."""
+        return self.spent.get("computing", 0) > self.fair and self.queued >= 0.1
+
+    @property
+    def waited_early(self) -> bool:
+        """Whether data was waited for at first alone, as where the first epoch fills a cache."""
+        return self.spent.get("late", 1.0) < _PAST
+
+    def threads(self, count: int) -> str:
+        """What gives each rank so many threads: the script itself may set them."""
+        at = self.spent.get("threads_at")
+        return f"torch.set_num_threads({count}) at {at}" if at else f"OMP_NUM_THREADS={count}"
+
+    @property
     def could(self) -> int:
         """The threads of a rank if cores that nobody uses are shared out too."""
         had = self.spent.get("used", 0.0) + self.spent.get("free", 0.0)
@@ -203,6 +219,15 @@ class _Cause(NamedTuple):
 
 _LOADING, _WORKERS = ("loading",), ("workers",)
 _CAUSES = (
+    *(
+        _Cause(
+            parts, 0.2, lambda it: it.waited_early,
+            "{percent} % of the time waits for data{at}, but {late} % of the last quarter of it: the first epoch may "
+            "fill a cache", "fill it before the job, or leave it: more workers gain nothing any more",
+            lambda it: it.share("loading", "workers"),
+        )
+        for parts in (_LOADING, _WORKERS)
+    ),
     _Cause(
         _LOADING, 0.2, lambda it: it.spent.get("reads", 0) >= 50 and it.spent["read"] / it.spent["reads"] < _SMALL,
         "{percent} % of {of} loads data{at}, in {reads:.0f} reads of {read} on average: many small files",
@@ -287,6 +312,12 @@ _CAUSES = (
         lambda it: it.share("exchange") * (1 - it.buckets[1] / it.buckets[0]),
     ),
     _Cause(
+        ("exchange",), 0.2, lambda it: it.spent.get("objects", 0.0) >= 0.2,
+        "{objects} % of the time exchanges Python objects of all ranks{objects_at}, which are pickled",
+        "every hundredth step, or tensors in one all_gather or all_reduce, would save up to {saved}",
+        lambda it: it.spent["objects"],
+    ),
+    _Cause(
         ("exchange",), 0.2, lambda it: it.spent.get("collectives", 0.0) >= _MANY
         and it.spent["by_hand"] > 0.5 * it.share("exchange"),
         "{percent} % of {of} exchanges with other ranks{at}, in {collectives:.0f} collectives of the script per "
@@ -315,7 +346,7 @@ _CAUSES = (
         lambda it: it.share("exchange") * (1 - it.fills),
     ),
     _Cause(
-        ("exchange",), 0.3, lambda it: True,
+        ("exchange",), 0.3, lambda it: not it.crowds_itself,  # those that are waited for wait for a core
         "{percent} % of {of} exchanges with other ranks{at}",
         "paceline tune compares the ways to exchange gradients", lambda it: None,
     ),
@@ -387,9 +418,9 @@ _CAUSES = (
         "fewer data workers or ranks, or smaller batches, need less memory", lambda it: it.spent.get("stalled"),
     ),
     _Cause(
-        (), 0.0, lambda it: it.spent.get("computing", 0) > it.fair and it.queued >= 0.1,
+        (), 0.0, lambda it: it.crowds_itself,
         "{queued} % of the time ranks wait for a core: {ranks} with {computing} threads each compute on {cores} cores",
-        "OMP_NUM_THREADS={fair} for each would save about {saved}", lambda it: it.queued,
+        "{fairly} would save about {saved}", lambda it: it.queued,
     ),
     _Cause(
         (), 0.0, lambda it: it.crowded >= 0.1,
@@ -400,7 +431,7 @@ _CAUSES = (
         ("forward", "backward", "optimizer"), 0.5,
         lambda it: 0 < it.spent.get("computing", 0) < it.could and not it.spent.get("gpu"),
         "{percent} % of the time computes with {computing} thread(s) a rank, of {could} cores for each",
-        "OMP_NUM_THREADS={could} would save up to {saved}",
+        "{as_could} would save up to {saved}",
         lambda it: it.share("forward", "backward", "optimizer") * (1 - it.spent["computing"] / it.could),
     ),
 )  # fmt: skip
@@ -446,7 +477,11 @@ def _words(it: _Seen, cause: _Cause, share: float, saved: float) -> dict[str, ob
         "saved": amount(saved),
         "tune": " (paceline tune tries it)" if "seconds" in spent else "", "workers": it.workers or 0,
         "more": it.more, "size": of_sample if read >= 1000 else " it", "reads": reads,
-        "read": size(read / max(reads, 1)), "fair": it.fair, "could": it.could,
+        "read": size(read / max(reads, 1)), "could": it.could,
+        "fairly": it.threads(it.fair) + ("" if "threads_at" in spent else " for each"),
+        "as_could": it.threads(it.could),
+        "late": round(100 * spent.get("late", 0.0)), "objects": round(100 * spent.get("objects", 0.0)),
+        "objects_at": f" at {spent['lines']['objects']}" if "objects" in spent["lines"] else "",
         "queued": round(it.queued * 100), "rate": size(it.reads) if it.reads < math.inf else "",
         "by_more": amount(1 - it.left), "idle": round(100 - 100 * spent.get("busy", 0.0)),
         "further": 4 * (spent.get("loader", {}).get("prefetch") or 2), "local": size(spent.get("local", 0.0)),

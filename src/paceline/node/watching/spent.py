@@ -40,6 +40,7 @@ _OF_FRAMES = tuple(
         (r"torch/distributed/|paceline/train/group/", "", "exchange"),
         (r"/(tensorboard|tensorboardX|wandb|mlflow)/|/logging/__init__\.py|/tqdm/", "", "logging"),
         (r"torch/nn/modules/", "", "forward"),
+        (r"torch/_tensor_str\.py", "", "logging"),
         (r"torch/_tensor\.py", r"^__iter__$", "item"),
     )
 )
@@ -57,6 +58,9 @@ _ONCE = tuple(
 _EVALUATES = re.compile(r"^_*(eval|valid|test)|_(eval|valid|test)")  # functions of the script
 _FETCH = re.compile(r"torch/utils/data/_utils/fetch\.py")
 _C10D = re.compile(r"torch/distributed/(c10d_logger|distributed_c10d)\.py")
+_OBJECTS = re.compile(r"^(all_gather|gather|broadcast|scatter|send|recv)_object")
+_SETS_THREADS = re.compile(r"^[^#]*\bset_num_threads\(")
+_BLOCKS = 64  # of samples, that are kept for what comes lately
 _OF_CALLS = {
     "item": "item", "cpu": "item", "tolist": "item", "numpy": "item", "cuda": "copy", "to": "copy", "print": "logging",
 }  # fmt: skip
@@ -69,6 +73,7 @@ class Samples:
     def __init__(self) -> None:
         self._ranks: dict[int, _OfRank] = {}
         self._known: Spent = {}  # what each answer says anew
+        self._given = 0  # OMP_NUM_THREADS of ranks; 0 if that is not known
 
     def add(self, rank: Asked, answer: Answer, process: Process, now: float) -> None:
         """Take in what a rank has answered, and how its process was just before."""
@@ -76,6 +81,7 @@ class Samples:
         for key in ("loader", "computing", "gpu", "ddp"):
             if key in answer:
                 self._known[key] = answer[key]
+        self._given = answer.get("given", self._given)
         if sizes := answer.get("sizes"):
             self._known["world"] = max(sizes.values())
         if "single" in answer:  # one that does not is enough: the first layer gets what was not converted yet
@@ -121,6 +127,14 @@ class Samples:
         if sums.get("waits"):
             spent["busy"] = round(sums["busy"] / sums["waits"], 3)
         spent["by_hand"] = round(sums.get("by_hand", 0) / count, 3)
+        spent["objects"] = round(sums.get("objects", 0) / count, 3)
+        lately = _total(one.lately.last() for one in ranks)
+        if lately.get("samples", 0) >= _LEAST_SAMPLES:
+            spent["late"] = round(lately["waits"] / lately["samples"], 3)
+        if self._given and spent.get("computing") != self._given:
+            files = {file for one in ranks for file in one.files}
+            if line := next(filter(None, map(_sets_threads, sorted(files))), ""):
+                spent["threads_at"] = line
         spent["iterations"] = int(sums.get("iterations", 0))
         times = _total(one.times() for one in ranks)
         if steps := times.pop("steps", 0.0):
@@ -160,6 +174,31 @@ class _Mark(NamedTuple):
     entered: int = 0  # collectives, of all groups
 
 
+class _Lately:
+    """How many of the last samples wait for data: they are counted in blocks, which grow with the number of samples."""
+
+    def __init__(self) -> None:
+        self._size = 1
+        self._blocks: list[tuple[int, int]] = []  # samples, and those of them that wait
+
+    def add(self, waits: bool) -> None:
+        """Count another one."""
+        if self._blocks and self._blocks[-1][0] < self._size:
+            samples, waiting = self._blocks.pop()
+        else:
+            samples = waiting = 0
+            if len(self._blocks) == _BLOCKS:
+                self._size *= 2
+                pairs = zip(self._blocks[::2], self._blocks[1::2])
+                self._blocks = [(one + two, some + more) for (one, some), (two, more) in pairs]
+        self._blocks.append((samples + 1, waiting + waits))
+
+    def last(self) -> dict[str, float]:
+        """Of the last quarter."""
+        blocks = self._blocks[-(len(self._blocks) // 4) :] if len(self._blocks) >= 4 else []
+        return {"samples": sum(it[0] for it in blocks), "waits": sum(it[1] for it in blocks)}
+
+
 class _OfRank:
     """The samples of a rank."""
 
@@ -168,6 +207,8 @@ class _OfRank:
         self.parts: Counter[str] = Counter()
         self.still: Counter[str] = Counter()  # samples in which the main thread waited in the kernel
         self.lines: dict[str, Counter[str]] = {}
+        self.files: set[str] = set()  # of the script
+        self.lately = _Lately()
         self.sums: dict[str, float] = {}  # of what has passed between two answers
         self._before = _Mark()
         self._batch = _Mark()  # when the number of batches was seen to change
@@ -202,10 +243,17 @@ class _OfRank:
                 self.sums = _total((self.sums, {"waits": 1, "busy": loader["busy"] / loader["workers"]}))
         if part == "exchange" and own is not frames[0] and _C10D.search(frames[frames.index(own) - 1][0]):
             self.sums = _total((self.sums, {"by_hand": 1}))
+        line = f"{os.path.basename(own[0])}:{own[1]}"
+        if part == "exchange" and any(_C10D.search(file) and _OBJECTS.search(name) for file, _, name in frames):
+            self.sums = _total((self.sums, {"objects": 1}))
+            self.lines.setdefault("objects", Counter())[line] += 1
+        if part != "evaluation":
+            self.lately.add(part in ("loading", "workers"))
+        self.files.update(frame[0] for frame in frames if is_of_user(frame[0]))
         self.count += 1
         self.parts[part] += 1
         self.still[part] += process.state != "R"
-        self.lines.setdefault(part, Counter())[f"{os.path.basename(own[0])}:{own[1]}"] += 1
+        self.lines.setdefault(part, Counter())[line] += 1
 
     def _batches(self, now: _Mark) -> dict[str, float]:
         """What was done for the batches that have come since another number of them was seen."""
@@ -238,6 +286,15 @@ def _total(many: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for key, value in one.items():
             found[key] = found.get(key, 0) + value
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _sets_threads(file: str) -> str:
+    """The line of a file of the script that sets torch's threads; "" if none does."""
+    import linecache
+
+    lines = enumerate(linecache.getlines(file), 1)
+    return next((f"{os.path.basename(file)}:{number}" for number, line in lines if _SETS_THREADS.search(line)), "")
 
 
 def _batches(answer: Answer) -> tuple[int | None, float]:
