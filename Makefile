@@ -73,11 +73,12 @@ nightly: $(VENV)/.dev ## A thousand faults, many kills, a million simulated jobs
 test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder; TESTS=FOLDER for less
 	$(PYTEST) $(FOUR) --costs costs.jsonl $(or $(TESTS),$(ALL))
 
-lint: $(VENV)/.dev ## Style, types, and which room may import which
+lint: $(VENV)/.dev ## Style, types, which room may import which, and how large it may be
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/rooms.py
 
 bench: $(VENV)/.dev ## paceline beside the others, as ratios
 	$(BIN)/python -m benchmarks
