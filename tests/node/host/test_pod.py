@@ -34,8 +34,8 @@ class Container:
         self.here, self.work, self.message = folder / "job", folder / "work", folder / "termination-log"
         self.here.mkdir()
         self.work.mkdir()
-        (self.here / "archive-000").write_bytes(archive().data[:1000])
-        (self.here / "archive-001").write_bytes(archive().data[1000:])
+        (self.here / "archive-000").write_bytes(archive().solid[:1000])
+        (self.here / "archive-001").write_bytes(archive().solid[1000:])
         (self.here / "start.py").write_text(START.lstrip())
         self.started: list[subprocess.Popen[bytes]] = []
 
