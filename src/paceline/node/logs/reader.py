@@ -192,8 +192,8 @@ class _Source:
         for begin in range(_BLOCK * (max(0, position - 1) // _BLOCK), -1, -_BLOCK):
             block = self._file.peek(begin, position - begin)
             end = len(block)
-            while (end := block.rfind(b"\n", 0, end)) >= 0 or after - begin > _LONGEST:
-                after = begin + end + 1 if end >= 0 else begin
+            while end > 0 and ((end := block.rfind(b"\n", 0, end)) >= 0 or after - begin > _LONGEST):
+                after = begin + end + 1
                 if lines == 0:
                     return after
                 lines -= 1
