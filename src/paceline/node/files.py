@@ -72,12 +72,16 @@ def load_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
+class Irregular(OSError):
+    """A device, a FIFO or a folder stands where a file is expected."""
+
+
 def regular(path: str, flags: int) -> int:
-    """Open a regular file, as the opener of `open`; a device or a FIFO, which never ends, counts as missing."""
+    """Open a regular file, as the opener of `open`; reading anything else might never end."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
+        raise Irregular(errno.EINVAL, "it is no regular file", path)
     return fd
 
 

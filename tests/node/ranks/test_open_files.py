@@ -109,6 +109,28 @@ def test_files_of_a_script_whose_daemon_thread_runs_are_whole(paceline: Paceline
     assert found["main.txt"] == b"lines"
 
 
+def test_a_daemon_thread_leaves_its_globals_before_they_are_dropped(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, sys, threading, torch
+
+        class Footer:
+            def __del__(self):
+                os.write(2, b"footer")
+
+        footer = Footer()
+        footer.itself = footer
+
+        def loop():
+            while True: len("held")
+
+        threading.Thread(target=loop, daemon=True).start()
+        sys.setswitchinterval(0.5)  # so that it does not interrupt the end
+    """)
+    done = paceline.succeeds("run", "script.py")
+    assert "footer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def both(paceline: Paceline, script: str, alone: str) -> tuple[dict[str, bytes], dict[str, bytes], str]:
     """The files that `alone` leaves under python, without torch, and `script` under paceline, and its stderr there."""
     paceline.script(HELPERS, "helpers.py")

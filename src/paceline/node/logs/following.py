@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Union
 
 from paceline.node.eventloop.inotify import Waker
+from paceline.node.files import Irregular
 from paceline.node.journal.records import for_people, parsed
 
 from .growing_file import GrowingFile, Lines, RankLog
@@ -158,7 +159,7 @@ def _open_logs(
         folder = run.path / "logs" / str(started["attempt"])  # the agent's machine may have another name for it
         out, err, error = folder / Path(entry["out"]).name, folder / Path(entry["err"]).name, Path(entry["error"])
         what = Output(started["attempt"], entry["rank"], entry["local_rank"], "out", b"")
-        with contextlib.suppress(FileNotFoundError):  # it was deleted
+        with contextlib.suppress(FileNotFoundError, Irregular):  # it was deleted
             if err != out and wanted(what):
                 logs[out] = _Log(GrowingFile(out), what)
             what = replace(what, stream="both" if err == out else "err")

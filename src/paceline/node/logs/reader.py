@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
+from paceline.node.files import Irregular, read_json
 from paceline.node.rundir.directory import RunDirectory
 
 from .following import Output, updates
@@ -226,7 +226,7 @@ class _Sources:
             rank = int(match[1])
             if chosen is None or rank in chosen:
                 log = path / "logs" / str(attempt) / match[0]
-                with contextlib.suppress(FileNotFoundError):  # deleted just now
+                with contextlib.suppress(FileNotFoundError, Irregular):  # deleted just now
                     self.opened[log] = _Source(log, LogLines(0.0, attempt, rank, "e" if match[2] else "o", b""))
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,6 +33,8 @@ _STAYS = (
     "paceline", "torch", "functorch", "numpy", "sympy", "mpmath", "tabulate", "wcwidth", "mpi4py", "jax", "jaxlib",
     "tensorflow", "keras",
 )  # fmt: skip
+_LEAVES_WITHIN = 1.0  # seconds that a daemon thread gets to leave what it runs
+_LETS_RUN = 0.001  # seconds
 
 
 def end(code: int, error_path: Path) -> NoReturn:
@@ -133,10 +136,23 @@ def _stop_daemon_threads() -> None:
     Threads that C++ has started are left alone: an exception there would end the process.
     """
     threading.excepthook = lambda _: None
+    told = []
     for thread in threading.enumerate():
         is_ours = thread is not threading.current_thread() and not isinstance(thread, threading._DummyThread)
         if is_ours and thread.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+            told.append(thread)
+    until = time.monotonic() + _LEAVES_WITHIN
+    while told and time.monotonic() < until:
+        time.sleep(_LETS_RUN)  # those that only wait for the interpreter lock get it now, and leave their globals
+        told = [thread for thread in told if thread.is_alive() and _runs(thread)]
+
+
+def _runs(thread: threading.Thread) -> bool:
+    """Whether a thread runs, or waits for a core only, as far as that is known."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread.native_id}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] == b"R"
+    return False
 
 
 def _namespaces_of_other_threads() -> list[dict[str, Any]]:
