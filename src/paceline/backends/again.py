@@ -48,11 +48,7 @@ def refuse_nodes_here(spec: JobSpec, there: Backend) -> None:
 
 
 def changed(spec: JobSpec, changes: Mapping[str, Any], name_of: Callable[[KeyPath], str] = flag_of) -> JobSpec:
-    """A job with some of its fields changed; `changes` that are None change nothing.
-
-    Raises:
-        UserError: it makes no sense then.
-    """
+    """A job with some of its fields changed; `changes` that are None change nothing."""
     from .functions import is_function
 
     if changes.get("args") is not None and is_function(spec):

@@ -51,9 +51,6 @@ def places(since: float | None = None) -> list[Place]:
 
     Args:
         since: leave out hosts whose jobs are known to have ended before this time, in seconds since the epoch.
-
-    Raises:
-        UserError: the settings cannot be read.
     """
     names = [registry.HERE]
     if settings_files.exist():
@@ -86,11 +83,7 @@ def _on_hosts(kind: str, options: str) -> Backend:
 
 
 def target_of(name: str) -> str | None:
-    """Where a job of this name is, as far as this machine knows; a job here goes before those elsewhere.
-
-    Raises:
-        UserError: several targets have one.
-    """
+    """Where a job of this name is, as far as this machine knows; a job here goes before those elsewhere."""
     if "/" in name or os.path.lexists(jobs_folder() / name):
         return registry.HERE
     targets = targets_with(name)
@@ -100,11 +93,7 @@ def target_of(name: str) -> str | None:
 
 
 def backend_with(name: str) -> Backend:
-    """The backend that a job of this name was submitted to from here; this machine's if none was.
-
-    Raises:
-        UserError: see `target_of`; or the place is not in the settings any more.
-    """
+    """The backend that a job of this name was submitted to from here; this machine's if none was."""
     target = target_of(name)
     if target in registry.kinds_of_hosts():  # it was submitted to hosts that flags named
         return registry.on_hosts(target, submitted_options(target, name))
@@ -124,9 +113,6 @@ def describe(
         since: leave out jobs that ended before this time, in seconds since the epoch.
         repeats: this is called every few seconds.
         each: called with the jobs of each place before the time for its answer is over.
-
-    Raises:
-        UserError: there is only one place, and it does not answer.
     """
 
     def look(place: Place) -> Listing:
@@ -164,9 +150,6 @@ def ask(
 
     Args:
         without: what is missing if it raises UserError.
-
-    Raises:
-        UserError: there is only one place, and that is what it raises.
     """
     if len(asked) == 1:
         return [(asked[0], question(asked[0]))], []

@@ -48,11 +48,7 @@ class Source(Protocol):
     """The lines of one node."""
 
     def open(self) -> None:
-        """Find out whether there are such lines; to iterate does so too.
-
-        Raises:
-            UserError: there are none, or the node does not answer.
-        """
+        """Find out whether there are such lines; to iterate does so too."""
 
     def __iter__(self) -> Iterator[LogLines]:
         """The lines."""
@@ -72,7 +68,6 @@ def lines(sources: Mapping[Any, Source], lost: type[UserError]) -> Iterator[LogL
     """The lines of all nodes, in the order of time; those of a single one as they come.
 
     Raises:
-        UserError: there are no such lines, or no node answers.
         Incomplete: after the last line, if nodes do not answer, or no longer.
     """
     if len(sources) == 1:
@@ -133,11 +128,7 @@ def _refuse_incomplete(failed: list[UserError]) -> None:
 
 
 def wait(readers: Readers[Any, str], count: int, seconds: float | None, tick: Callable[[int], None]) -> bool:
-    """Wait until the readers have named so many jobs; returns whether they have in time.
-
-    Raises:
-        UserError: one of them has failed.
-    """
+    """Wait until the readers have named so many jobs; returns whether they have in time."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     ended = 0
     with contextlib.closing(readers):

@@ -45,9 +45,6 @@ def write(work: Callable[[], Any], name: str, folder: Path) -> dict[str, Any]:
     Args:
         work: the function, with its arguments.
         folder: an empty one.
-
-    Raises:
-        UserError: it cannot be pickled.
     """
     packages = find_spec("cloudpickle")
     if packages is None and getattr(work, "func", work).__module__ == "__main__":
@@ -95,7 +92,6 @@ def results(there: Backend, job: Job, *, every: bool) -> list[Any]:
 
     Raises:
         Exception: the one that the first failing rank has raised.
-        UserError: the job is no function, or has failed otherwise; or logs are missing.
     """
     is_good = job.state == "SUCCEEDED"
     found = _outcomes(there, job, None if every or not is_good else (0,))

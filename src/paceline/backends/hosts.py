@@ -40,20 +40,12 @@ class NamedHost(NamedTuple):
 
 
 def in_list(flag: str, text: str) -> list[NamedHost]:
-    """The hosts of `HOST[:SLOTS],…`.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The hosts of `HOST[:SLOTS],…`."""
     return _hosts([(part.strip(), f"{flag} {text!r}") for part in text.split(",")])
 
 
 def in_file(flag: str, file: str) -> list[NamedHost]:
-    """The hosts of a file with one host per line, `HOST:SLOTS` or `HOST slots=N`.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The hosts of a file with one host per line, `HOST:SLOTS` or `HOST slots=N`."""
     try:
         with open(os.path.expanduser(file)) as opened:
             read = [line.partition("#")[0].strip() for line in opened]
@@ -66,11 +58,7 @@ def in_file(flag: str, file: str) -> list[NamedHost]:
 
 
 def printed_by(script: str) -> list[NamedHost]:
-    """The hosts that a script prints, one per line, as `HOST` or `HOST:SLOTS`.
-
-    Raises:
-        UserError: it cannot be run, fails, or prints none.
-    """
+    """The hosts that a script prints, one per line, as `HOST` or `HOST:SLOTS`."""
     try:
         done = subprocess.run(
             [script], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,

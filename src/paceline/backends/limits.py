@@ -37,11 +37,7 @@ DEFAULT = Limits()
 
 
 def load() -> Limits:
-    """The limits of this user: a variable goes before the settings.
-
-    Raises:
-        UserError: a variable or the settings are wrong.
-    """
+    """The limits of this user: a variable goes before the settings."""
     given = [_given(LOOK), _given(ACT), _given(RECONNECT)]
     if None in given and settings_files.exist():
         from paceline.job.settings import load as settings  # takes long to import

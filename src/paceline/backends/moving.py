@@ -26,9 +26,6 @@ def brought(spec: JobSpec, export: JobExport) -> dict[str, Any]:
 
     The folder for checkpoints is that of the old job: its own folder, the same place in its copy of the code, the same
     path or volume; or what the user names for the new job.
-
-    Raises:
-        UserError: the job had checkpoints, and none is left.
     """
     found = export.inventory
     checkpoint, saved = found["checkpoint"], found["saved"]
@@ -68,11 +65,7 @@ def notes(spec: JobSpec, export: JobExport) -> list[str]:
 
 
 def fetched_code(export: JobExport, file: Path, progress: ProgressReporter) -> dict[str, Any] | None:
-    """Get the archive of a job's code; returns its record, None if the job has no copy of its code.
-
-    Raises:
-        UserError: it cannot be got.
-    """
+    """Get the archive of a job's code; returns its record, None if the job has no copy of its code."""
     code = export.inventory["code"]
     if code is None:
         return None
@@ -81,11 +74,7 @@ def fetched_code(export: JobExport, file: Path, progress: ProgressReporter) -> d
 
 
 def fetched_checkpoint(export: JobExport, file: Path, progress: ProgressReporter) -> None:
-    """Get the archive of a job's newest checkpoint.
-
-    Raises:
-        UserError: it cannot be got, or there is no room for it here.
-    """
+    """Get the archive of a job's newest checkpoint."""
     needed, free = export.inventory["bytes"], shutil.disk_usage(file.parent).free
     if needed > free:
         raise UserError(_no_room(export, needed, file.parent))
@@ -107,11 +96,7 @@ class Receiver:
         self._open.close()
 
     def write(self, data: bytes) -> int:
-        """Write it all.
-
-        Raises:
-            UserError: the disk is full.
-        """
+        """Write it all."""
         try:
             self._open.write(data)
         except OSError as error:

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Raise a node's `Refused` as `UserError`.
-
-    Raises:
-        UserError: the block was refused.
-    """
+    """Raise a node's `Refused` as `UserError`."""
     try:
         yield
     except Refused as refused:

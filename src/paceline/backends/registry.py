@@ -42,11 +42,7 @@ def flags() -> dict[str, tuple[Flag, ...]]:
 
 
 def allocation() -> tuple[str, Allocation] | None:
-    """The kind of scheduler that has given nodes to this shell or script, and these; None if none has.
-
-    Raises:
-        UserError: jobs cannot run on them.
-    """
+    """The kind of scheduler that has given nodes to this shell or script, and these; None if none has."""
     for variable, (kind, entry) in _ALLOCATIONS.items():
         if os.environ.get(variable) and (found := _loaded(f"{entry}:current")(os.environ)) is not None:
             return kind, found
@@ -77,9 +73,6 @@ def load(
         kind: of backend, if the options describe it completely; the settings are not read then.
         given_by: option → the flag that set it, for messages.
         where: the flags that select it, without --on.
-
-    Raises:
-        UserError: there is no such backend, or its options are invalid.
     """
     name = name or HERE
     options, given_by, where = options or {}, given_by or {}, f" {where}" if where else ""
@@ -113,9 +106,6 @@ def on_hosts(kind: str, options: Mapping[str, Any], given_by: Mapping[str, str] 
     Args:
         options: as they were noted then, with `hosts`.
         given_by: option → the flag that set it now, for messages.
-
-    Raises:
-        UserError: an option is invalid.
     """
     from . import hosts
 

@@ -52,9 +52,6 @@ def checked(spec: JobSpec, *, detached: bool) -> Checked:
 
     Args:
         detached: whether it goes on without the client.
-
-    Raises:
-        UserError: it cannot run on any machine, as far as this machine can tell.
     """
     is_open = spec.name.endswith("-")
     if spec.name:
@@ -95,11 +92,7 @@ def _in_copy(script: str, spec: JobSpec, here: Path) -> str:
 
 
 def check_script(spec: JobSpec, source: Path | None) -> None:
-    """Check that the folder of which the code will be a copy has the script, for nodes that cannot look for it there.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Check that the folder of which the code will be a copy has the script, for nodes that cannot look for it there."""
     if source is not None and spec.script is not None:
         with refusals():
             program_kind(spec.script, source)
@@ -116,11 +109,7 @@ def kept_warm(spec: JobSpec) -> JobSpec:
 
 
 def volumes_of(spec: JobSpec) -> list[dict[str, Any]]:
-    """The paths of a job's volumes on its nodes, from the settings; see `volumes.sources`.
-
-    Raises:
-        UserError: one is unknown, or two of them clash.
-    """
+    """The paths of a job's volumes on its nodes, from the settings; see `volumes.sources`."""
     if not spec.data:
         return []
     from paceline.job.settings import load
@@ -142,11 +131,7 @@ def _current_folder() -> Path:
 
 
 def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dict[str, Any]:
-    """Copy the code of a job to an empty folder; returns the record of it.
-
-    Raises:
-        UserError: it cannot be copied.
-    """
+    """Copy the code of a job to an empty folder; returns the record of it."""
     assert spec.code is not None
     from paceline.job.code import bring
     from paceline.node.telemetry import origin
@@ -160,11 +145,7 @@ def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dic
 
 
 def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressReporter) -> dict[str, Any]:
-    """Write the code of a job to an archive (tar), for machines elsewhere; returns the record of it.
-
-    Raises:
-        UserError: it cannot be copied, or lacks the job's script.
-    """
+    """Write the code of a job to an archive (tar), for machines elsewhere; returns the record of it."""
     import tarfile  # these take long to import, and a job on this machine needs neither
     import tempfile
 
@@ -190,9 +171,6 @@ def names(spec: JobSpec) -> Iterator[str]:
     """The names that a job may get, each if those before it are taken.
 
     One that ends in '-' gets the next free number, an empty one is generated.
-
-    Raises:
-        UserError: a number makes the name too long.
     """
     if not spec.name.endswith("-"):
         yield spec.name or spec.new_name()

@@ -33,11 +33,7 @@ def volumes(settings: Settings) -> list[Volume]:
 
 
 def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
-    """Name → path of a job's volumes, from the settings; does not look at the paths.
-
-    Raises:
-        UserError: one is unknown, or two of them clash.
-    """
+    """Name → path of a job's volumes, from the settings; does not look at the paths."""
     variables: dict[str, str] = {}
     wanted: dict[str, str] = {}
     for mount in mounts:
@@ -56,21 +52,13 @@ def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
 
 
 def sources(mounts: Sequence[Mount], settings: Settings) -> list[dict[str, Any]]:
-    """A job's volumes in a request to a node: volume, path, wanted (where the job wants it), variable (with the path).
-
-    Raises:
-        UserError: one is unknown, or two of them clash.
-    """
+    """A job's volumes in a request to a node: volume, path, wanted (where the job wants it), variable (with the path)."""
     paths = check(mounts, settings)
     return [{"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in mounts]
 
 
 def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: str) -> list[dict[str, Any]]:
-    """The same for a job on this machine, with what `node.machine.volumes.find` adds.
-
-    Raises:
-        UserError: one is unknown or cannot be read, or two of them clash.
-    """
+    """The same for a job on this machine, with what `node.machine.volumes.find` adds."""
     found = sources(mounts, settings)
     looks = {source["volume"]: _Look(source["path"]) for source in found}
     for name, look in looks.items():

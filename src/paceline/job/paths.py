@@ -25,11 +25,7 @@ _CONTENTS = (
 
 
 def jobs_folder() -> Path:
-    """The folder with one run directory per job: $PACELINE_HOME/jobs, or paceline/jobs in the XDG state folder.
-
-    Raises:
-        UserError: neither is set, and the user has no home.
-    """
+    """The folder with one run directory per job: $PACELINE_HOME/jobs, or paceline/jobs in the XDG state folder."""
     home = os.environ.get("PACELINE_HOME")
     if home:
         return Path(home).absolute() / "jobs"
@@ -58,11 +54,7 @@ def targets_in_use() -> list[str]:
 
 
 def submitted_options(target: str, name: str) -> dict[str, Any]:
-    """The options of the hosts that flags named when a job was submitted to them from here; at least `hosts`.
-
-    Raises:
-        UserError: what is noted of it is damaged.
-    """
+    """The options of the hosts that flags named when a job was submitted to them from here; at least `hosts`."""
     note = target_folder(target) / name
     found = _options(note)
     if found is None:

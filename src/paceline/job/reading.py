@@ -67,9 +67,6 @@ def read(
         given: fields that flags set. They win over the file's; mappings such as `env` do so key by key.
         name_given: says which flag it was that gave a field, for messages.
         text: what the file holds, if it is not to be read.
-
-    Raises:
-        UserError: the file cannot be read or describes no job; names the line and the key.
     """
     given = given or {}
     text = _text(path) if text is None else text

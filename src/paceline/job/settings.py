@@ -122,10 +122,6 @@ def load(folder: Path | None = None, *, is_trusted: bool = False) -> Settings:
 
     Args:
         is_trusted: whether the project's file is obeyed without the user's agreement.
-
-    Raises:
-        UserError: a file cannot be read, holds something wrong, or runs programs to which the user has not agreed;
-            names the file and the key.
     """
     tables: dict[str, Any] = {}
     files: Files = {}
@@ -150,11 +146,7 @@ def _named(files: Files, key: tuple[str, ...]) -> str:
 
 
 def read_table(file: Path, *, is_project: bool) -> dict[str, Any] | None:
-    """What a TOML file holds; None where there is none, or a project's may be of another user.
-
-    Raises:
-        UserError: it cannot be read, or is no TOML.
-    """
+    """What a TOML file holds; None where there is none, or a project's may be of another user."""
     try:
         content = found.read(file) if is_project else file.read_bytes()
         return None if content is None else tomllib.loads(content.decode("utf-8-sig"))

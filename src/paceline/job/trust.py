@@ -38,11 +38,7 @@ def guarded(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(file: Path, table: Mapping[str, Any]) -> None:
-    """Check that the user has agreed to what a project's file sets, or ask.
-
-    Raises:
-        UserError: they have not.
-    """
+    """Check that the user has agreed to what a project's file sets, or ask."""
     settings = guarded(table)
     if not settings or os.environ.get(UNASKED) == "1" or _record(file, settings).exists():
         return
@@ -60,11 +56,7 @@ def check(file: Path, table: Mapping[str, Any]) -> None:
 
 
 def agree(file: Path, settings: Mapping[str, Any]) -> None:
-    """Note that the user has agreed to these settings of a file, as they are now.
-
-    Raises:
-        UserError: it cannot be noted.
-    """
+    """Note that the user has agreed to these settings of a file, as they are now."""
     record = _record(file, settings)
     make_private(record.parent.parent)
     try:

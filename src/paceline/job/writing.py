@@ -27,19 +27,12 @@ def write_job(path: Path, fields: Mapping[str, Any]) -> None:
 
     Args:
         path: of the file, which must not exist.
-
-    Raises:
-        UserError: it cannot be written.
     """
     replace_file(path, yaml.safe_dump(dict(fields), sort_keys=False, default_flow_style=False))
 
 
 def set_variable(path: Path, name: str, value: str) -> None:
-    """Set a variable of the ranks in a job file; comments and all else stay as they are.
-
-    Raises:
-        UserError: the file cannot be read or written, or its form is one in which no variable can be set.
-    """
+    """Set a variable of the ranks in a job file; comments and all else stay as they are."""
     before = read(path)
     text = path.read_bytes().decode("utf-8-sig")
     new = _with_variable(text, name, value)
@@ -84,9 +77,6 @@ def replace_file(path: Path, text: str, is_right: Callable[[str], bool] = lambda
 
     Args:
         is_right: asked about a file with the text, before that takes its place.
-
-    Raises:
-        UserError: it cannot be written, or is not right.
     """
     real = Path(os.path.realpath(path))
     new = ""

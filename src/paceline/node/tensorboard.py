@@ -175,11 +175,7 @@ def start_with_job(python: Sequence[str], logdir: str, folder: Path) -> TensorBo
 
 
 def check_installed() -> None:
-    """Check that this Python, on which ranks run too, has TensorBoard.
-
-    Raises:
-        Refused: it does not.
-    """
+    """Check that this Python, on which ranks run too, has TensorBoard."""
     import importlib.util
 
     found = importlib.util.find_spec("tensorboard")
@@ -197,9 +193,6 @@ def open_for_job(python: Sequence[str], folder: Path, logdir: str | None) -> str
 
     Args:
         logdir: the folder that it shows; None takes the one that its job has requested, or the run directory.
-
-    Raises:
-        Refused: it cannot be started.
     """
     check_installed()
     try:

@@ -282,11 +282,7 @@ class Api:
             raise Refused(404, f"no job {name!r} on {target}") from None
 
     async def _now(self, found: Found) -> Job:
-        """What is known of a job now.
-
-        Raises:
-            Refused: it is gone.
-        """
+        """What is known of a job now."""
         listing = await self._with(found, lambda there: there.describe([found.job.name]))
         for job in listing.jobs:
             if isinstance(job, Job):

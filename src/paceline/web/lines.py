@@ -69,11 +69,7 @@ def _asked(request: dict[str, Any]) -> Iterator[LogLines]:
 
 
 def _compiled(pattern: str) -> Spans:
-    """Finds the first match in a line: where it begins and ends, in UTF-16 units.
-
-    Raises:
-        UserError: the pattern is no regular expression; or, when it is used, a search takes too long.
-    """
+    """Finds the first match in a line: where it begins and ends, in UTF-16 units."""
     try:
         search = re.compile(pattern.encode(errors="surrogateescape")).search
     except (re.error, RecursionError, OverflowError) as error:

@@ -89,11 +89,7 @@ class Sessions:
 
 
 def secret() -> bytes:
-    """The secret of this user; whoever deletes its file ends all sessions.
-
-    Raises:
-        UserError: it cannot be read or written.
-    """
+    """The secret of this user; whoever deletes its file ends all sessions."""
     path: Path = jobs_folder().parent / "paceline-web.key"
     make_private(path.parent)
     try:

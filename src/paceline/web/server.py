@@ -178,11 +178,7 @@ def _most_open() -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at this address; port 0 is any free one.
-
-    Raises:
-        UserError: it cannot be had.
-    """
+    """A socket at this address; port 0 is any free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, protocol)
@@ -202,11 +198,7 @@ class Page:
     """
 
     def __init__(self, host: str, port: int, *, tls: Tls | None, read_only: bool) -> None:
-        """Listen.
-
-        Raises:
-            UserError: the address is in use, or a file cannot be read.
-        """
+        """Listen."""
         if tls is not None:
             try:
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*tls)

@@ -42,11 +42,7 @@ class Lender:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[Backend]:
-        """A backend that no other thread uses meanwhile.
-
-        Raises:
-            UserError: it cannot be loaded.
-        """
+        """A backend that no other thread uses meanwhile."""
         try:
             there = self._free.pop()
         except IndexError:
@@ -57,11 +53,7 @@ class Lender:
             self._free.append(there)
 
     def new(self) -> Backend:
-        """A backend that is not used again.
-
-        Raises:
-            UserError: it cannot be loaded.
-        """
+        """A backend that is not used again."""
         return (self._place.another or self._place.load)()
 
 

@@ -69,9 +69,6 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
     """Inspect this machine as a job would find it that is started with these variables in this folder.
 
     Imports no framework. nvidia-smi and the resolver get about a second, in parallel.
-
-    Raises:
-        UserError: the current folder is gone.
     """
     env = os.environ if env is None else env
     try:

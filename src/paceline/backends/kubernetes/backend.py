@@ -321,11 +321,7 @@ class Kubernetes(Backend):
             return
 
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
-        """A command (a shell if it is empty) in the pod of a rank, with its variables; kubectl connects to it.
-
-        Raises:
-            UserError: its pod does not run, or there is no kubectl.
-        """
+        """A command (a shell if it is empty) in the pod of a rank, with its variables; kubectl connects to it."""
         from .api.kubectl import kubectl
 
         job = self._find(name)

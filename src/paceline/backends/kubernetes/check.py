@@ -79,11 +79,7 @@ KINDS = {
 
 
 def check(cluster: Cluster) -> Report:
-    """What the cluster has and allows, and what would go wrong with a job.
-
-    Raises:
-        UserError: it does not answer.
-    """
+    """What the cluster has and allows, and what would go wrong with a job."""
     major, minor = cluster.version
     found: list[Finding] = []
     access = cluster.access

@@ -31,9 +31,6 @@ class LocalRun:
 
         Args:
             progress: is called with how far it is.
-
-        Raises:
-            UserError: the job cannot run here.
         """
         self._lifeline, theirs = socket.socketpair()
         with theirs:

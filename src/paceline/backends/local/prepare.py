@@ -69,9 +69,6 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     Args:
         detached: whether it goes on without the client.
         export: of the job on another target that it resumes; None if it resumes none from elsewhere.
-
-    Raises:
-        UserError: it cannot run here, or its name is taken.
     """
     brought = None if export is None else Brought(**moving.brought(spec, export))
     spec = kept_warm(spec)
@@ -99,11 +96,7 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
 
 @contextlib.contextmanager
 def writing(log_dir: str | None) -> Iterator[None]:
-    """Raise errors of writing a run directory as `UserError`.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Raise errors of writing a run directory as `UserError`."""
     path, flag = (log_dir, "--log-dir") if log_dir else (jobs_folder(), "PACELINE_HOME")
     try:
         yield

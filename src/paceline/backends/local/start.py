@@ -45,9 +45,6 @@ def start(
         lifeline: the job ends when the other end closes; None for one that outlives its client.
         split: the local ranks whose stderr is kept apart.
         stdin: the local rank that reads this process's standard input; None if no rank does.
-
-    Raises:
-        UserError: the job cannot run here, or its name is taken.
     """
     assert isinstance(prepared, LocalPrepared)
     spec, plan = prepared.asked, prepared.plan

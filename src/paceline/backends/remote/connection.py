@@ -168,11 +168,7 @@ class Host:
         opened: Callable[[Answers], None] = lambda _: None,
         patience: Patience | None = None,
     ) -> Answer:
-        """Its answer to a request; see `listen` for the arguments.
-
-        Raises:
-            UserError: it cannot be reached, or does not do what was asked.
-        """
+        """Its answer to a request; see `listen` for the arguments."""
         with self.listen(request, body, opened, patience=patience) as answers:
             return next(answers)
 
@@ -197,9 +193,6 @@ class Host:
             opened: gets the answers before the first one is read, so that another thread can stop them.
             apart: Ctrl-C does not end the connection.
             patience: how long to wait for it; None: as its limits say.
-
-        Raises:
-            UserError: see `ask`.
         """
         patience = patience or self.patience(request)
         with _errors() as errors:
@@ -284,11 +277,7 @@ class Answers:
         return self
 
     def __next__(self) -> Answer:
-        """The next line, with the bytes that follow it as `data`.
-
-        Raises:
-            UserError: there is none, or it is an error.
-        """
+        """The next line, with the bytes that follow it as `data`."""
         if not self._is_fresh:  # the first one has been waited for since the request
             self._limit.begin(self._patience.later)
         self._is_fresh = False
@@ -316,7 +305,6 @@ class Answers:
 
         Raises:
             EOFError: no more come; see `why_over`.
-            UserError: one is an error.
         """
         yield from self._all_whole()
         ready = select.poll()

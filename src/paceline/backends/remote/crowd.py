@@ -181,11 +181,7 @@ def at_once(
 
 
 def need_files(hosts: int) -> None:
-    """Let this process have so many connections at once.
-
-    Raises:
-        UserError: it may not open as many files.
-    """
+    """Let this process have so many connections at once."""
     needed = _OF_HOST * hosts + _OF_START * min(hosts, AT_ONCE) + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:

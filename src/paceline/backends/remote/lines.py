@@ -33,11 +33,7 @@ class RemoteLines:
         self._answers: Answers | None = None
 
     def open(self) -> None:
-        """Wait for the first answer.
-
-        Raises:
-            UserError: it is an error, or does not come.
-        """
+        """Wait for the first answer."""
         try:
             self._answers = self._stack.enter_context(self._host.listen(self._request))
             next(self._answers)
@@ -46,11 +42,7 @@ class RemoteLines:
             raise
 
     def __iter__(self) -> Iterator[LogLines]:
-        """The lines.
-
-        Raises:
-            UserError: the machine does not answer, or no longer.
-        """
+        """The lines."""
         if self._answers is None:
             self.open()
         assert self._answers is not None

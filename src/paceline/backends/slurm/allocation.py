@@ -19,9 +19,6 @@ def current(env: Mapping[str, str]) -> Allocation | None:
 
     None in a step, where srun has started this process, and in everything that a job of paceline has started: a
     `paceline run` there is one process among others, and would start all of them once more.
-
-    Raises:
-        UserError: jobs cannot run on its nodes.
     """
     if "SLURM_JOB_ID" not in env or is_step(env) or WITHIN in env or "PACELINE_RANK" in env:
         return None

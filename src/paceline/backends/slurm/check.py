@@ -35,11 +35,7 @@ _NODE_REPORT = re.compile(r"paceline-check (\S+) (folder|python|failed)([^;]*)")
 
 
 def check(login: Login, options: Options, target: str, progress: ProgressReporter) -> Report:
-    """Try what a job needs, by a short job.
-
-    Raises:
-        UserError: the login node does not answer.
-    """
+    """Try what a job needs, by a short job."""
     seconds = _PATIENCE * login.limits.act
     request = {"do": "slurm_check", "slurm": options.slurm, "seconds": seconds}
     facts: Facts | None = None

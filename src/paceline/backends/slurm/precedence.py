@@ -31,9 +31,6 @@ def asked(spec: JobSpec, options: Mapping[str, Value], typed: Mapping[str, Value
     Args:
         options: those of the settings and of --slurm.
         typed: those of --slurm.
-
-    Raises:
-        UserError: --slurm and another flag contradict each other.
     """
     found = dict(options)
     for field, (flag, names) in _SAME.items():

@@ -66,7 +66,6 @@ class Opened:
         """Check the job; writes nothing.
 
         Raises:
-            UserError: it cannot run there.
             NameTaken: its name is taken.
         """
         self._login, self._request, self._apart = login, request, apart
@@ -89,7 +88,6 @@ class Opened:
         """The answer to an order, with the archive of the code.
 
         Raises:
-            UserError: it is not done, and nothing is left.
             NameTaken: the name was taken meanwhile.
         """
         with contextlib.suppress(BrokenPipeError):  # the answer says why
@@ -101,11 +99,7 @@ class Opened:
         return self._next()
 
     def keep(self, name: str) -> None:
-        """Confirm that the job is to stay, and wait until that has arrived: the connection may end before.
-
-        Raises:
-            UserError: no answer came, so it may be gone.
-        """
+        """Confirm that the job is to stay, and wait until that has arrived: the connection may end before."""
         self.answers.say("keep")
         try:
             next(self.answers)
@@ -129,9 +123,6 @@ def prepare(
     """Check a job on the login node, and by Slurm itself; submits nothing.
 
     With an allocation, it is to run on its nodes.
-
-    Raises:
-        UserError: it cannot run there, or its name is taken.
     """
     if spec.resume_from is not None:  # one job of an array is run again, as a job of its own
         options = options.changed({"array": None})
@@ -234,9 +225,6 @@ def start(
     """Submit a job; returns the open connection, which follows the job if `shown` says so, and its record.
 
     A job that is not followed has to be confirmed by a line on the connection; else nothing is left of it.
-
-    Raises:
-        UserError: Slurm does not take it; nothing of it is left.
     """
     spec, opened = prepared.spec, prepared.opened
     assert opened is not None

@@ -176,9 +176,6 @@ class Ssh(Backend):
         """These jobs, or all, the newest first; those that are unknown are left out.
 
         A job on a host that does not answer is LOST, if it was submitted from here.
-
-        Raises:
-            UserError: no host answers, or one does not that may have a job that no other has.
         """
         return self._jobs.describe(names, since)
 
@@ -306,9 +303,6 @@ class Ssh(Backend):
         """Wait until these jobs have ended, or the time is over; returns whether they have ended.
 
         A host that hangs, or can no longer be reached, is not waited for if its job has ended on the other hosts.
-
-        Raises:
-            UserError: a host can no longer be reached, and the job may go on there.
         """
         from .wait import Waiting
 
@@ -361,11 +355,7 @@ class Ssh(Backend):
         return [host.name for host in failed]
 
     def _act(self, request: Request) -> None:
-        """Send a request to all hosts that have one of its jobs.
-
-        Raises:
-            UserError: one of them fails, or does not answer.
-        """
+        """Send a request to all hosts that have one of its jobs."""
         hosts = _distinct(self._jobs.hosts_of(name) for name in request["names"])
         self._hosts.answers(hosts, lambda _: request)
 

@@ -65,11 +65,7 @@ class RemoteJobs:
         self.keeps_expired = False
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """See `Backend.describe`. A job on a host that does not answer is LOST, if it was submitted from here.
-
-        Raises:
-            UserError: no host answers, or one does not that may have a job that no other has.
-        """
+        """See `Backend.describe`. A job on a host that does not answer is LOST, if it was submitted from here."""
         return self._just_ended(names) or self._ask(names, since)
 
     def _just_ended(self, names: Sequence[str] | None) -> Listing | None:
@@ -166,11 +162,7 @@ class RemoteJobs:
         return self._seen[name].last
 
     def living_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that take part in a job.
-
-        Raises:
-            UserError: there is no such job, or it has ended.
-        """
+        """The hosts that take part in a job."""
         found = self.describe([name]).jobs
         if not found or found[0].is_over or not self._seen[name].living:
             raise UserError(f"job {name} has ended" if found else f"no job {name} on {self._hosts.name}")

@@ -28,9 +28,6 @@ def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *,
         hosts: that have a part of it.
         missing: hosts that have one too, and do not answer; one line per host.
         fresh: whether its checkpoints are not needed.
-
-    Raises:
-        UserError: no host answers that may have the checkpoints.
     """
     answers: dict[Host, Inventory] = {}
     silent = list(missing)

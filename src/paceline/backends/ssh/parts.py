@@ -48,11 +48,7 @@ class Parts:
         self.streams.close()
 
     def start(self) -> Host | None:
-        """Wait for all parts; returns a host that has a job of the name, and then nothing has been started.
-
-        Raises:
-            UserError: one cannot be started; nothing is left of the others.
-        """
+        """Wait for all parts; returns a host that has a job of the name, and then nothing has been started."""
         answers = self._answers(self.hosts)
         answered = {host: answer for host, answer in answers.items() if not isinstance(answer, UserError)}
         self.started = {host: answer for host, answer in answered.items() if "started" in answer}
@@ -65,11 +61,7 @@ class Parts:
         return next(host for host in answered if host not in self.started)
 
     def keep(self) -> None:
-        """Let the job go on without the client. Node 0 is confirmed last: before that, there is no job.
-
-        Raises:
-            UserError: a host does not answer; nothing is left of the others.
-        """
+        """Let the job go on without the client. Node 0 is confirmed last: before that, there is no job."""
         first, *others = self.hosts
         for hosts in (others, [first]):
             for host in hosts:

@@ -204,9 +204,6 @@ class Preflight:
             most: how many it can use.
             preferred: sorts hosts, best first.
             say: gets lines for the user.
-
-        Raises:
-            UserError: there are too few; it has all reasons, one per line.
         """
         unfit = self._unfit()
         wrong = [(host.name, text) for host, text in unfit]

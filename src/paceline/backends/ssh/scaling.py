@@ -23,11 +23,7 @@ _AGAIN = 5.0  # seconds until a host that could not come in is tried again
 
 
 def invitation(hosts: Iterable[Host], name: str) -> Answer:
-    """What a joining host needs, from the first of these hosts that answers.
-
-    Raises:
-        UserError: none answers.
-    """
+    """What a joining host needs, from the first of these hosts that answers."""
     why = UserError(f"no host of job {name} answers")
     for host in hosts:
         try:
@@ -83,11 +79,7 @@ def taken(name: str, host: Host) -> UserError:
 
 
 def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
-    """Start the parts of a running job on hosts that join it; see `invitation`.
-
-    Raises:
-        UserError: one cannot join. Then none does, nothing is left on them, and the job goes on as it is.
-    """
+    """Start the parts of a running job on hosts that join it; see `invitation`."""
     body = code_of(invited)
     with Parts(name, hosts, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
         try:

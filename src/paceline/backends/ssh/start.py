@@ -42,9 +42,6 @@ class RemoteStart:
         Args:
             detached: whether it goes on without the client.
             export: of the job on another target that it resumes; None if it resumes none from elsewhere.
-
-        Raises:
-            UserError: it cannot run there, or its name is taken.
         """
         self._hosts, self._jobs, self._export = hosts, jobs, export
         self.notes: list[str] = [] if export is None else moving.notes(spec, export)
@@ -74,11 +71,7 @@ class RemoteStart:
         return spec.changed({"backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
-        """The complete job, and the variables of its ranks on the hosts.
-
-        Raises:
-            UserError: a host cannot take the job.
-        """
+        """The complete job, and the variables of its ranks on the hosts."""
         spec, hosts = self.spec, self._chosen
         common = {
             **self._common(self._shown_name),
@@ -113,9 +106,6 @@ class RemoteStart:
 
         Args:
             rank_streams: which output is shown; None for a job that goes on without the client.
-
-        Raises:
-            UserError: it cannot run there, or its name is taken.
         """
         spec = self.spec
         for line in self.notes:
@@ -161,7 +151,6 @@ class RemoteStart:
 
         Raises:
             NameTaken: a host has a job of the name; nothing is left of the others.
-            UserError: one cannot be started; nothing is left of the others.
         """
         first = self._chosen[0]
 
@@ -207,11 +196,7 @@ class RemoteStart:
         return {**common, "job": job, "slots": host.slots, "reconnect": host.reconnect, "brought": brought}
 
     def _preflight(self) -> dict[Host, Answer]:
-        """Check all hosts and choose those for the job; returns the answers.
-
-        Raises:
-            UserError: too few of them can take it.
-        """
+        """Check all hosts and choose those for the job; returns the answers."""
         common = {"job": self.spec.for_node(), "data": self._data, "brought": self._brought}
         least, most = self.spec.node_range
         with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}, least, most) as preflight:
@@ -221,11 +206,7 @@ class RemoteStart:
         return answers
 
     def _preferred(self, looks: Mapping[Host, Answer]) -> list[Host]:
-        """The hosts for the job, best first: those with enough free devices, then in the order of the settings.
-
-        Raises:
-            UserError: it resumes another job, and the hosts with its checkpoints cannot take it.
-        """
+        """The hosts for the job, best first: those with enough free devices, then in the order of the settings."""
         if self.spec.resume_from is not None and self._export is None:
             return self._resuming(self.spec.resume_from, looks)
         if self._hosts.is_exact:

@@ -140,11 +140,7 @@ class Hosts:
         self._told: set[Host] = set()
 
     def named(self, names: Sequence[str]) -> list[Host]:
-        """The hosts of these names.
-
-        Raises:
-            UserError: one is not a host of the target.
-        """
+        """The hosts of these names."""
         known = {host.name: host for host in self.all}
         names = [bare(name) for name in names]
         for name in names:
@@ -227,11 +223,7 @@ class Hosts:
         self._deadline = deadline
 
     def answers(self, hosts: Sequence[Host], request: Callable[[Host], Request]) -> dict[Host, Answer]:
-        """The answers of all these hosts.
-
-        Raises:
-            UserError: one does not answer.
-        """
+        """The answers of all these hosts."""
         answers, failed = self.ask(hosts, request)
         for error in failed.values():
             raise error

@@ -44,9 +44,6 @@ class Waiting:
         """Wait; returns whether the jobs have ended.
 
         A host that hangs or is lost is not waited for if the job is known to have ended from the others.
-
-        Raises:
-            UserError: a job may go on on a host that can no longer be reached.
         """
         parts = {(host, name) for name in self._names for host in self._jobs.hosts_of(name)}
         while parts:

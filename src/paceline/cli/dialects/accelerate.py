@@ -40,11 +40,7 @@ def _backend(line: Line, value: str) -> None:
 
 
 def _settings(path: str) -> list[str]:
-    """The flags that a file of `accelerate config` stands for.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The flags that a file of `accelerate config` stands for."""
     import yaml
 
     try:

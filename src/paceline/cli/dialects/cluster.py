@@ -29,11 +29,7 @@ def _has_cluster(line: Line) -> bool:
 
 
 def place(line: Line) -> str:
-    """Add the target, unless it is the default one: the cluster, if there is one; returns its kind of backend.
-
-    Raises:
-        UserError: the settings cannot be read.
-    """
+    """Add the target, unless it is the default one: the cluster, if there is one; returns its kind of backend."""
     from paceline.backends.registry import HERE
     from paceline.cli.flags.where import default_target
     from paceline.job.settings import load
@@ -49,11 +45,7 @@ def place(line: Line) -> str:
 
 
 def placed(line: Line) -> None:
-    """Add the target of a job. Where it is no cluster there are no pods; on this machine, workers are ranks.
-
-    Raises:
-        UserError: their number is none.
-    """
+    """Add the target of a job. Where it is no cluster there are no pods; on this machine, workers are ranks."""
     from paceline.backends.registry import HERE
 
     if line.program[:1] in (["sh"], ["bash"]):

@@ -15,11 +15,7 @@ _ELASTIC = Refused("--num_nodes MIN:MAX says it")
 
 
 def _include(line: Line, value: str) -> None:
-    """HOST[:GPU,…][@HOST…]: hosts, or GPUs of this machine.
-
-    Raises:
-        UserError: it names GPUs of other hosts.
-    """
+    """HOST[:GPU,…][@HOST…]: hosts, or GPUs of this machine."""
     host, colon, gpus = value.partition(":")
     if not colon:
         line.add("-H", value.replace("@", ","))

@@ -134,9 +134,6 @@ def parse(
         words: those behind the tool's name.
         inherited: flags of the tools of which this one is a subcommand.
         outer: what has been read before the name of the subcommand.
-
-    Raises:
-        UserError: the line has an error, or asks for what paceline cannot do.
     """
     flags = {**(inherited or {}), **tool.flags}
     line = Line() if outer is None else replace(outer, program=[], helped=outer.helped and tool)
@@ -253,11 +250,7 @@ def _take(
     word: str,
     rest: list[str],
 ) -> None:
-    """Read one flag, and its values from the words that follow it.
-
-    Raises:
-        UserError: there is no such flag, it lacks its value, or it is refused.
-    """
+    """Read one flag, and its values from the words that follow it."""
     name, equals, text = word.partition("=")
     name = normal(name)
     attached = text if equals else None
@@ -299,11 +292,7 @@ def _take_unknown(
     attached: str | None,
     rest: list[str],
 ) -> None:
-    """Read a flag that is not in the table: one of paceline's.
-
-    Raises:
-        UserError: it is none, or lacks its value.
-    """
+    """Read a flag that is not in the table: one of paceline's."""
     if name == "--explain":
         line.is_asked = True
         return
@@ -329,11 +318,7 @@ def _flags_of(meaning: str, values: list[str]) -> list[tuple[str, ...]]:
 
 
 def _values(tool: Tool, name: str, takes: tuple[str, ...], attached: str | None, rest: list[str]) -> list[str]:
-    """The values of a flag.
-
-    Raises:
-        UserError: some are missing, or one is given to a flag that takes none.
-    """
+    """The values of a flag."""
     if takes and takes[0].startswith("[") and takes[0].endswith("]"):
         return [] if attached is None else [attached]
     values = [] if attached is None else [attached]

@@ -23,11 +23,7 @@ def _fusion(line: Line, value: str) -> None:
 
 
 def _elastic(line: Line) -> None:
-    """Complete a job that goes on without hosts that fail, as horovodrun's does; and say what the program is.
-
-    Raises:
-        UserError: the flags contradict each other.
-    """
+    """Complete a job that goes on without hosts that fail, as horovodrun's does; and say what the program is."""
     if "--reset-limit" in line.given and len([it for it in line.flags if it[0] == "--max-restarts"]) > 1:
         raise UserError("--reset-limit and --max-restarts say the same; give one of them")
     if any(line.get(flag) is not None for flag in ("--min-np", "--max-np", "--host-discovery-script")):

@@ -44,11 +44,7 @@ def _parameter(line: Line, value: str) -> None:
 
 
 def _finish(line: Line) -> None:
-    """Say what the program is.
-
-    Raises:
-        UserError: there is more than one.
-    """
+    """Say what the program is."""
     if ":" in line.program:
         raise UserError("mpirun A : B starts two programs; a job runs one program, so start one job for each")
     if line.get("-np") is not None and line.take("-n") is not None:

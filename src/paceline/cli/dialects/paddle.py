@@ -26,11 +26,7 @@ def _log_dir(line: Line, value: str) -> None:
 
 
 def _master(line: Line, value: str) -> None:
-    """HOST:PORT, or a store that paceline does not use.
-
-    Raises:
-        UserError: it is such a store.
-    """
+    """HOST:PORT, or a store that paceline does not use."""
     kind, separator, address = value.rpartition("://")
     if separator and kind not in ("http", "https", "tcp"):
         raise UserError(
@@ -40,11 +36,7 @@ def _master(line: Line, value: str) -> None:
 
 
 def _mode(line: Line, value: str) -> None:
-    """Collective training alone.
-
-    Raises:
-        UserError: it is with parameter servers.
-    """
+    """Collective training alone."""
     if value != "collective":
         raise UserError(f"--run_mode {value}: {_NO_SERVERS}")
 
@@ -73,11 +65,7 @@ def _is_mine(address: str) -> bool:
 
 
 def _finish(line: Line) -> None:
-    """Say which node this is, and how many ranks it has: one per device.
-
-    Raises:
-        UserError: this machine is none of the nodes.
-    """
+    """Say which node this is, and how many ranks it has: one per device."""
     addresses, mine = _addresses(line)
     if addresses and line.get("--rdzv-endpoint") is not None:
         line.notes.append("the addresses of the nodes have no effect beside --master: the nodes meet there")

@@ -40,11 +40,7 @@ def _kind(line: Line, value: str) -> None:
 
 
 def _finish(line: Line) -> None:
-    """The command, and how many nodes run it.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The command, and how many nodes run it."""
     if not line.program:
         raise UserError("paddlecloud job train: no command; give it with --start-cmd")
     if line.given.get("--is-standalone") == "1":

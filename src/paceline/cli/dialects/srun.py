@@ -31,11 +31,7 @@ def _nodes(line: Line, value: str) -> None:
 
 
 def _time(line: Line, value: str) -> None:
-    """Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
-
-    Raises:
-        UserError: it is none of these.
-    """
+    """Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
     days, dash, rest = value.rpartition("-")
     parts = rest.split(":")
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
@@ -50,11 +46,7 @@ def _time(line: Line, value: str) -> None:
 
 
 def _memory(line: Line, value: str) -> None:
-    """A number of MiB, or with a unit; 0 is all.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """A number of MiB, or with a unit; 0 is all."""
     match = re.fullmatch(r"(\d+)([KMGT]?)", value.upper())
     if match is None:
         raise UserError(f"--mem {value} is no size of Slurm's; write for example 32G")

@@ -182,11 +182,7 @@ def _starts_one(text: str) -> bool:
 
 
 def unwrap(line: Line) -> None:
-    """Replace a launcher in the program by what its flags become: paceline starts the ranks itself.
-
-    Raises:
-        UserError: see `parse`.
-    """
+    """Replace a launcher in the program by what its flags become: paceline starts the ranks itself."""
     program, text = line.program, given_to_shell(line.program)
     if text is not None:
         inside = commands(text)
@@ -224,11 +220,7 @@ def _of_rank(text: str) -> Callable[[str], bool]:
 
 
 def explained(text: str) -> tuple[str, list[str]]:
-    """A line of the shell in which launchers are replaced by paceline, and what the user is told about it.
-
-    Raises:
-        UserError: no launcher is in it, or one cannot be read.
-    """
+    """A line of the shell in which launchers are replaced by paceline, and what the user is told about it."""
     found = commands(text)
     is_batch = any(command.words.startswith("#SBATCH") for command in found)
     try:
@@ -254,11 +246,7 @@ def explained(text: str) -> tuple[str, list[str]]:
 
 
 def _parts(command: Command) -> tuple[list[str], list[str]]:
-    """The words of a command: variables, words of the shell, and commands that start others; and those behind them.
-
-    Raises:
-        UserError: a quotation is not closed.
-    """
+    """The words of a command: variables, words of the shell, and commands that start others; and those behind them."""
     if command.words.startswith("#"):
         return [], []
     try:
@@ -279,11 +267,7 @@ def _parts(command: Command) -> tuple[list[str], list[str]]:
 
 
 def _inlined(command: Command) -> list[Command]:
-    """The commands that one gives to a shell, as in `bash -c "LINE"`; or itself, if no launcher is among them.
-
-    Raises:
-        UserError: a quotation is not closed.
-    """
+    """The commands that one gives to a shell, as in `bash -c "LINE"`; or itself, if no launcher is among them."""
     before, words = _parts(command)
     text = given_to_shell(words)
     inside = [] if text is None else [it for one in commands(plain(text)) for it in _inlined(one)]

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def _rendezvous(line: Line, value: str) -> None:
-    """Either backend of torch's own means paceline's coordinator.
-
-    Raises:
-        UserError: it is another one.
-    """
+    """Either backend of torch's own means paceline's coordinator."""
     if value not in ("c10d", "static", ""):
         raise UserError(f"--rdzv-backend {value}: paceline's agents find each other without it; leave it out")
 

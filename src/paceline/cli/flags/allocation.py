@@ -22,9 +22,6 @@ def in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple
 
     None if there is no allocation, or the job is not for it: its flags name other places, or say that it is started on
     each node by hand, or on this machine alone. Warns if it was started several times, each for itself.
-
-    Raises:
-        UserError: the job cannot run in the allocation.
     """
     is_named = given["on"] is not None
     if not is_named and (

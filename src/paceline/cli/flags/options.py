@@ -168,9 +168,6 @@ def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict
 
     Args:
         variable: whether the names are those of environment variables.
-
-    Raises:
-        UserError: one has no `=`, or its name is none.
     """
     found = {}
     for pair in pairs:
@@ -190,9 +187,6 @@ def parse_streams(flag: str, text: str, ranks: int) -> dict[int, int]:
 
     The forms are torchrun's: one number for all (0 none, 1 stdout, 2 stderr, 3 both) or `0:3,1:2` by local rank; `all`
     and `none` stand for 3 and 0.
-
-    Raises:
-        UserError: the text has none of these forms, or names a rank that is not there.
     """
     if text in _STREAMS:
         return dict.fromkeys(range(ranks), _STREAMS[text])
@@ -211,11 +205,7 @@ def parse_streams(flag: str, text: str, ranks: int) -> dict[int, int]:
 
 
 def parse_numbers(flag: str, text: str) -> list[int]:
-    """Whole numbers separated by commas.
-
-    Raises:
-        UserError: the text has another form.
-    """
+    """Whole numbers separated by commas."""
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"{flag} {text!r} is not a list of numbers; write for example {flag} 0,1")
@@ -223,11 +213,7 @@ def parse_numbers(flag: str, text: str) -> list[int]:
 
 
 def parse_address(flag: str, text: str) -> tuple[str, int | None]:
-    """HOST or HOST:PORT, an IPv6 address in brackets included; port None when there is none.
-
-    Raises:
-        UserError: there is no host, or the port is none.
-    """
+    """HOST or HOST:PORT, an IPv6 address in brackets included; port None when there is none."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::(\d{1,5}))?", text)
     if match is None or (match[2] is not None and int(match[2]) > 65535):
         raise UserError(f"{flag} {text!r} is not HOST or HOST:PORT; write for example {flag} node0:29400")

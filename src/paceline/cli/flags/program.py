@@ -27,9 +27,6 @@ def program_of(given: dict[str, Any], verb: str) -> dict[str, Any]:
 
     `python [-u] [-m] SCRIPT` is SCRIPT if that is the Python that runs paceline, so that ranks can be forked. With
     another Python, or other options of Python, it is a command.
-
-    Raises:
-        UserError: the command has no end of a quotation, names no script, or is a line of another launcher.
     """
     words = [given["script"], *given["args"]]
     if given["module"]:

@@ -79,9 +79,6 @@ def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = 
     Args:
         warns: say which of their machines do not answer.
         there: where they are; None for where this command line looks.
-
-    Raises:
-        UserError: there is no such job.
     """
     listing = (there or backend()).describe(names)
     found = {job.name: job for job in listing.jobs}
@@ -113,11 +110,7 @@ def runs(job: Job, hint: str) -> None:
 
 
 def rank_of(job: Job, text: str, flag: str = "-i") -> int:
-    """The rank that a flag names: by its number, or by its instance's name with or without the job's.
-
-    Raises:
-        UserError: the job has none such.
-    """
+    """The rank that a flag names: by its number, or by its instance's name with or without the job's."""
     if re.fullmatch(r"\d{1,9}", text):
         rank = int(text)
     else:

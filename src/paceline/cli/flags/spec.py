@@ -64,11 +64,7 @@ def say_what_idles(spec: JobSpec) -> None:
 
 
 def job_spec(given: dict[str, Any]) -> JobSpec:
-    """The job that the flags describe.
-
-    Raises:
-        UserError: they contradict each other or cannot be read.
-    """
+    """The job that the flags describe."""
     try:
         return JobSpec.validated(fields(given))
     except InvalidError as error:
@@ -76,11 +72,7 @@ def job_spec(given: dict[str, Any]) -> JobSpec:
 
 
 def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:
-    """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it.
-
-    Raises:
-        UserError: they contradict each other or cannot be read.
-    """
+    """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it."""
     given = program_of(given, str(verb.name))
     path = given["script"]
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
@@ -101,11 +93,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
 
 
 def fields(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a job that the flags name.
-
-    Raises:
-        UserError: they contradict each other or cannot be read.
-    """
+    """The fields of a job that the flags name."""
     given = _with_roles(given)
     hosts = taking_part(given)
     count = nnodes(given, hosts) or (str(len(hosts)) if hosts else None)
@@ -163,11 +151,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_roles(given: dict[str, Any]) -> dict[str, Any]:
-    """The flags where the roles that TensorFlow's have named are ranks, besides those that --workers counts.
-
-    Raises:
-        UserError: other flags count ranks too, or are another framework's.
-    """
+    """The flags where the roles that TensorFlow's have named are ranks, besides those that --workers counts."""
     counts = {role: given[role] or 0 for role in ("chief", "evaluator", "ps")}
     if not any(counts.values()):
         return given

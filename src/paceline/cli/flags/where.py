@@ -121,11 +121,7 @@ def kind_of_hosts(given: dict[str, Any]) -> str:
 
 
 def named(given: dict[str, Any]) -> list[NamedHost]:
-    """The hosts that a flag names, with their slots.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """The hosts that a flag names, with their slots."""
     script, naming = given.get("host_discovery_script"), _naming_hosts(given)
     selectors = [*(flag.names[0] for _, flag in naming), *(["--on"] if given.get("on") else [])]
     if script is not None:
@@ -152,11 +148,7 @@ def _first_found(script: str) -> list[NamedHost]:
 
 
 def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
-    """Of the hosts that are named those that a job is to have, with their ranks: as many as --nnodes or -np need.
-
-    Raises:
-        UserError: there are too few.
-    """
+    """Of the hosts that are named those that a job is to have, with their ranks: as many as --nnodes or -np need."""
     hosts = [(name, slots or 1) for name, slots in named(given)]
     least, _, most = (nnodes(given, hosts) or "").partition(":")
     if hosts and least.isdecimal():
@@ -204,11 +196,7 @@ def flag_options(given: dict[str, Any]) -> dict[str, str]:
 
 
 def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
-    """How many machines: what --nnodes says, or as many of these hosts as --min-np and --max-np need.
-
-    Raises:
-        UserError: the flags contradict each other.
-    """
+    """How many machines: what --nnodes says, or as many of these hosts as --min-np and --max-np need."""
     text: str | None = given["nnodes"]
     least, most = given["min_np"], given["max_np"]
     if least is None and most is None and given["host_discovery_script"] is None:
@@ -256,9 +244,6 @@ def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
 
     Args:
         target: the target that the job itself names.
-
-    Raises:
-        UserError: there is no such backend.
     """
     options = options_of(given, job=False)
     given_by = flag_options(given)
@@ -286,11 +271,7 @@ def where_flags(given: dict[str, Any]) -> str:
 
 
 def backend() -> Backend:
-    """Where this command line's jobs are: as its flags say, or else here or where they were submitted to from here.
-
-    Raises:
-        UserError: there is no such place, or the jobs are in several.
-    """
+    """Where this command line's jobs are: as its flags say, or else here or where they were submitted to from here."""
     meta = click.get_current_context().meta
     given = meta.setdefault(_META, {})
     if "backend" not in given:
@@ -311,11 +292,7 @@ def given_where() -> dict[str, Any]:
 
 
 def backend_before(name: str, there: Backend) -> Backend | None:
-    """Where a job is that is to go on on another target; None if that one has it itself, or nothing is known of it.
-
-    Raises:
-        UserError: see `backend`; or no host of `there` answers.
-    """
+    """Where a job is that is to go on on another target; None if that one has it itself, or nothing is known of it."""
     if not is_narrowed():
         return None
     known = everywhere.target_of(name)
@@ -360,20 +337,12 @@ def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
 
 
 def target_of(spec: JobSpec) -> str:
-    """The target that a new job names, or the default one.
-
-    Raises:
-        UserError: the settings cannot be read.
-    """
+    """The target that a new job names, or the default one."""
     return spec.backend if "backend" in spec.given else default_target()
 
 
 def default_target() -> str:
-    """The target of verbs without `--on`.
-
-    Raises:
-        UserError: the settings cannot be read.
-    """
+    """The target of verbs without `--on`."""
     if not settings_files.exist():
         return registry.HERE
     from paceline.job.settings import load

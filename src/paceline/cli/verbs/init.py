@@ -234,11 +234,7 @@ def _yaml(value: Any) -> str:
 
 
 def _write(path: Path, fields: Mapping[str, Any], table: tuple[Path, list[str]] | None) -> None:
-    """Write the job file, and before it a table of the settings, if what is asked for can be read from it.
-
-    Raises:
-        UserError: it cannot be read or written; names the flag.
-    """
+    """Write the job file, and before it a table of the settings, if what is asked for can be read from it."""
     from paceline.job.reading import read
     from paceline.job.writing import replace_file
 

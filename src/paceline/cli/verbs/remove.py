@@ -206,11 +206,7 @@ _COLUMNS: list[Column[_Going]] = [
 
 
 def _delete(job: Job) -> str | None:
-    """Delete a job that was looked at before; returns why it is not deleted, or None.
-
-    Raises:
-        UserError: it cannot be deleted.
-    """
+    """Delete a job that was looked at before; returns why it is not deleted, or None."""
     if why := _why_not([job]):
         return why[job.name]
     try:

@@ -291,7 +291,6 @@ class _Place:
         """Run a trial, and remove what it leaves.
 
         Raises:
-            UserError: it cannot start, or nothing can be tried with this script.
             _NotTaken: the script does not use the setting.
         """
         spec = _trial_spec(self.of, variables, self.steps)

@@ -22,11 +22,7 @@ _MODES = get_args(Mode)
 
 
 def parse(mode: str | None, source: str | None) -> Code | None:
-    """What `--sync-mode` and `--sync-source` ask for; None when neither is given.
-
-    Raises:
-        UserError: the mode is unknown, one is given without the other, or the source is malicious.
-    """
+    """What `--sync-mode` and `--sync-source` ask for; None when neither is given."""
     if mode is None:
         if source is None:
             return None
@@ -40,11 +36,7 @@ def parse(mode: str | None, source: str | None) -> Code | None:
 
 
 def check(code: Code) -> None:
-    """Check the source without looking at any file or host; also for jobs from a file or from Python.
-
-    Raises:
-        UserError: the source is missing, of an unknown kind, contains a password, or is malicious.
-    """
+    """Check the source without looking at any file or host; also for jobs from a file or from Python."""
     _check_named(code)
     if code.mode == "git":
         git_source.check(code.source or "")
@@ -70,9 +62,6 @@ def find(code: Code, folder: Path) -> Path | None:
 
     Returns:
         The folder on this machine that will be copied; None for a repository, and for a folder on another machine.
-
-    Raises:
-        UserError: see `check`; or a local source does not exist, or git or rsync is not installed.
     """
     _check_named(code)
     if code.mode == "git":
@@ -106,9 +95,6 @@ def fetch(
 
     Returns:
         The record of the copy: mode, source without credentials, for git ref and commit, files, bytes.
-
-    Raises:
-        UserError: it cannot be copied.
     """
     _check_named(code)
     folder = Path(os.path.abspath(folder))

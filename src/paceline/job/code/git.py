@@ -54,7 +54,6 @@ def fetch(
     `credentials` are GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, as far as there are some.
 
     Raises:
-        UserError: the repository or the ref cannot be fetched.
         OSError: it cannot be written.
     """
     require("git")
@@ -75,9 +74,6 @@ def commit_of(source: Source, credentials: Mapping[str, str]) -> str | None:
 
     The host may not be reached from here, or not with the credentials that there are here; then that is found out where
     the code is fetched.
-
-    Raises:
-        UserError: the repository has no such branch or tag.
     """
     if shutil.which("git") is None:
         return None
@@ -305,9 +301,6 @@ def list_files(folder: str, matters: Callable[[str], bool]) -> list[str] | None:
     Returns:
         Paths relative to the folder; one that is a folder is a repository in it. None if the folder is in no
         repository, or git is not installed.
-
-    Raises:
-        UserError: git cannot read it.
     """
     if shutil.which("git") is None:
         return None

@@ -110,11 +110,7 @@ class Ignore:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Ignore:
-        """The patterns of the file in `folder`; none if there is no file.
-
-        Raises:
-            UserError: it cannot be read, or a pattern is malformed.
-        """
+        """The patterns of the file in `folder`; none if there is no file."""
         path = folder / FILE
         try:
             # Whoever may write it may write the code, too.

@@ -41,11 +41,7 @@ def check(source: str) -> None:
 
 
 def find(source: str, folder: Path) -> Path | None:
-    """The folder on this machine that is to be copied, None for one on another machine.
-
-    Raises:
-        UserError: it is not there, or is no folder; or see `check`.
-    """
+    """The folder on this machine that is to be copied, None for one on another machine."""
     check(source)
     if ":" in source.partition("/")[0] and not os.path.exists(folder / source):
         return None
@@ -58,7 +54,6 @@ def fetch(
     """Copy all of a folder but `.git`, `__pycache__`, what its .pacelineignore names and what paceline made there.
 
     Raises:
-        UserError: it cannot be copied.
         OSError: it cannot be written.
     """
     require("rsync")

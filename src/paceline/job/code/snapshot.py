@@ -35,7 +35,6 @@ def fetch(
     Folders that paceline made there are left out.
 
     Raises:
-        UserError: the folder or something in it cannot be read, or keeps changing.
         OSError: the copy cannot be written.
     """
     root = existing_folder(source, folder)
@@ -58,11 +57,7 @@ def fetch(
 
 
 def existing_folder(source: str, folder: Path) -> Path:
-    """A folder that the user named, absolute and without symbolic links.
-
-    Raises:
-        UserError: it does not exist, or is not a folder.
-    """
+    """A folder that the user named, absolute and without symbolic links."""
     path = folder / os.path.expanduser(source)
     if not os.path.isdir(path):
         what = "is a file, not a folder" if os.path.lexists(path) else "does not exist"

@@ -71,11 +71,7 @@ def printable(name: object) -> str:
 
 
 def require(program: str) -> str:
-    """The path of a program.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The path of a program."""
     path = shutil.which(program)
     if path is None:
         raise UserError(f"{program} is not installed here; install it (Debian: apt install {program})")

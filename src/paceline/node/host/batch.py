@@ -47,11 +47,7 @@ def main(file: str) -> NoReturn:
 
 
 def read(path: Path) -> BatchRequest:
-    """The request in a file, completed with the numbers from the scheduler's variables.
-
-    Raises:
-        Refused: there is no such file, it is not JSON, or a variable is missing.
-    """
+    """The request in a file, completed with the numbers from the scheduler's variables."""
     try:
         request: BatchRequest | None = load_json(path)  # type: ignore[assignment]  # what our own client has written
     except ValueError as error:
@@ -76,7 +72,6 @@ def _run(request: BatchRequest, folder: Path) -> NoReturn:
     """Become the agent.
 
     Raises:
-        Refused: the job cannot run here.
         OSError: something cannot be read or written.
     """
     home = home_of(request)
@@ -96,7 +91,6 @@ def plan_of(home: Home, request: BatchRequest, order: Order) -> Plan:
     """This node's part of the job before anything of it is made.
 
     Raises:
-        Refused: the job cannot run here.
         OSError: its run directory cannot be made.
     """
     return make_plan(home, this_machine(home, request["slots"], is_scheduled=True), order)

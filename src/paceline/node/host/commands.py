@@ -41,11 +41,7 @@ def delete(home: Home, request: Request) -> Answer:
 
 
 def invite(home: Home, request: Request) -> Answer:
-    """What another machine needs to take part in a job that runs here, with its code (tar).
-
-    Raises:
-        Refused: its nodes cannot change, or it does not run here.
-    """
+    """What another machine needs to take part in a job that runs here, with its code (tar)."""
     import io
     import tarfile
 
@@ -70,11 +66,7 @@ def invite(home: Home, request: Request) -> Answer:
 
 
 def leave(home: Home, request: Request) -> Answer:
-    """Make this machine leave a job, which continues without it.
-
-    Raises:
-        Refused: the job cannot continue with the nodes that are left, or does not run here.
-    """
+    """Make this machine leave a job, which continues without it."""
     run = home.run(request["name"])
     node = NodeSpec.load(run.spec)
     _check_elastic(node)

@@ -250,11 +250,7 @@ class HeldClient:
 
 
 def rejoin(home: Home, request: RejoinRequest) -> Iterator[Answer]:
-    """Give this connection to the process that a client has lost its own to; the answers come from there.
-
-    Raises:
-        Refused: no process waits for the client.
-    """
+    """Give this connection to the process that a client has lost its own to; the answers come from there."""
     run = home.run(request["name"])
     job_id = (read_json(run.spec) or {}).get("job_id")
     with socket.socket(socket.AF_UNIX) as waiting:

@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def plan(home: Home, request: PlanRequest) -> Answer:
-    """What `start` would do: the complete job, this machine's node rank, and its ranks' variables.
-
-    Raises:
-        Refused: it cannot run here, or its name is taken.
-    """
+    """What `start` would do: the complete job, this machine's node rank, and its ranks' variables."""
     plan = make_plan(home, this_machine(home, request["slots"]), order_of(home, request))
     return {
         "job": plan.foreseen_job(),
@@ -80,11 +76,7 @@ def _look(home: Home, request: Request) -> Answer:
 
 
 def _has_checkpoint(home: Home, request: Request) -> bool:
-    """Whether the checkpoint that the job goes on from is here already.
-
-    Raises:
-        Refused: others are where it would go.
-    """
+    """Whether the checkpoint that the job goes on from is here already."""
     order = Order(request["job"], data=found_volumes(home, request), brought=brought_by(request))
     return has_checkpoint(order, Path(os.path.expanduser(request["job"]["working_dir"])))
 

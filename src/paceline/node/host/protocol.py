@@ -144,11 +144,7 @@ class Bytes:
         self._remaining, self._what = count, what
 
     def read(self, size: int) -> bytes:
-        """The next bytes, b"" after the last one.
-
-        Raises:
-            Refused: stdin has ended earlier: the client is gone.
-        """
+        """The next bytes, b"" after the last one."""
         data = sys.stdin.buffer.read(min(size, self._remaining))
         self._remaining -= len(data)
         if not data and self._remaining:
@@ -156,11 +152,7 @@ class Bytes:
         return data
 
     def skip(self) -> None:
-        """Read all that is left.
-
-        Raises:
-            Refused: see `read`.
-        """
+        """Read all that is left."""
         while self.read(1 << 16):
             pass
 

@@ -40,9 +40,6 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     if its ranks start soon. "hold": the job ends with the client, to which this connection, or a later one in its place
     (`held.py`), carries its output and events; "signal N" forwards a signal. "drop", or the end of stdin before "keep":
     remove the job.
-
-    Raises:
-        Refused: it cannot run here.
     """
     lifeline, theirs = socket.socketpair()
     try:
@@ -83,11 +80,7 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
 
 
 def found_volumes(home: Home, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The volumes of a client's job on this machine.
-
-    Raises:
-        Refused: one of them cannot be read here.
-    """
+    """The volumes of a client's job on this machine."""
     working_dir = os.path.expanduser(request["job"]["working_dir"])
     return [volumes.find(source, str(home.root), working_dir) for source in request["data"]]
 
@@ -98,11 +91,7 @@ def _notify(lifeline: socket.socket, word: bytes) -> None:
 
 
 def order_of(home: Home, request: Part) -> Order:
-    """What a client asks this machine to make.
-
-    Raises:
-        Refused: one of its volumes cannot be read here.
-    """
+    """What a client asks this machine to make."""
     return Order(
         request["job"],
         data=found_volumes(home, request),

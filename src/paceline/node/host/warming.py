@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def warm_start(home: Home, request: Request) -> Answer:
-    """Start a warm server here.
-
-    Raises:
-        Refused: it cannot start, or there is one.
-    """
+    """Start a warm server here."""
     return {"servers": [warming.start(home, this_machine(home, request["slots"]), request)]}
 
 

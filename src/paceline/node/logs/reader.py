@@ -45,11 +45,7 @@ def ranks(path: Path, attempt: int) -> frozenset[int]:
 
 
 def check(path: Path, query: LogQuery) -> None:
-    """Check that the job in a run directory has what is chosen.
-
-    Raises:
-        Refused: it has no such attempt or rank.
-    """
+    """Check that the job in a run directory has what is chosen."""
     existing = attempts(path)
     if query.attempt is not None and query.attempt not in existing:
         its = f"its only attempt is {existing[0]}" if len(existing) == 1 else f"its attempts are {_listed(existing)}"

@@ -56,9 +56,6 @@ def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, An
     Returns:
         The same with `visible` (it is there, or will be mounted there), `mount` (it must be mounted for that) and
         `problem` (why it cannot be mounted; None if it is visible).
-
-    Raises:
-        Refused: it cannot be read.
     """
     problem = look(source["path"]).problem
     if problem is not None:

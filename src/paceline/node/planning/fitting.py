@@ -96,9 +96,6 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     Args:
         job: the requested job; its working dir is an absolute path, unless it has code of its own.
         code: the job's own copy of its code; None if it has none, or none yet: then what depends on it stays open.
-
-    Raises:
-        Refused: the job cannot run here.
     """
     imports = Imports()
     folder = code or Path(job["working_dir"])
@@ -143,9 +140,6 @@ def _found(job: Mapping[str, Any], here: Here, imports: Imports) -> str | None:
     """The framework that a script imports; MPI before any other, or its ranks would be as many worlds of one.
 
     A script that only may use MPI gets it where nothing else has to be given up, and all nodes decide the same.
-
-    Raises:
-        Refused: it uses MPI, and that cannot connect its ranks.
     """
     nodes = node_range(job)
     if not imports.mpi or (imports.mpi == "may" and (nodes != (1, 1) or imports.framework not in ("torch", "horovod"))):

@@ -87,11 +87,7 @@ def is_shell_text(path: Path, start: bytes | None = None) -> bool:
 
 
 def program_kind(target: str, folder: Path) -> Kind:
-    """Whether `target` is a Python "script" or another "command" that its first line or bytes name.
-
-    Raises:
-        Refused: there is no such file, or it cannot be run.
-    """
+    """Whether `target` is a Python "script" or another "command" that its first line or bytes name."""
     path = folder / target
     if not target:
         raise Refused("the name of the script is empty; name a file")

@@ -93,9 +93,6 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     """A command for `attach`, a shell if it is empty, the variables of a rank of a job, and the folder of its start.
 
     They include the user's secrets while the job runs, but never the job's own token and key.
-
-    Raises:
-        Refused: the job has no such rank here.
     """
     spec = NodeSpec.load(run.spec)
     status: Mapping[str, Any] = run.read_status() or {}

@@ -79,11 +79,7 @@ def link(source: str, target: str) -> None:
 
 
 def code_of(run: RunDirectory) -> dict[str, Any]:
-    """The record of a job's code, with its `path`.
-
-    Raises:
-        Refused: it is gone.
-    """
+    """The record of a job's code, with its `path`."""
     code: dict[str, Any] | None = (read_json(run.job) or {}).get("code")
     if code is None or not os.path.isdir(code["path"]):
         raise Refused(f"the code of job {run.path.name} is gone; submit the job again")
@@ -102,9 +98,6 @@ def copy_of(
         code: the record of that code, with its `path`.
         without: which names of a folder to leave out.
         copy: copies a file; with `link`, the copies share their files, and each may be removed without the other.
-
-    Raises:
-        Refused: it cannot be copied.
     """
     with code_folder.building(destination) as building:
         try:

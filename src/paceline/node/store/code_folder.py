@@ -35,9 +35,6 @@ def check_free(destination: Path, job_id: str) -> None:
 
     Args:
         job_id: identifier of the job; "" if it has none yet.
-
-    Raises:
-        Refused: something else is there.
     """
     marks = _marks(destination)
     present = (path for path in (destination, marks) if os.path.lexists(path) and not _is_second_name(path))
@@ -51,9 +48,6 @@ def claim(destination: Path, job_id: str) -> int:
 
     Returns:
         A descriptor that locks the claim. Once it is closed, the claim counts only if the code is there.
-
-    Raises:
-        Refused: something else is there.
     """
     marks = _marks(destination)
     _is_abandoned(destination, remove=True)
@@ -108,11 +102,7 @@ def _is_abandoned(destination: Path, *, remove: bool = False) -> bool:
 
 @contextlib.contextmanager
 def claimed(destination: Path, job_id: str) -> Iterator[None]:
-    """Claim a destination permanently; if the block fails, what was made for it is removed.
-
-    Raises:
-        Refused: see `claim`; or the folder cannot be written to.
-    """
+    """Claim a destination permanently; if the block fails, what was made for it is removed."""
     folder = destination.parent
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

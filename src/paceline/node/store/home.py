@@ -49,21 +49,13 @@ class Home:
         return [run for name in names if (run := records.find(self.jobs, name)) is not None]
 
     def run(self, name: str) -> RunDirectory:
-        """The run directory of a job.
-
-        Raises:
-            Refused: the job is not here.
-        """
+        """The run directory of a job."""
         for run in self.runs([name]):
             return run
         raise Refused(f"no job {name}")
 
     def remove(self, run: RunDirectory) -> None:
-        """Remove a job that has ended, and its code.
-
-        Raises:
-            Refused: it cannot be removed.
-        """
+        """Remove a job that has ended, and its code."""
         from .code_folder import discard
         from .lifecycle import remove
 

@@ -93,11 +93,7 @@ def _agent_command(staging: Staging | Reopened, python: Sequence[str], lifeline:
 
 
 def stop(run: RunDirectory, now: bool) -> None:
-    """Ask a job to stop: cleanly, with its grace, or at once. A job that has ended is not changed.
-
-    Raises:
-        Refused: its agent does not answer.
-    """
+    """Ask a job to stop: cleanly, with its grace, or at once. A job that has ended is not changed."""
     deadline = time.monotonic() + _AGENT_COMES
     with contextlib.suppress(OSError, ValueError):
         try:
@@ -131,9 +127,6 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
     Args:
         path: its run directory, or the link to it.
         discard: removes what it has elsewhere, after it has lost its name.
-
-    Raises:
-        Refused: it cannot be removed, a process works on it, or paceline did not make it: then it is not changed.
     """
     run = RunDirectory(path.resolve())
     if not run.is_ours and os.path.lexists(run.path):

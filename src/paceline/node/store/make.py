@@ -69,7 +69,6 @@ def making(plan: Plan) -> Iterator[New]:
     If the block fails before the job has its name, nothing is left.
 
     Raises:
-        Refused: it cannot run here.
         Taken: its name was taken meanwhile.
         OSError: it cannot be written.
     """
@@ -206,11 +205,7 @@ def is_back(home: Home, order: Order) -> bool:
 
 
 def restart_part(home: Home, order: Order, lifeline: socket.socket | None = None) -> Made:
-    """Start the agent of a part that was here before, in its old run directory; see `is_back`.
-
-    Raises:
-        Refused: it already runs.
-    """
+    """Start the agent of a part that was here before, in its old run directory; see `is_back`."""
     with _reopened(home, order) as (again, node, before, begin):
         return _start(home, order, again, node, lifeline)._replace(before=before, begin=begin)
 

@@ -165,11 +165,7 @@ def own_checkpoints(run: RunDirectory) -> Callable[[str, Iterable[str]], list[st
 
 
 def check_fresh(run: RunDirectory) -> None:
-    """Check that a job that begins anew does not find checkpoints where the script of this job keeps them.
-
-    Raises:
-        Refused: it would.
-    """
+    """Check that a job that begins anew does not find checkpoints where the script of this job keeps them."""
     job, node = read_json(run.job) or {}, read_json(run.spec) or {}
     base, kept = _found(run, job, node, read_json(run.path / SAVED))
     place, _ = _place(run, base, job.get("code"))
@@ -187,9 +183,6 @@ def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None
     Args:
         out: where to.
         fresh: leave out the job's checkpoints.
-
-    Raises:
-        Refused: it is gone.
     """
     code = code_of(run)
     is_own = own_checkpoints(run) if fresh else lambda folder, names: []
@@ -203,11 +196,7 @@ def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None
 
 
 def write_checkpoint(run: RunDirectory, ids: Mapping[str, str], out: Writable) -> None:
-    """Write the checkpoints with these ids, one for each run of the script, as an archive (tar).
-
-    Raises:
-        Refused: one is not there any more.
-    """
+    """Write the checkpoints with these ids, one for each run of the script, as an archive (tar)."""
     job, node = read_json(run.job) or {}, read_json(run.spec) or {}
     _, kept = _found(run, job, node, read_json(run.path / SAVED), ids)
     if {str(it.number): it.listing["id"] for it in kept if it.listing is not None} != dict(ids):
@@ -248,11 +237,7 @@ def _others(folder: Path) -> Iterator[Path]:
 
 
 def holds(base: Path, ids: Mapping[str, str]) -> bool:
-    """Whether a folder has these checkpoints already: a disk that both machines see, or a copy.
-
-    Raises:
-        Refused: it has others, from which the job would go on.
-    """
+    """Whether a folder has these checkpoints already: a disk that both machines see, or a copy."""
     there = 0
     for number, wanted in ids.items():
         folder = of_run(base, int(number))
@@ -287,7 +272,6 @@ def place(stream: Readable, base: Path) -> Placed:
         What `take_back` takes.
 
     Raises:
-        Refused: what arrives is damaged, or something of the name is there.
         OSError: it cannot be written.
     """
     made = Placed([], [])

@@ -150,11 +150,7 @@ class Plan:
     is_open: bool
 
     def named(self, name: str) -> Plan:
-        """A copy for a job with another name and identifier, and with what else the order says now.
-
-        Raises:
-            Refused: see `make_plan`.
-        """
+        """A copy for a job with another name and identifier, and with what else the order says now."""
         asked, job = {**self.asked, "name": name}, {**self.job, "name": name}
         _check_name(self.home, asked, self.order.job_id)
         path, job_id = self.home.folder_of(asked), self.order.job_id or os.urandom(16).hex()
@@ -175,9 +171,6 @@ class Plan:
 
         Args:
             start: the first attempt, as the coordinator will send it; None to derive it from what this machine knows.
-
-        Raises:
-            Refused: the framework cannot run so.
         """
         unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
         env = {**agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
@@ -199,7 +192,6 @@ def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     """Plan a job on this machine; writes nothing.
 
     Raises:
-        Refused: it cannot run here.
         Taken: its name is taken.
         OSError: its run directory cannot be made.
     """
@@ -238,9 +230,6 @@ def has_checkpoint(order: Order, work: Path) -> bool:
 
     Args:
         work: the job's working dir.
-
-    Raises:
-        Refused: others are where they would go.
     """
     brought = order.brought
     if brought is None or brought.into != "folder":
@@ -258,7 +247,6 @@ def _check_name(home: Home, job: Job, job_id: str | None) -> None:
     """Check that a job can have its name: no other job has it, and its files can be made.
 
     Raises:
-        Refused: its code cannot be put at the path that follows from the name.
         Taken: another job has the name.
         OSError: the run directory cannot be made.
     """

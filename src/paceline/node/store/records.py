@@ -349,11 +349,7 @@ def _noticed(run: RunDirectory) -> float | None:
 
 
 def events(run: RunDirectory) -> list[dict[str, Any]]:
-    """The events of a job.
-
-    Raises:
-        Refused: its journal cannot be read.
-    """
+    """The events of a job."""
     try:
         return sorted(for_people(read(run.journal)[0]), key=lambda event: event["time"])
     except OSError as error:

@@ -30,9 +30,6 @@ def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
     Args:
         wanted: the `framework`; more modules to `preload`; the number of `ranks` of the jobs that it is for, which
             share the cores; the `seconds` without a job after which it ends.
-
-    Raises:
-        Refused: it cannot start, or there is one.
     """
     framework = wanted["framework"]
     if framework not in CONTRACTS or framework not in PRELOAD:

@@ -55,11 +55,7 @@ def unusable(path: Path) -> str:
 
 
 def make(path: Path) -> None:
-    """Make the folder.
-
-    Raises:
-        Refused: it cannot be made, or others may enter it.
-    """
+    """Make the folder."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -47,9 +47,6 @@ def start_server(
         seconds: without a job, after which it ends.
         wait: until it is ready.
         where: the folder in which it listens; None for this user's.
-
-    Raises:
-        Refused: it cannot start, or there is one.
     """
     where = folder.folder() if where is None else where
     folder.make(where)

@@ -27,11 +27,7 @@ SECONDS = 2.0  # for which the ranks are watched: what has not moved meanwhile s
 
 
 def stands(run: RunDirectory) -> list[Stand]:
-    """Where the ranks of a job here are; takes `SECONDS`, and a little more if a rank does not answer.
-
-    Raises:
-        Refused: no rank of it runs here.
-    """
+    """Where the ranks of a job here are; takes `SECONDS`, and a little more if a rank does not answer."""
     status, spec = run.read_status() or {}, NodeSpec.load(run.spec)
     if spec.hang_after is None:
         raise Refused(f"the ranks of job {spec.job} cannot be asked: it was started with --hang off")

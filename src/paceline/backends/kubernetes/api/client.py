@@ -96,11 +96,7 @@ class Cluster:
 
     @property
     def access(self) -> Access:
-        """How it is reached.
-
-        Raises:
-            UserError: that is not known.
-        """
+        """How it is reached."""
         if self._found is None:
             self._found = connect(self._options, limits.load())
         return self._found
@@ -172,11 +168,7 @@ class Cluster:
         return "/".join(filter(None, (f"{root}/namespaces/{self.namespace}/{plural}", name, sub)))
 
     def at_once(self, *asked: Callable[[], Any]) -> list[Any]:
-        """What these functions return, which ask the server at the same time.
-
-        Raises:
-            UserError: that of the first one, in their order, that has failed; then all have ended.
-        """
+        """What these functions return, which ask the server at the same time."""
         if len(asked) < 2:
             return [it() for it in asked]
         _ = self.access  # once for all
@@ -365,7 +357,6 @@ class Cluster:
         Raises:
             Expired: the version is gone.
             Unreachable: the server does not answer, unless `is_patient`.
-            UserError: the server refuses it.
         """
         import httpx2
 

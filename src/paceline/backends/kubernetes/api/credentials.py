@@ -72,9 +72,6 @@ def connect(options: Options, within: Limits) -> Access:
 
     Args:
         within: how long it is waited for.
-
-    Raises:
-        UserError: the client library is missing, or the kubeconfig cannot be used.
     """
     try:
         import httpx2

@@ -18,9 +18,6 @@ def kubectl(verb: str, options: Options, namespace: str, *words: str) -> Shell:
 
     Args:
         verb: of paceline, which needs it.
-
-    Raises:
-        UserError: it is not installed.
     """
     program = shutil.which("kubectl")
     if program is None:

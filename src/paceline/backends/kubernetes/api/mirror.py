@@ -38,11 +38,7 @@ class Mirror:
     """
 
     def __init__(self, cluster: Server, path: str, params: Mapping[str, Any]) -> None:
-        """List the objects, and begin to watch them.
-
-        Raises:
-            UserError: they cannot be listed.
-        """
+        """List the objects, and begin to watch them."""
         self.is_refused = False
         self.problem: str | None = None
         self._cluster, self._path, self._params = cluster, path, dict(params)

@@ -18,9 +18,6 @@ def may(cluster: Cluster, group: str, resource: str, verb: str, *, is_global: bo
         resource: such as pods/log.
         verb: such as create.
         is_global: it is not of a namespace.
-
-    Raises:
-        UserError: the cluster does not answer.
     """
     name, _, sub = resource.partition("/")
     attributes: dict[str, str] = {"verb": verb, "group": group, "resource": name}

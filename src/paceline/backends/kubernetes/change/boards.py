@@ -23,11 +23,7 @@ _RESOURCES = {"cpu": "1", "memory": "2Gi"}
 
 
 def start(cluster: Cluster, job: Found, logdir: str | None) -> tuple[str, str]:
-    """Start a pod with a TensorBoard; returns its name, and the address in the pod, once that answers.
-
-    Raises:
-        UserError: what it is to show is on no volume of the job, or it cannot be started.
-    """
+    """Start a pod with a TensorBoard; returns its name, and the address in the pod, once that answers."""
     folder = logdir or job.spec.get("tensorboard_dir")
     mounts = [it for it in job.spec.get("data") or () if folder and is_below(str(folder), it["path"])]
     if not mounts:

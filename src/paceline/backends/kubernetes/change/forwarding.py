@@ -43,9 +43,6 @@ class Forward:
         Args:
             warn: gets a line about each connection that could not be made.
             end: called when it is closed, or cannot be made.
-
-        Raises:
-            UserError: this user may not do that, or there is no kubectl.
         """
         self._cluster, self._pod, self._warn, self._end = cluster, pod, warn, end
         try:

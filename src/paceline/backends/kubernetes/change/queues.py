@@ -28,11 +28,7 @@ def version(cluster: Cluster) -> str | None:
 
 
 def deactivate(cluster: Cluster, job: Object) -> Mapping[str, None]:
-    """Have a job's queue let it run no more; returns the labels to take from it: its queue, if that has not seen it.
-
-    Raises:
-        UserError: this user may not do that.
-    """
+    """Have a job's queue let it run no more; returns the labels to take from it: its queue, if that has not seen it."""
     meta = job["metadata"]
     api_version = version(cluster) if QUEUE in (meta.get("labels") or {}) else None
     if api_version is None:

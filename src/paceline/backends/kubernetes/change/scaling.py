@@ -19,11 +19,7 @@ _PAUSE = 0.2
 
 
 def scale_out(cluster: Cluster, job: Found, more: Sequence[str] | int | None) -> list[str]:
-    """Let a job have more pods; returns the names of the hosts of those that are made.
-
-    Raises:
-        UserError: it cannot have more.
-    """
+    """Let a job have more pods; returns the names of the hosts of those that are made."""
     now = _parallelism(job, more)
     wanted = job.nodes if more is None else min(job.nodes, now + _count(more))
     before = _hosts(job)
@@ -34,11 +30,7 @@ def scale_out(cluster: Cluster, job: Found, more: Sequence[str] | int | None) ->
 
 
 def scale_in(cluster: Cluster, job: Found, fewer: Sequence[str] | int) -> list[str]:
-    """Let a job have fewer pods; returns the names of the hosts of those that leave.
-
-    Raises:
-        UserError: it needs them.
-    """
+    """Let a job have fewer pods; returns the names of the hosts of those that leave."""
     now = _parallelism(job, fewer)
     wanted = now - _count(fewer)
     if wanted < job.least:

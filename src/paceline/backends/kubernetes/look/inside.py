@@ -45,11 +45,7 @@ def asked(cluster: Cluster, pods: Sequence[Pod], request: Mapping[str, Any], pyt
 
 
 def answer_of(cluster: Cluster, pod: Pod, request: Mapping[str, Any], python: str, seconds: float) -> dict[str, Any]:
-    """The answer of the program in a pod to one request.
-
-    Raises:
-        UserError: it does not answer, or refuses.
-    """
+    """The answer of the program in a pod to one request."""
     command = [python, "-c", _ASK, PACKAGE, ROOT, json.dumps(request)]
     text = output(cluster, pod, command, seconds)
     try:
@@ -62,11 +58,7 @@ def answer_of(cluster: Cluster, pod: Pod, request: Mapping[str, Any], python: st
 
 
 def output(cluster: Cluster, pod: Pod, command: Sequence[str], seconds: float) -> bytes:
-    """What a command in a pod prints.
-
-    Raises:
-        UserError: it cannot be run there, fails, or takes too long.
-    """
+    """What a command in a pod prints."""
     return b"".join(chunks(cluster, pod, command, time.monotonic() + seconds))
 
 
@@ -75,9 +67,6 @@ def chunks(cluster: Cluster, pod: Pod, command: Sequence[str], until: float | No
 
     Args:
         until: when to give up (monotonic); None to wait as long as something comes.
-
-    Raises:
-        UserError: it cannot be run there, fails, or takes too long.
     """
     import queue
 

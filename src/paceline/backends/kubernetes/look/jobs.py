@@ -125,11 +125,7 @@ class Found:
 
 
 def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
-    """The jobs of these names, or all, each with its pods; in a call for each kind, if there are not too many.
-
-    Raises:
-        UserError: the server refuses to list them, or it is not known whether one exists.
-    """
+    """The jobs of these names, or all, each with its pods; in a call for each kind, if there are not too many."""
     if names is not None and not names:
         return {}
     found = _objects(cluster, [BatchJob()], names)
@@ -149,11 +145,7 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
 
 
 def taken(cluster: Cluster, names: Sequence[str] | None, but: Kind | None = None) -> Collection[str]:
-    """Those of these names, or all, that jobs have, of whatever kind but this one.
-
-    Raises:
-        UserError: as for `find`.
-    """
+    """Those of these names, or all, that jobs have, of whatever kind but this one."""
     kinds = [kind for kind in served(cluster) if but is None or kind.title != but.title]
     return _objects(cluster, kinds, names).keys()
 
@@ -198,11 +190,7 @@ def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError
 
 
 def _refuse_missing(cluster: Cluster) -> None:
-    """Refuse a namespace that does not exist: the server lists no jobs of it, as if there were none.
-
-    Raises:
-        UserError: there is no such namespace.
-    """
+    """Refuse a namespace that does not exist: the server lists no jobs of it, as if there were none."""
     try:
         cluster.get(f"/api/v1/namespaces/{cluster.namespace}")
     except ApiError as error:
@@ -301,11 +289,7 @@ def lost_logs(job: Found, record: Job) -> str | None:
 
 
 def spec_of(job: Found) -> JobSpec:
-    """The specification with which a job was submitted.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The specification with which a job was submitted."""
     from paceline.job.spec import JobSpec
 
     try:

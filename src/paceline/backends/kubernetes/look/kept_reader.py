@@ -79,11 +79,7 @@ def is_needed(job: Found, *, is_over: bool) -> bool:
 
 
 def read(cluster: Cluster, job: Found, it: Place, *, only_events: bool = False) -> Kept:
-    """What the copies have, in the order of time: all lines, or only those of events.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """What the copies have, in the order of time: all lines, or only those of events."""
     lines = _lines(cluster, job, it, "events" if only_events else "all")
     last = int(next(lines, b"0"))
     numbered = (line.partition(b" ") for line in lines)
@@ -123,11 +119,7 @@ def _read(cluster: Cluster, pod: Pod, python: str, folder: str, what: str) -> It
 
 
 def when_running(cluster: Cluster, name: str) -> Pod:
-    """A pod that was made, once it runs.
-
-    Raises:
-        UserError: it does not run.
-    """
+    """A pod that was made, once it runs."""
     until = time.monotonic() + _START_SECONDS
     while True:
         pod = seen(cluster.get(cluster.path("v1", "pods", name)))

@@ -104,9 +104,6 @@ def clone(
 
     Args:
         record: of the code of the job that it resumes, whose commit is taken again; None without one.
-
-    Raises:
-        UserError: the repository has no such branch, tag or commit, or its credentials are missing.
     """
     assert spec.code is not None
     source = git_source.resolve(spec.code.source or "", Path.cwd())

@@ -35,11 +35,7 @@ class Kept(NamedTuple):
 
 
 def kept(spec: JobSpec, name: str, job_id: str) -> Kept | None:
-    """Where a job's logs are kept: in --log-dir, or else on the volume of its checkpoints; None for nowhere.
-
-    Raises:
-        UserError: the folder is on no volume of the job.
-    """
+    """Where a job's logs are kept: in --log-dir, or else on the volume of its checkpoints; None for nowhere."""
     for path, flag in ((spec.log_dir, "--log-dir"), (spec.checkpoint_dir, None)):
         if not path:
             continue

@@ -40,9 +40,6 @@ def check_name(name: str, nodes: int, margin: int = 0) -> None:
 
     Args:
         margin: letters between the name and the number.
-
-    Raises:
-        UserError: it cannot.
     """
     most = LONGEST - 1 - len(str(nodes - 1)) - margin
     if len(name) > most:
@@ -67,11 +64,7 @@ def valid_name(name: str, nodes: int = 1, margin: int = 0) -> str:
 
 
 def check_image(flag: str, image: str) -> None:
-    """Check that an image can have this name, as the nodes read it.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that an image can have this name, as the nodes read it."""
     if not _IMAGE.fullmatch(image):
         raise UserError(
             f"{flag} {image}: not the name of an image: it has lower-case letters, digits, '.', '_' and '-' between "
@@ -88,9 +81,6 @@ def users_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """What the labels of a job become on its objects: NAME as `paceline.dev/label-NAME`, PREFIX/NAME as it is.
 
     Without a prefix they are for `paceline list`, and left out here if they cannot be a label of Kubernetes.
-
-    Raises:
-        UserError: one with a prefix cannot be a label, or paceline sets it.
     """
     found = {}
     for name, value in labels.items():

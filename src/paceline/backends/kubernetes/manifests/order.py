@@ -107,11 +107,7 @@ class Order:
 
     @property
     def image(self) -> str:
-        """The image of its containers.
-
-        Raises:
-            UserError: none is named.
-        """
+        """The image of its containers."""
         image = self.spec.image or self.options.image
         if not image:
             raise UserError("a job on Kubernetes needs an image; name one with --image, or image = in the target")
@@ -123,12 +119,7 @@ class Order:
         return self.spec.node_range[1]
 
     def check(self) -> None:
-        """Refuse a job that lacks what its manifests need.
-
-        Raises:
-            UserError: it lacks an image or names one that cannot be, its kind cannot do what it asks for, Kubernetes
-                does not take a label, or its logs cannot be kept where it says.
-        """
+        """Refuse a job that lacks what its manifests need."""
         check_image("--image", self.image)
         for flag, image in (("--worker-image", self.options.worker_image), ("--git-image", self.options.git_image)):
             if image is not None:
@@ -138,11 +129,7 @@ class Order:
         self.kind.check(self)
 
     def kept_logs(self) -> kept.Kept | None:
-        """Where copies of the logs are kept; None for nowhere.
-
-        Raises:
-            UserError: --log-dir is on no volume, or there is no agent that could write them.
-        """
+        """Where copies of the logs are kept; None for nowhere."""
         if self.options.plain:
             if self.spec.log_dir:
                 raise UserError("--log-dir: without an agent (--plain) nothing writes there; leave one out")

@@ -26,11 +26,7 @@ _MOST_NOTED = 260_000  # bytes: all annotations of an object have 256 KiB, and k
 
 
 def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
-    """The manifests of a job with its code, in YAML, below the server's warnings about it.
-
-    Raises:
-        UserError: this user may not make them.
-    """
+    """The manifests of a job with its code, in YAML, below the server's warnings about it."""
     kind = kind_of(order)
     made = [kind.manifest(order), *objects.dependents(order)]
     _check_allowed(cluster, order, [_resource(kind, manifest) for manifest in made])

@@ -49,11 +49,7 @@ def manifest(order: Order) -> Object:
 
 
 def let_go(cluster: Cluster, kind: Kind, name: str, holder: str, changes: Object | None = None) -> Object:
-    """Take a job's object from the Job that owned it, and change it at the same time; returns the object.
-
-    Raises:
-        UserError: it is gone.
-    """
+    """Take a job's object from the Job that owned it, and change it at the same time; returns the object."""
     changes = changes or {}
     free = {**changes, "metadata": {**changes.get("metadata", {}), "ownerReferences": None}}
     made = cluster.patch(kind.path(cluster, name), free)

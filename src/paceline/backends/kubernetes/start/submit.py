@@ -77,21 +77,13 @@ class KubePrepared(Prepared):
     warnings: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The manifests, in YAML that `kubectl apply` takes.
-
-        Raises:
-            UserError: this user may not make them, or the code is not to be had.
-        """
+        """The manifests, in YAML that `kubectl apply` takes."""
         assert self.shown is not None
         return self.shown()
 
 
 def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool, target: str) -> KubePrepared:
-    """Check a job, also by a trial on the server; makes nothing.
-
-    Raises:
-        UserError: it cannot run there, or its name is taken.
-    """
+    """Check a job, also by a trial on the server; makes nothing."""
     cluster.pod_template = options.pod_template
     _refuse(cluster, spec, options)
     # It is packed while the server is found and asked.
@@ -204,11 +196,7 @@ def _taken() -> Any:
 
 
 def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) -> tuple[Object, Kind]:
-    """Start a prepared job; returns its object, and of which kind it is.
-
-    Raises:
-        UserError: it cannot run there after all; nothing of it is left.
-    """
+    """Start a prepared job; returns its object, and of which kind it is."""
     assert prepared.order is not None
     order, spec = prepared.order, prepared.spec
     for line in prepared.warnings:
@@ -311,7 +299,6 @@ def _created(cluster: Cluster, kind: Kind, manifest: Object) -> Object:
 
     Raises:
         NameTaken: another one has its name.
-        UserError: the server refuses it.
     """
     name, wanted = manifest["metadata"]["name"], manifest["metadata"]["annotations"][JOB_ID]
     try:
@@ -340,7 +327,6 @@ def _make_below(cluster: Cluster, order: Order) -> Object:
 
     Raises:
         NameTaken: a job has this name.
-        UserError: the server refuses one; nothing is left.
     """
     check_name(order.name, order.nodes, order.kind.margin)
     _refuse_taken(cluster, order.name)
@@ -363,7 +349,6 @@ def _make(cluster: Cluster, order: Order) -> Object:
 
     Raises:
         NameTaken: a job has this name.
-        UserError: the server refuses one; nothing is left.
     """
     check_name(order.name, order.nodes, order.kind.margin)
     made = _created(cluster, kind_of(order), _provisional(order))
@@ -373,11 +358,7 @@ def _make(cluster: Cluster, order: Order) -> Object:
 
 
 def _confirm(cluster: Cluster, order: Order) -> Object:
-    """Let a job go on, now that everything that it owns is there.
-
-    Raises:
-        UserError: the server refuses it, or the job is gone.
-    """
+    """Let a job go on, now that everything that it owns is there."""
     path, wanted = kind_of(order).path(cluster, order.name), kind_of(order).spec(order)
     confirmed = {key: wanted.get(key) for key in _CONFIRMED}
     if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
@@ -386,11 +367,7 @@ def _confirm(cluster: Cluster, order: Order) -> Object:
 
 
 def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:
-    """Make all that a job's object owns, several at once.
-
-    Raises:
-        UserError: the server refuses one.
-    """
+    """Make all that a job's object owns, several at once."""
     cluster.at_once(*(partial(_make_owned, cluster, objects.owned(it, owner)) for it in objects.dependents(order)))
 
 

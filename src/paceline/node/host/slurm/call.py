@@ -62,7 +62,6 @@ def call(
         env: its variables; None for those of this process.
 
     Raises:
-        Refused: it is not installed here.
         Away: Slurm does not answer.
         Rejected: Slurm does not do it.
     """
@@ -124,11 +123,7 @@ def table(command: str, *args: str, columns: Mapping[str, int], seconds: float =
 
 
 def found(command: str) -> str:
-    """The path of a command.
-
-    Raises:
-        Refused: it is not installed here.
-    """
+    """The path of a command."""
     path = shutil.which(command)
     if path is None:
         raise Refused(f"no {command} on PATH here; {_ELSEWHERE}")

@@ -33,9 +33,6 @@ def asked(root: Path, seconds: float) -> str:
 
     Args:
         seconds: that Slurm may take.
-
-    Raises:
-        Refused: Slurm does not answer.
     """
     found = known(root)
     if found is not None:

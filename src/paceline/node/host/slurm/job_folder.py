@@ -57,11 +57,7 @@ class Start(NamedTuple):
 
 
 def current_start() -> Start:
-    """That of this process.
-
-    Raises:
-        Refused: it is not part of a Slurm job.
-    """
+    """That of this process."""
     number = os.environ.get("SLURM_JOB_ID", "")
     restarts = os.environ.get("SLURM_RESTART_COUNT") or "0"
     if not number.isdecimal() or not restarts.isdecimal():
@@ -106,11 +102,7 @@ class JobFolder:
         self.code = path / "code" / path.name
 
     def read(self) -> dict[str, Any]:
-        """What `job.json` holds.
-
-        Raises:
-            Refused: it is damaged.
-        """
+        """What `job.json` holds."""
         found = read_json(self.job)
         if found is None:
             raise Refused(f"{self.job} is damaged or gone; delete the job")

@@ -43,11 +43,7 @@ class Jobs:
         return [folder for name in chosen if (folder := self.find(name)) is not None]
 
     def of(self, name: str) -> JobFolder:
-        """The job of this name.
-
-        Raises:
-            Refused: there is none.
-        """
+        """The job of this name."""
         found = self.find(name)
         if found is None:
             raise Refused(f"no job {name}")
@@ -112,11 +108,7 @@ class Jobs:
             building.path.parent.rmdir()
 
     def remove(self, folder: JobFolder) -> None:
-        """Remove a job: first its name, in one step, then its files.
-
-        Raises:
-            Refused: it cannot be removed.
-        """
+        """Remove a job: first its name, in one step, then its files."""
         hidden = self.path / f".{folder.name}.{os.uname().nodename}.{os.getpid()}{_BUILDING}"
         try:
             hidden.mkdir(mode=0o700, exist_ok=True)

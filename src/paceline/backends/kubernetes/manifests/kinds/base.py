@@ -81,11 +81,7 @@ class Kind(ABC):
         return f"{self.group}/{self.version}"
 
     def learn(self, cluster: Cluster) -> None:
-        """Find out which fields the cluster's own one has, before a job is made as one.
-
-        Raises:
-            UserError: the cluster does not answer.
-        """
+        """Find out which fields the cluster's own one has, before a job is made as one."""
         self._schema = cluster.schema(self.api_version, self.title)
 
     def knows(self, *path: str) -> bool:
@@ -108,11 +104,7 @@ class Kind(ABC):
         return pruned
 
     def check(self, order: Order) -> None:
-        """Refuse what this kind cannot do; every kind has one image, unless it says otherwise.
-
-        Raises:
-            UserError: it cannot.
-        """
+        """Refuse what this kind cannot do; every kind has one image, unless it says otherwise."""
         if order.options.worker_image is not None:
             raise self.refusal("--worker-image", "has one template for all pods; choose --kind pytorchjob or mpijob")
         if order.options.clean_pods not in (None, "running"):
@@ -146,11 +138,7 @@ class Kind(ABC):
         return True
 
     def suspension(self, found: Object, value: bool) -> Manifest:
-        """The patch of the spec that suspends or resumes it.
-
-        Raises:
-            UserError: it cannot be suspended.
-        """
+        """The patch of the spec that suspends or resumes it."""
         return {"suspend": value}
 
     def is_suspended(self, found: Object) -> bool:

@@ -30,11 +30,7 @@ def discover(cluster: Cluster) -> None:
 
 
 def served(cluster: Cluster) -> Iterator[Kind]:
-    """The kinds that the cluster serves, each in the best version of those that paceline knows.
-
-    Raises:
-        UserError: the cluster does not answer.
-    """
+    """The kinds that the cluster serves, each in the best version of those that paceline knows."""
     discover(cluster)
     for kind in KINDS:
         if kind is BatchJob:
@@ -46,11 +42,7 @@ def served(cluster: Cluster) -> Iterator[Kind]:
 
 
 def chosen(cluster: Cluster, name: str) -> Kind:
-    """The kind that `--kind` names.
-
-    Raises:
-        UserError: the cluster does not serve it.
-    """
+    """The kind that `--kind` names."""
     if name == BatchJob.name:
         return BatchJob()
     (wanted,) = (kind for kind in KINDS if kind.name == name)

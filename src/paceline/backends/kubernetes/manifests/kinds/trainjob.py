@@ -69,11 +69,7 @@ class TrainJob(Kind):
         self.spec(order)
 
     def spec(self, order: Order) -> Manifest:
-        """See `Kind`.
-
-        Raises:
-            UserError: its pods cannot be as they are asked for.
-        """
+        """See `Kind`."""
         template = objects.template(order)
         pod, (main, *others) = template["spec"], template["spec"]["containers"]
         if others:

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def slurm_delete(home: Home, request: Request) -> Answer:
-    """Remove jobs that have ended.
-
-    Raises:
-        Refused: one has not ended.
-    """
+    """Remove jobs that have ended."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
     for folder in folders:

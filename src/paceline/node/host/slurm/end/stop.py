@@ -28,11 +28,7 @@ _PAUSE, _LEAST = 2.0, 5.0  # seconds between two tries, and that a command may t
 
 
 def slurm_stop(home: Home, request: Request) -> Answer:
-    """Stop jobs: those that run are asked to save and to end, unless it is to be at once; others leave the queue.
-
-    Raises:
-        Refused: Slurm does not answer, or one is of another cluster; then they go on.
-    """
+    """Stop jobs: those that run are asked to save and to end, unless it is to be at once; others leave the queue."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
     found = [(folder, job_record.record(folder, queue)) for folder in folders]
@@ -76,9 +72,6 @@ def stop(folder: JobFolder, now: bool, number: int = signal.SIGTERM, patience: f
         now: at once.
         number: of the signal.
         patience: seconds for which it is tried while Slurm does not answer.
-
-    Raises:
-        Refused: Slurm does not answer, or the job cannot be asked now.
     """
     _stop(folder, _Tries(patience), now, number)
 
@@ -122,9 +115,6 @@ def cancel(number: str, patience: float = PATIENCE) -> None:
 
     Args:
         patience: seconds for which it is tried while Slurm does not answer.
-
-    Raises:
-        Refused: Slurm does not answer.
     """
     _Tries(patience).cancel(number)
 
@@ -137,11 +127,7 @@ class _Tries:
         self._queue: Queue | None = None
 
     def jobs(self, folder: JobFolder) -> list[Entry]:
-        """The Slurm job of a job, if it has not ended: one that is known to be its own, and not just of its number.
-
-        Raises:
-            Refused: Slurm does not answer.
-        """
+        """The Slurm job of a job, if it has not ended: one that is known to be its own, and not just of its number."""
         found = self._found(folder, self._queue) if self._queue is not None else []
         if found and not any(entry.task and entry.is_pending for entry in found):  # which may run by now
             return found
@@ -164,11 +150,7 @@ class _Tries:
         return [entry for entry in found if not entry.is_over]
 
     def cancel(self, *args: str) -> None:
-        """Call scancel.
-
-        Raises:
-            Refused: Slurm does not do it, or does not answer.
-        """
+        """Call scancel."""
         while True:
             try:
                 call("scancel", "--quiet", *args, seconds=self._remaining)

@@ -29,11 +29,7 @@ _LOOK = 1.0  # seconds between two looks for another start, or the end
 
 
 def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
-    """What ranks wrote: lines, each followed by the bytes.
-
-    Raises:
-        Refused: there is no such attempt or rank.
-    """
+    """What ranks wrote: lines, each followed by the bytes."""
     end_with_stdin()
     folder = Jobs(home.root).of(request["name"])
     query = LogQuery(**request["query"])

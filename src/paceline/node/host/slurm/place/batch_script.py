@@ -68,9 +68,6 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
         options: `slurm`, more options of sbatch; `limit`, the time limit of jobs that ask for none, if it is known;
             `no_kill`, whether the job goes on without nodes that are lost; `container`, see `container.described`, and
             `python`, that in it.
-
-    Raises:
-        Refused: an option cannot be written into a script.
     """
     asked = lines(directives(job, folder, options, job_id))
     srun = [
@@ -96,11 +93,7 @@ def _program(job: Mapping[str, Any]) -> str:
 
 
 def lines(options: Mapping[str, str]) -> list[str]:
-    """Options of sbatch as lines of a script.
-
-    Raises:
-        Refused: an option cannot be written into a script.
-    """
+    """Options of sbatch as lines of a script."""
     return [
         f"#SBATCH --{name}" + (f"={_quoted(name, value)}" if value else "") + "\n" for name, value in options.items()
     ]

@@ -187,11 +187,7 @@ def _partitions() -> list[dict[str, Any]]:
 
 
 def _chosen(partitions: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The partition of the target, or that which Slurm chooses.
-
-    Raises:
-        Refused: it does not exist, or has no node that is up.
-    """
+    """The partition of the target, or that which Slurm chooses."""
     given, known = str(options.get("partition") or ""), {it["name"]: it for it in partitions}
     names = [name for name in given.split(",") if name] or [it["name"] for it in partitions if it["is_default"]]
     chosen = {"given": given, "names": names, "unknown": [name for name in names if name not in known], "up": 0}
@@ -246,11 +242,7 @@ class _Trial:
         self._silences = 0  # of squeue, one after another
 
     def submit(self, options: Mapping[str, Any]) -> None:
-        """Hand it to Slurm.
-
-        Raises:
-            Refused: Slurm does not take it, or does not answer.
-        """
+        """Hand it to Slurm."""
         self._is_submitted, self._submitted = True, time.monotonic()
         env = batch_environment({}, secrets.token_hex(16))
         try:
@@ -276,11 +268,7 @@ class _Trial:
         return "#!/bin/sh\n" + "".join(batch_script.lines({**given, **places})) + body
 
     def wait(self, seconds: float, is_client_gone: threading.Event) -> Iterator[Answer]:
-        """Until its nodes have written all, it has ended, or takes too long.
-
-        Raises:
-            Refused: Slurm does not answer, or this process is to end.
-        """
+        """Until its nodes have written all, it has ended, or takes too long."""
         asked, pauses, is_started = time.monotonic(), list(_ASK), False
         while True:
             if is_client_gone.wait(_LOOK):
@@ -328,11 +316,7 @@ class _Trial:
             time.sleep(_LOOK)
 
     def _ask(self) -> str:
-        """Ask Slurm how it is: waiting, running, over, or silent if Slurm does not answer.
-
-        Raises:
-            Refused: it does not answer again and again.
-        """
+        """Ask Slurm how it is: waiting, running, over, or silent if Slurm does not answer."""
         widths = {"State": 24, "Reason": 80, "StartTime": 24, "NodeList": 256, "Comment": 2048}
         number = f"--job={self._job['id']}"
         try:

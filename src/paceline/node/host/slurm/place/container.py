@@ -28,9 +28,6 @@ def described(
     Args:
         given: the program and the image that the user has named.
         job: as a `JobSpec` in JSON.
-
-    Raises:
-        Refused: there is no such image, or a folder cannot be shown in a container.
     """
     if given is None:
         return None

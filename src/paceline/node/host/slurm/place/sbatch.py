@@ -50,11 +50,7 @@ class Limit:
 
 
 def tested(batch: str, request: Request) -> list[str]:
-    """Let Slurm check a script, and submit nothing; returns notes for the user.
-
-    Raises:
-        Refused: Slurm would refuse it, or does not answer.
-    """
+    """Let Slurm check a script, and submit nothing; returns notes for the user."""
     try:
         call("sbatch", "--test-only", env=batch_environment({}, None), text=batch)
     except Rejected as error:
@@ -98,9 +94,6 @@ def submitted(folder: JobFolder, request: Request) -> str:
     """The number of the new Slurm job.
 
     If sbatch is not heard of, Slurm may have taken the job all the same. So its list is searched before the next try.
-
-    Raises:
-        Refused: Slurm refuses it, or does not answer.
     """
     for remaining in range(_TRIES - 1, -1, -1):
         try:

@@ -45,9 +45,6 @@ def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
     the request follows on stdin if the job is to be submitted, and then the archive (tar) of its code, of `bytes`
     bytes. The answer to that is the job's record. A job that is not followed is kept once the client has confirmed it
     by another line, which is answered: until then nothing is left of it if the client ends.
-
-    Raises:
-        Refused: the job cannot run there, or Slurm does not take it; nothing of it is left.
     """
     jobs = Jobs(home.root)
     found("sbatch" if request["allocation"] is None else "srun")
