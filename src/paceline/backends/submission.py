@@ -92,7 +92,7 @@ def _in_copy(script: str, spec: JobSpec, here: Path) -> str:
 
 
 def check_script(spec: JobSpec, source: Path | None) -> None:
-    """Check that the folder of which the code will be a copy has the script, for nodes that cannot look for it there."""
+    """Check that the folder that the code will be copied from has the script: nodes cannot look for it there."""
     if source is not None and spec.script is not None:
         with refusals():
             program_kind(spec.script, source)

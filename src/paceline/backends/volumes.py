@@ -52,7 +52,7 @@ def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
 
 
 def sources(mounts: Sequence[Mount], settings: Settings) -> list[dict[str, Any]]:
-    """A job's volumes in a request to a node: volume, path, wanted (where the job wants it), variable (with the path)."""
+    """A job's volumes in a request: volume, path, wanted (where the job wants it), variable (with the path)."""
     paths = check(mounts, settings)
     return [{"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in mounts]
 
