@@ -93,4 +93,4 @@ def test_what_a_submit_asks_and_sends(
     assert len(others) == groups + kinds + len(["version", "groups", "trial", "Job", "Service", "confirmation"])
     pieces = [it for found in user.cluster.all("ConfigMap") for it in found.get("binaryData", {}).items()]
     size = sum(len(text) for name, text in pieces if name.startswith("archive-"))
-    assert 0 < size < 1.1 * len(archive().solid), "base64 adds a third"
+    assert 0 < size < 1.1 * len(archive().data), "base64 adds a third"
