@@ -110,7 +110,7 @@ class Host:
     @property
     def has_login(self) -> bool:
         """Whether an earlier command has left a login for the next one."""
-        return not self.is_here and os.path.exists(self._kept_login)
+        return self.is_kept and not self.is_here and os.path.exists(self._kept_login)
 
     def log_in(self) -> None:
         """Have a process of its own log in, for the next command: it may take longer than this one waits."""
