@@ -176,13 +176,7 @@ class Backend(ABC):
     lacks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, name: str, options: Any = None, where: str = "") -> None:
-        """Make no connection yet.
-
-        Args:
-            name: see the attribute.
-            options: an instance of `Options`.
-            where: see the attribute.
-        """
+        """Make no connection yet."""
         self.name, self.options, self.where = name, options, where
 
     # -- start ---------------------------------------------------------------------------------------------------------

@@ -47,11 +47,7 @@ class Place(NamedTuple):
 
 
 def places(since: float | None = None) -> list[Place]:
-    """This machine, the targets of the settings, and what flags named for jobs that were submitted from here.
-
-    Args:
-        since: leave out hosts whose jobs are known to have ended before this time, in seconds since the epoch.
-    """
+    """This machine, the targets of the settings, and what flags named for jobs that were submitted from here."""
     names = [registry.HERE]
     if settings_files.exist():
         from paceline.job.settings import load
@@ -107,13 +103,7 @@ def describe(
     repeats: bool = False,
     each: Callable[[Backend, list[Job]], None] | None = None,
 ) -> Listing:
-    """The jobs of these places, the newest first; the warnings say which places are left out, and why.
-
-    Args:
-        since: leave out jobs that ended before this time, in seconds since the epoch.
-        repeats: this is called every few seconds.
-        each: called with the jobs of each place before the time for its answer is over.
-    """
+    """The jobs of these places, the newest first; the warnings say which places are left out, and why."""
 
     def look(place: Place) -> Listing:
         there = place.load()
@@ -146,11 +136,7 @@ def describe(
 def ask(
     asked: Sequence[Place], question: Callable[[Place], _T], without: str
 ) -> tuple[list[tuple[Place, _T]], list[str]]:
-    """What these places answer, all at the same time; and a line about each that is left out.
-
-    Args:
-        without: what is missing if it raises UserError.
-    """
+    """What these places answer, all at the same time; and a line about each that is left out."""
     if len(asked) == 1:
         return [(asked[0], question(asked[0]))], []
     answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()

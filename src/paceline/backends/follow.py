@@ -65,11 +65,7 @@ class Arrivals(Protocol):
 
 
 def lines(sources: Mapping[Any, Source], lost: type[UserError]) -> Iterator[LogLines]:
-    """The lines of all nodes, in the order of time; those of a single one as they come.
-
-    Raises:
-        Incomplete: after the last line, if nodes do not answer, or no longer.
-    """
+    """The lines of all nodes, in the order of time; those of a single one as they come."""
     if len(sources) == 1:
         (source,) = sources.values()
         source.open()
@@ -173,11 +169,7 @@ class Nodes(Generic[Node]):
     """The updates of all nodes of a job. All output of an attempt comes before the event that says how it ended."""
 
     def __init__(self, patience: float | None = None) -> None:
-        """Begin without nodes.
-
-        Args:
-            patience: seconds in which all nodes report a restart; None if each does, or leaves.
-        """
+        """Begin without nodes."""
         self._patience = patience
         self._parts: dict[Node, _Part] = {}
         self._present: dict[Node, None] = {}  # those that take part, in the order in which they came
@@ -221,12 +213,7 @@ class Nodes(Generic[Node]):
     def follow(
         self, take: Callable[[float | None], tuple[Any, Any] | None], do: Callable[[Any, Any], Iterator[Update]]
     ) -> Iterator[Update]:
-        """What follows from all that the backend gets of the nodes, until there is no more.
-
-        Args:
-            take: what comes next within so many seconds, like `Readers.take`.
-            do: what follows from it.
-        """
+        """What follows from all that the backend gets of the nodes, until there is no more."""
         while True:
             try:
                 found = take(self._seconds())

@@ -40,12 +40,7 @@ main(__file__, sys.argv[1])
 
 
 def write(work: Callable[[], Any], name: str, folder: Path) -> dict[str, Any]:
-    """Fill a folder with the code of a job that calls a function; returns the fields of the job.
-
-    Args:
-        work: the function, with its arguments.
-        folder: an empty one.
-    """
+    """Fill a folder with the code of a job that calls a function; returns the fields of the job."""
     packages = find_spec("cloudpickle")
     if packages is None and getattr(work, "func", work).__module__ == "__main__":
         raise UserError(f"{name} is a function of this program itself; install cloudpickle, or put it into a module")
@@ -88,11 +83,7 @@ def is_function(spec: JobSpec) -> bool:
 
 
 def results(there: Backend, job: Job, *, every: bool) -> list[Any]:
-    """What a function has returned on rank 0, or on all ranks, of a job that has ended.
-
-    Raises:
-        Exception: the one that the first failing rank has raised.
-    """
+    """What a function has returned on rank 0, or on all ranks, of a job that has ended."""
     is_good = job.state == "SUCCEEDED"
     found = _outcomes(there, job, None if every or not is_good else (0,))
     bad = [rank for rank, outcome in sorted(found.items()) if not outcome.is_good]

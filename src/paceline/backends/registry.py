@@ -65,15 +65,7 @@ def load(
     given_by: Mapping[str, str] | None = None,
     where: str = "",
 ) -> Backend:
-    """The backend of this name: this machine, a target of the settings, or one that `kind` and the options describe.
-
-    Args:
-        name: of the target, or a kind of backend that needs none; None for this machine.
-        options: take precedence over the settings; those of one job are in its specification.
-        kind: of backend, if the options describe it completely; the settings are not read then.
-        given_by: option → the flag that set it, for messages.
-        where: the flags that select it, without --on.
-    """
+    """The backend of this name: this machine, a target of the settings, or one that `kind` and the options describe."""
     name = name or HERE
     options, given_by, where = options or {}, given_by or {}, f" {where}" if where else ""
     if kind is not None:
@@ -101,12 +93,7 @@ def kinds_of_hosts() -> set[str]:
 
 
 def on_hosts(kind: str, options: Mapping[str, Any], given_by: Mapping[str, str] | None = None) -> Backend:
-    """The backend of hosts that flags named when a job was submitted to them.
-
-    Args:
-        options: as they were noted then, with `hosts`.
-        given_by: option → the flag that set it now, for messages.
-    """
+    """The backend of hosts that flags named when a job was submitted to them."""
     from . import hosts
 
     listed = ",".join(options["hosts"])
@@ -130,11 +117,7 @@ def _configured(
     *,
     in_settings: Callable[..., str] = lambda *key: ".".join(key),
 ) -> Backend:
-    """A backend with its options.
-
-    Args:
-        in_settings: what messages call a key of the settings; for the others, see `load`.
-    """
+    """A backend with its options."""
     try:
         backend = _kind(kind)
     except UserError as error:

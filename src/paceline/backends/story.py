@@ -23,9 +23,6 @@ def story(job: Job, recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events of a job in the order of time.
 
     A node may have recorded no end, if its agent was killed; and what a pod recorded goes with the pod.
-
-    Args:
-        recorded: what its backend knows of its events, in the order of time.
     """
     asked = {
         "ranks": job.ranks, "nodes": job.nodes, "devices": job.devices_asked or None, "resume_from": job.resume_from

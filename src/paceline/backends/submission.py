@@ -48,11 +48,7 @@ class Checked(NamedTuple):
 
 
 def checked(spec: JobSpec, *, detached: bool) -> Checked:
-    """Check a job; changes and fetches nothing.
-
-    Args:
-        detached: whether it goes on without the client.
-    """
+    """Check a job; changes and fetches nothing."""
     is_open = spec.name.endswith("-")
     if spec.name:
         _check_name(f"{spec.name}1" if is_open else spec.name)

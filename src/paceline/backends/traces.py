@@ -62,18 +62,7 @@ def file_name(said: Profiled, time: int) -> str:
 
 
 def add(trace: bytes, said: Profiled, found: Sum) -> tuple[bytes, list[float]]:
-    """Mark the steps of a rank's trace as TensorBoard and others know them (`ProfilerStep#N`), and sum it up.
-
-    Args:
-        said: what the rank has said of it.
-        found: gets what it has done in its steps, or, if no optimizer has stepped, in all.
-
-    Returns:
-        The trace with marks, and the seconds of each step.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Mark the steps of a rank's trace as TensorBoard and others know them (`ProfilerStep#N`), and sum it up."""
     whole = json.loads(trace, object_hook=_event)
     base = whole.get("baseTimeNanoseconds", 0)
     events = [event for event in whole["traceEvents"] if isinstance(event, _Event)]

@@ -18,11 +18,7 @@ _LEAST_GROWTH = 1.25  # of a rank's memory that is told
 
 
 def use_in_words(job: Job, nodes: Sequence[NodeHistory]) -> Iterator[str]:
-    """Lines about a job that runs, and about one that ran out of memory.
-
-    Args:
-        nodes: what they have written.
-    """
+    """Lines about a job that runs, and about one that ran out of memory."""
     if job.cause == "out of memory":
         yield from _growth(nodes)
     if job.is_over:

@@ -23,12 +23,7 @@ _MOST_TRACEBACK = 30  # lines
 
 
 def explained(job: Job, happened: Sequence[dict[str, Any]], stands: Sequence[Stand] | None = None) -> list[str]:
-    """All that is known of why a job is as it is, in lines.
-
-    Args:
-        happened: its story.
-        stands: where its ranks are now, if they were asked.
-    """
+    """All that is known of why a job is as it is, in lines."""
     lines = [*_of_end(job, happened), *_of_hangs(job, happened, places=stands is None), *_of_spent(job, happened)]
     return [printable(line) for line in (*lines, *_of_ranks(job, stands))]
 

@@ -27,16 +27,8 @@ class Contract(ABC):
 
     @abstractmethod
     def write(self, placement: Placement) -> Variables:
-        """The variables that a process at `placement` must see.
-
-        Raises:
-            ContractError: the placement lacks what the framework needs.
-        """
+        """The variables that a process at `placement` must see."""
 
     @abstractmethod
     def read(self, env: Mapping[str, str]) -> Placement | None:
-        """The placement that `env` describes, or None when this launcher did not start the process.
-
-        Raises:
-            ContractError: the variables are there but malformed or contradictory.
-        """
+        """The placement that `env` describes, or None when this launcher did not start the process."""

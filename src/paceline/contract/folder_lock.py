@@ -54,18 +54,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, rank: int, jobs: Iterable[str] = ()) -> None:
-        """Take the lock, waiting a moment for a holder that was just killed.
-
-        Args:
-            folder: an existing folder.
-            rank: of this process, for others to read.
-            jobs: the PACELINE_JOB_ID of all ranks, each once: a later attempt of a job takes over from one whose
-                machine does not answer.
-
-        Raises:
-            FolderTaken: another process holds it.
-            OSError: the file cannot be made.
-        """
+        """Take the lock, waiting a moment for a holder that was just killed."""
         who = _me(rank, jobs)
         status = os.stat(folder)
         key = (status.st_dev, status.st_ino)
@@ -160,12 +149,7 @@ def _take(path: Path, who: Holder) -> int | None:
 
 
 def _open(path: Path) -> int:
-    """Open the file, and make it if there is none.
-
-    Raises:
-        PermissionError: it belongs to another user, or this one may not write to the folder.
-        OSError: it cannot be made.
-    """
+    """Open the file, and make it if there is none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
     except PermissionError as error:

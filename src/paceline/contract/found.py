@@ -21,9 +21,6 @@ def read(path: Path) -> bytes | None:
     """The bytes of a file that only this user and root can have written.
 
     None if there is no file, or if it is another one; of that, a line on stderr says why it is not read.
-
-    Raises:
-        OSError: it cannot be read.
     """
     try:
         return _read(path, is_checked=True)
@@ -36,12 +33,7 @@ def read(path: Path) -> bytes | None:
 
 
 def read_of_anyone(path: Path) -> bytes | None:
-    """The bytes of a file, whoever has written it; None if there is none.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a regular file, or too large.
-    """
+    """The bytes of a file, whoever has written it; None if there is none."""
     return _read(path, is_checked=False)
 
 

@@ -108,12 +108,6 @@ class Pickled:
 
     Attributes:
         data: the function, pickled.
-
-    Args:
-        who: begins the message of an error, such as `horovod.run`.
-
-    Raises:
-        PicklingError: it cannot be pickled; one line says what to do.
     """
 
     def __init__(self, function: Callable[[], Any], who: str) -> None:

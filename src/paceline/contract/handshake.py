@@ -66,11 +66,7 @@ class Checksums:
     """
 
     def __init__(self, session_key: bytes, side: str) -> None:
-        """No message has been sent.
-
-        Args:
-            side: "acceptor" or "initiator", which sends them.
-        """
+        """No message has been sent."""
         self._key = derive_key(session_key, "messages", side)
         self._number = 0
 
@@ -89,11 +85,7 @@ class Checksums:
 
 
 def checksums(session_key: bytes, *, accepted: bool) -> tuple[Checksums, Checksums]:
-    """Those of the messages that this side sends, and of those that it receives.
-
-    Args:
-        accepted: this side has accepted the connection, and the other one initiated it.
-    """
+    """Those of the messages that this side sends, and of those that it receives."""
     acceptors, initiators = Checksums(session_key, "acceptor"), Checksums(session_key, "initiator")
     return (acceptors, initiators) if accepted else (initiators, acceptors)
 
@@ -108,12 +100,7 @@ class Acceptance:
     """
 
     def __init__(self, key: bytes, accepts: Callable[[int], bool]) -> None:
-        """Nothing has been received yet.
-
-        Args:
-            key: that both sides must know.
-            accepts: whether an initiator with this number may connect now.
-        """
+        """Nothing has been received yet."""
         self.needs = _HELLO.size
         self.number = -1
         self.session_key = b""
@@ -122,11 +109,7 @@ class Acceptance:
         self._transcript: tuple[bytes, ...] = ()
 
     def receive(self, data: bytes) -> bytes:
-        """Take the `needs` bytes that came; returns what is to be sent.
-
-        Raises:
-            HandshakeError: the connection is to be closed.
-        """
+        """Take the `needs` bytes that came; returns what is to be sent."""
         if len(data) != self.needs or not self.needs:
             raise HandshakeError(f"{len(data)} bytes instead of {self.needs}")
         if not self._transcript:
@@ -158,12 +141,7 @@ class Initiation:
     """
 
     def __init__(self, key: bytes, number: int) -> None:
-        """Nothing has been sent yet.
-
-        Args:
-            key: that both sides must know.
-            number: says who connects; from 0 to 2³² - 1.
-        """
+        """Nothing has been sent yet."""
         self.hello = _HELLO.pack(_PROTOCOL, number, nonce())
         self.needs = NONCE_SIZE + PROOF_SIZE
         self.is_proved = False
@@ -172,11 +150,7 @@ class Initiation:
         self._transcript: tuple[bytes, ...] = ()
 
     def receive(self, data: bytes) -> bytes:
-        """Take the `needs` bytes that came; returns what is to be sent.
-
-        Raises:
-            HandshakeError: the other side does not know the key.
-        """
+        """Take the `needs` bytes that came; returns what is to be sent."""
         if len(data) != self.needs or not self.needs:
             raise HandshakeError(f"{len(data)} bytes instead of {self.needs}")
         if not self.is_proved:

@@ -33,9 +33,6 @@ class Placement:
         job: identifier of the job, the same on every rank.
         endpoints: `host:port` of every rank in rank order, each port free for that rank; empty where a framework
             needs none.
-
-    Raises:
-        ContractError: a rank lies outside its range.
     """
 
     rank: int = 0

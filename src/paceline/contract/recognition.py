@@ -48,15 +48,7 @@ class Recognised:
 
 
 def recognise(env: Mapping[str, str], argv: Sequence[str]) -> Recognised:
-    """Find out from the environment and the arguments which launcher started this process.
-
-    Args:
-        env: the environment, `os.environ`.
-        argv: the arguments, `sys.argv`; `torch.distributed.launch` adds `--local-rank=N` to them.
-
-    Raises:
-        ContractError: the variables contradict each other, are malformed, or lack what a distributed job needs.
-    """
+    """Find out from the environment and the arguments which launcher started this process."""
     argument = _local_rank_argument(argv)
     if argument:
         _agree(env, "LOCAL_RANK", int(argument[2]), argument[1])

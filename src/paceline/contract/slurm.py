@@ -92,11 +92,7 @@ def agreed_port(job_id: str, step_id: str = "0") -> int:
 
 
 def expand_hosts(nodelist: str) -> list[str]:
-    """The hosts of a list in Slurm's notation: `n[01-03,7],other` is n01, n02, n03, n7, other.
-
-    Raises:
-        ContractError: the text is no such list.
-    """
+    """The hosts of a list in Slurm's notation: `n[01-03,7],other` is n01, n02, n03, n7, other."""
     items = re.findall(r"(?:[^][,]|\[[^][]+\])+", nodelist)
     if not items or ",".join(items) != nodelist:
         raise ContractError(f"{nodelist!r} is not a Slurm node list")
@@ -104,11 +100,7 @@ def expand_hosts(nodelist: str) -> list[str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """The counts in Slurm's notation: `2(x3),1` is 2, 2, 2, 1.
-
-    Raises:
-        ContractError: the text is no such list.
-    """
+    """The counts in Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
     counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)

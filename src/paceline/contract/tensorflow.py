@@ -59,12 +59,6 @@ class TensorflowContract(Contract):
         """The same with a chief as rank 0, then the workers, parameter servers, and an evaluator as the last rank.
 
         An evaluator belongs to no cluster.
-
-        Args:
-            roles: some of `chief`, `evaluator` and `ps=NUMBER`, with commas between them.
-
-        Raises:
-            ContractError: there are other roles, or too few ranks.
         """
         p, counts = placement, _counts(roles)
         others = sum(counts.values())

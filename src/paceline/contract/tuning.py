@@ -42,11 +42,7 @@ _taken: set[str] = set()  # settings that this process has used
 
 
 def setting(name: str, env: Mapping[str, str]) -> str | None:
-    """The value of a setting that the environment has; None if it has none.
-
-    Raises:
-        ValueError: it is none that the setting can have.
-    """
+    """The value of a setting that the environment has; None if it has none."""
     variable, form = SETTINGS[name].variable, SETTINGS[name].form
     value = env.get(variable)
     if not value:

@@ -16,11 +16,7 @@ NO_GRPC_PROXY = {"grpc_proxy": ""}
 
 
 def integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """`env[name]` as an integer, or `default` when it is not set.
-
-    Raises:
-        ContractError: the variable is not a whole number, or is not set and has no default.
-    """
+    """`env[name]` as an integer, or `default` when it is not set."""
     text = env.get(name)
     if text is None:
         if default is None:
@@ -33,11 +29,7 @@ def integer(env: Mapping[str, str], name: str, default: int | None = None) -> in
 
 
 def placement_from(env: Mapping[str, str], variables: Mapping[str, str], **others: Any) -> Placement:
-    """A placement whose number fields are read from `variables` (field → variable); `others` are the other fields.
-
-    Raises:
-        ContractError: a variable is missing or not a number, or together they make no placement.
-    """
+    """A placement whose number fields are read from `variables` (field → variable); `others` are the other fields."""
     numbers: dict[str, Any] = {field: integer(env, name) for field, name in variables.items()}
     try:
         return Placement(**numbers, **others)
@@ -57,11 +49,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def split_address(env: Mapping[str, str], name: str) -> tuple[str, int]:
-    """The host and port in `env[name]`.
-
-    Raises:
-        ContractError: the variable does not hold `host:port`.
-    """
+    """The host and port in `env[name]`."""
     host, _, port = env[name].rpartition(":")
     if not host or not port.isdecimal():
         raise ContractError(f"{name}={env[name]!r} is not host:port")

@@ -29,13 +29,7 @@ _SCHEMA = """
 
 
 class Index:
-    """Records by name and identity of jobs: another job of that name has another.
-
-    Args:
-        path: the database (SQLite, WAL).
-        keys: how many a record has; an index of a version with other records is made anew.
-        warn: gets one line about each problem with the database.
-    """
+    """Records by name and identity of jobs: another job of that name has another."""
 
     def __init__(self, path: Path, keys: int, warn: Callable[[str], None]) -> None:
         self._path = path

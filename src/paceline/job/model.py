@@ -79,11 +79,7 @@ class _Validating(msgspec.StructMeta):
 class Model(
     msgspec.Struct, metaclass=_Validating, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True
 ):  # fmt: skip
-    """Fields that are checked.
-
-    Raises:
-        InvalidError: a field is unknown, missing or malformed.
-    """
+    """Fields that are checked."""
 
     is_strict: ClassVar[bool] = False  # if not, "3" is a number where only a number can be meant
     elsewhere: ClassVar[Mapping[str, str]] = {}  # what other tools call a field → its name
@@ -91,14 +87,7 @@ class Model(
 
     @classmethod
     def validated(cls, given: Any) -> Self:
-        """The model with these fields.
-
-        Args:
-            given: a mapping, or what `arranged` makes one of; a model of this class is returned as it is.
-
-        Raises:
-            InvalidError: a field is unknown, missing or malformed.
-        """
+        """The model with these fields."""
         if isinstance(given, cls):
             return given
         fields = cls.arranged(given)
@@ -150,12 +139,7 @@ class Model(
         return new
 
     def dumped(self, *, only_given: bool = False, only_changed: bool = False) -> dict[str, Any]:
-        """The fields as JSON can hold them, as `validated` takes them.
-
-        Args:
-            only_given: leave out what was not given.
-            only_changed: leave out what has its value by default.
-        """
+        """The fields as JSON can hold them, as `validated` takes them."""
         # msgspec's own JSON refuses bytes that are no UTF-8, which Linux allows in arguments and paths.
         found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(self, str_keys=True)))
         if only_given:

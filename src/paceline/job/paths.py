@@ -63,12 +63,7 @@ def submitted_options(target: str, name: str) -> dict[str, Any]:
 
 
 def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, Any]]]:
-    """The jobs that were submitted from here to hosts that flags named, with the options of these hosts.
-
-    Args:
-        target: the name under which such jobs are noted.
-        since: leave out those that are known to have ended before this time, in seconds since the epoch.
-    """
+    """The jobs that were submitted from here to hosts that flags named, with the options of these hosts."""
     found = []
     for note in sorted(target_folder(target).glob("[!.]*")):
         options = _options(note)

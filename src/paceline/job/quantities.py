@@ -25,16 +25,7 @@ class NoUnitError(ValueError):
 
 
 def duration(value: Any, *, usual: str = "d") -> float | None:
-    """Seconds of `"90s"`, `"1.5h"` or `"1h30m"`, or of a timedelta. A number without a unit is refused.
-
-    Args:
-        value: as it was given.
-        usual: the unit, or units, that the message suggests for a number without one.
-
-    Raises:
-        NoUnitError: it has no unit; the message says what may be meant.
-        ValueError: it is no duration.
-    """
+    """Seconds of `"90s"`, `"1.5h"` or `"1h30m"`, or of a timedelta. A number without a unit is refused."""
     if value is None:
         return None
     if isinstance(value, timedelta):
@@ -49,12 +40,7 @@ def duration(value: Any, *, usual: str = "d") -> float | None:
 
 
 def moment(value: Any) -> float:
-    """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local.
-
-    Raises:
-        NoUnitError: it is a time span without a unit.
-        ValueError: it is neither.
-    """
+    """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local."""
     text = str(value)
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text)).timestamp()
@@ -79,11 +65,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size(value: Any) -> int | None:
-    """Bytes of `512`, `"512M"` (10⁶) or `"16Gi"` (2³⁰).
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Bytes of `512`, `"512M"` (10⁶) or `"16Gi"` (2³⁰)."""
     if value is None or isinstance(value, int):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?i?)B?", str(value).strip(), re.IGNORECASE)
@@ -94,11 +76,7 @@ def size(value: Any) -> int | None:
 
 
 def memory(value: Any) -> int | None:
-    """Bytes of memory, as `size` reads them; so little that no rank could start is a mistake.
-
-    Raises:
-        ValueError: it is no size, or less than 64 MiB.
-    """
+    """Bytes of memory, as `size` reads them; so little that no rank could start is a mistake."""
     found = size(value)
     if found is not None and found < _LEAST_MEMORY:
         number = str(value).strip()

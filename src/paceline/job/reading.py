@@ -60,14 +60,7 @@ def read(
     name_given: Callable[[KeyPath], str] = dotted,
     text: str | None = None,
 ) -> JobSpec:
-    """The job that a file describes.
-
-    Args:
-        path: of the file.
-        given: fields that flags set. They win over the file's; mappings such as `env` do so key by key.
-        name_given: says which flag it was that gave a field, for messages.
-        text: what the file holds, if it is not to be read.
-    """
+    """The job that a file describes."""
     given = given or {}
     text = _text(path) if text is None else text
     root = _compose(path, text)

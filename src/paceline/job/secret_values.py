@@ -50,11 +50,7 @@ def looks_secret(name: str, value: str) -> bool:
 
 
 def notes_on_secrets(env: Mapping[str, str], has_unused_credentials: bool) -> list[str]:
-    """Lines for the user about values that are stored and should not be, or reach no rank; they show no value.
-
-    Args:
-        has_unused_credentials: whether it has credentials for git, which fetches nothing for it.
-    """
+    """Lines for the user about values that are stored and should not be, or reach no rank; they show no value."""
     notes = []
     if names := [name for name, value in env.items() if looks_secret(name, value)]:
         what, them = ("looks like a secret", "it") if len(names) == 1 else ("look like secrets", "them")

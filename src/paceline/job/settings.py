@@ -118,11 +118,7 @@ class Settings(_Model, frozen=True, kw_only=True):
 
 
 def load(folder: Path | None = None, *, is_trusted: bool = False) -> Settings:
-    """The settings for work in `folder`, the current one by default.
-
-    Args:
-        is_trusted: whether the project's file is obeyed without the user's agreement.
-    """
+    """The settings for work in `folder`, the current one by default."""
     tables: dict[str, Any] = {}
     files: Files = {}
     for file, is_project in ((user_file(), False), (project_file(folder), True)):

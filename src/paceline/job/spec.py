@@ -160,9 +160,6 @@ class JobSpec(Model, frozen=True, kw_only=True):
     `env`, or a password in the address of a repository, are for git alone: they become `git_credentials`, which no dump
     of the job has. Durations, such as `time_limit` and `grace`, are given with their unit, "2h", or as a timedelta,
     and read in seconds. `gpus` is another name for `devices`.
-
-    Raises:
-        InvalidError: a field is unknown, missing or malformed.
     """
 
     name: Annotated[
@@ -379,11 +376,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
 
     @classmethod
     def from_stored(cls, job: Any) -> JobSpec:
-        """What `stored` or `for_node` has returned, also that of an older version.
-
-        Raises:
-            InvalidError: it is damaged, or of a version that has more fields.
-        """
+        """What `stored` or `for_node` has returned, also that of an older version."""
         if not isinstance(job, Mapping):
             return cls.validated(job)
         seconds = {name: job[name] for name in _DURATIONS if isinstance(job.get(name), (int, float))}

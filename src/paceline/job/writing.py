@@ -23,11 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def write_job(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write a new job file.
-
-    Args:
-        path: of the file, which must not exist.
-    """
+    """Write a new job file."""
     replace_file(path, yaml.safe_dump(dict(fields), sort_keys=False, default_flow_style=False))
 
 
@@ -73,11 +69,7 @@ def _added(text: str, mapping: yaml.MappingNode, line: str, key: str, value: str
 
 
 def replace_file(path: Path, text: str, is_right: Callable[[str], bool] = lambda file: True) -> None:
-    """Write a file as a whole, or not at all.
-
-    Args:
-        is_right: asked about a file with the text, before that takes its place.
-    """
+    """Write a file as a whole, or not at all."""
     real = Path(os.path.realpath(path))
     new = ""
     try:

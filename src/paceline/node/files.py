@@ -49,12 +49,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def load_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None when there is no such file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it does not contain an object, or paceline cannot have written it.
-    """
+    """The object in `path`; None when there is no such file."""
     try:
         text = read_regular(path)
     except FileNotFoundError:
@@ -86,12 +81,7 @@ def regular(path: str, flags: int) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file. A run directory may contain other things, such as a FIFO, which would never end.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a regular file, or too large.
-    """
+    """The bytes of a regular file. A run directory may contain other things, such as a FIFO, which would never end."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         status = os.fstat(fd)

@@ -58,14 +58,7 @@ class TensorBoard:
     """
 
     def __init__(self, python: Sequence[str], logdir: str, folder: Path, *, detached: bool) -> None:
-        """Start it; `look` says whether that has worked.
-
-        Args:
-            python: interpreter with its options, as an argument vector.
-            logdir: the folder that it shows.
-            folder: the run directory, for its record and its output.
-            detached: whether it outlives this process; otherwise the kernel ends it with this process.
-        """
+        """Start it; `look` says whether that has worked."""
         from .machine.ports import Reservation  # not needed by those that only read records
 
         self.url: str | None = None
@@ -189,11 +182,7 @@ def logdir_of(working_dir: str, logdir: str) -> str:
 
 
 def open_for_job(python: Sequence[str], folder: Path, logdir: str | None) -> str:
-    """The address of the TensorBoard of a run directory, which is started if there is none.
-
-    Args:
-        logdir: the folder that it shows; None takes the one that its job has requested, or the run directory.
-    """
+    """The address of the TensorBoard of a run directory, which is started if there is none."""
     check_installed()
     try:
         default = (read_json(folder / "spec.json") or {}).get("tensorboard") or str(folder)
@@ -203,14 +192,7 @@ def open_for_job(python: Sequence[str], folder: Path, logdir: str | None) -> str
 
 
 def open_for(python: Sequence[str], logdir: str | None, default: str, folder: Path) -> str:
-    """The address of the TensorBoard of a run directory, which is started, detached, if there is none.
-
-    Args:
-        logdir: the folder to show; None takes the one that the running TensorBoard shows, or `default`.
-
-    Raises:
-        TensorBoardError: it cannot be started, or the running one shows something else.
-    """
+    """The address of the TensorBoard of a run directory, which is started, detached, if there is none."""
     enough = time.monotonic() + PATIENCE
     with _alone(folder):
         while _runs(record := _read(folder)):  # maybe it is starting with its job

@@ -97,14 +97,7 @@ def launch(
 def _chosen(
     work: partial[T], method: Literal["spawn", "fork"] | None
 ) -> tuple[Literal["spawn", "fork"], Callable[[], T]]:
-    """How ranks start for this function, and what they call.
-
-    Args:
-        method: None to choose.
-
-    Raises:
-        RuntimeError: they cannot start.
-    """
+    """How ranks start for this function, and what they call."""
     if hasattr(sys.modules["__main__"], "__file__"):
         return method or "spawn", work
     why = against_fork() if method is None else None
@@ -205,11 +198,7 @@ def _ended(rank: int, code: int, report: Path) -> tuple[Outcome, str]:
 
 
 def _rank(work: Callable[[], Any], placement: Placement, sender: Connection, parent: int, own: dict[str, str]) -> None:
-    """What each process does.
-
-    Args:
-        own: variables for this rank beside those of the placement.
-    """
+    """What each process does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks end with the process that launched them
     if os.getppid() != parent:
         os._exit(1)

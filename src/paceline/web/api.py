@@ -292,7 +292,6 @@ class Api:
     # -- the server
 
     async def session(self, request: Request) -> Response:
-        """See `OPERATIONS`."""
         token = (await _sent(request, "session")).get("token")
         if not isinstance(token, str) or not self._sessions.is_token(token):
             raise Refused(401, "this address is not that of the running server; open the one that paceline web printed")
@@ -302,18 +301,15 @@ class Api:
         return answer
 
     async def about(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         with contextlib.suppress(KeyError, OSError):
             return {"version": __version__, "read_only": self._read_only, "user": getpass.getuser(),
                     "host": socket.gethostname(), "folder": os.getcwd()}  # fmt: skip
         return {"version": __version__, "read_only": self._read_only, "user": "", "host": "", "folder": ""}
 
     async def openapi(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         return openapi()
 
     async def changes(self, request: Request) -> Response:
-        """See `OPERATIONS`."""
         if self._streams >= _MOST_STREAMS:
             raise Refused(503, "too many pages are open; close some")
         return StreamingResponse(self._news(), media_type="text/event-stream")
@@ -345,7 +341,6 @@ class Api:
     # -- jobs
 
     async def jobs(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         query = dict(request.query_params)
         offset, limit = _number(query, "offset", 0), min(_number(query, "limit", 100), _MOST_ROWS)
         fields = frozenset(filter(None, query.get("fields", "").split(",")))
@@ -365,7 +360,6 @@ class Api:
         return await run_in_threadpool(answer)
 
     async def job(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         found = await self._find(request)
         job = await self._now(found)
         can = await self._with(found, lambda there: self._can(job, there))
@@ -385,13 +379,11 @@ class Api:
         return [name for name, it in has.items() if it]
 
     async def view(self, request: Request) -> Any:
-        """See `OPERATIONS`."""
         found = await self._find(request)
         job = await self._now(found)
         return await self._with(found, lambda there: gathered(job, there, 0))
 
     async def report(self, request: Request) -> Response:
-        """See `OPERATIONS`."""
         found = await self._find(request)
         job = await self._now(found)
         text = await self._with(found, lambda there: report([gathered(job, there, _REPORT_LINES)]))
@@ -399,26 +391,22 @@ class Api:
         return Response(text, media_type="text/html", headers=kept)
 
     async def events(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         found = await self._find(request)
         happened = await self._with(found, lambda there: story(found.job, there.events(found.job.name)))
         return {"events": [{**it, "time": show_time(it["time"])} for it in happened]}
 
     async def file(self, request: Request) -> Response:
-        """See `OPERATIONS`."""
         found = await self._find(request)
         spec = await self._with(found, lambda there: there.spec(found.job.name))
         return Response(job_file(spec, for_others=False), media_type="text/plain")
 
     async def contents(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         found = await self._find(request)
         name = found.job.name
         contents = (await self._with(found, lambda there: there.contents([name]))).get(name)
         return {"checkpoints": None, "size": None} if contents is None else asdict(contents)
 
     async def logs(self, request: Request) -> Response:
-        """See `OPERATIONS`."""
         found, query = await self._find(request), dict(request.query_params)
         if self._readers >= _MOST_READERS:
             raise Refused(503, "too many logs are open; close some")
@@ -468,7 +456,6 @@ class Api:
     # -- actions
 
     async def stop(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         found, sent = await self._find(request), await _sent(request, "stop")
         name = found.job.name
         unreached = await self._with(found, lambda there: there.stop([name], sent.get("now", False)))
@@ -476,7 +463,6 @@ class Api:
         return {"unreached": unreached.get(name)}
 
     async def delete(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         found, sent = await self._find(request), await _sent(request, "delete")
         job = await self._now(found)
         if show_time(job.created) != sent.get("created"):
@@ -486,7 +472,6 @@ class Api:
         return {"remainders": remainders}
 
     async def scale(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         found, sent = await self._find(request), await _sent(request, "scale")
         nodes: Any = sent.get("nodes") or 0
         hosts: Any = sent.get("hosts") or []
@@ -507,7 +492,6 @@ class Api:
         return {"removed" if fewer else "added": changed}
 
     async def resubmit(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         from paceline import jobs
 
         found, sent = await self._find(request), await _sent(request, "resubmit")
@@ -527,7 +511,6 @@ class Api:
         return await self._start(there, ready, command, dry_run=sent.get("dry_run", False))
 
     async def submit(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         from paceline.job.reading import read
 
         sent = await _sent(request, "submit")
@@ -552,7 +535,6 @@ class Api:
         return {"name": job.name, "target": job.backend, "notes": notes, "command": command}
 
     async def tensorboard(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         found = await self._find(request)
         key = found.job.backend, found.job.name
         notes: list[str] = []
@@ -586,7 +568,6 @@ class Api:
     # -- machines
 
     async def machines(self, request: Request) -> dict[str, Any]:
-        """See `OPERATIONS`."""
         target = request.query_params.get("target", registry.HERE)
         try:
             lender = self._watch.lender(target)

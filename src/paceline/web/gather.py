@@ -25,12 +25,7 @@ _T = TypeVar("_T")
 
 
 def gathered(job: Job, there: Backend, lines: int) -> JobView:
-    """The view of a job.
-
-    Args:
-        there: where it is.
-        lines: of each rank, at most.
-    """
+    """The view of a job."""
     missing: list[str] = []
 
     def known(what: str, ask: Callable[[], _T], otherwise: _T) -> _T:

@@ -25,12 +25,7 @@ Curve = list[float | None]  # shares of what there is; None where nothing is kno
 
 
 def curves(there: Backend, jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, dict[str, Curve]]:
-    """Node → `cpu` and `memory`, the last point being now; nodes of which nothing is known are left out.
-
-    Args:
-        there: the backend.
-        jobs: its jobs, the newest first.
-    """
+    """Node → `cpu` and `memory`, the last point being now; nodes of which nothing is known are left out."""
     now = time.time()
     begin = now - POINTS * STEP
     recent = [job for job in jobs if job.state == "RUNNING" or (job.finished or 0.0) > begin]

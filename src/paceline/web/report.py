@@ -39,11 +39,7 @@ _DEFAULT = re.compile(r"\bexport default ")
 
 
 def report(views: Sequence[JobView]) -> str:
-    """The file.
-
-    Args:
-        views: of the jobs, the first one first; several are compared.
-    """
+    """The file."""
     data = {"version": __version__, "time": show_time(time.time()), "jobs": views}
     script, style = script_of(_MAIN), "\n".join(map(_text, _STYLES))
     names = ", ".join(view["job"]["name"] for view in views)

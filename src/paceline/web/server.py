@@ -48,15 +48,7 @@ class Tls(NamedTuple):
 def application(
     watch: Watch, sessions: Sessions, names: Collection[str], *, read_only: bool = False, secure: bool = False
 ) -> ASGIApp:
-    """The page and its API.
-
-    Args:
-        watch: what is known of jobs.
-        sessions: who is signed in.
-        names: by which a browser may call the server, besides its addresses.
-        read_only: refuse all that changes something.
-        secure: browsers reach it by TLS only.
-    """
+    """The page and its API."""
     api = Api(watch, sessions, read_only=read_only, secure=secure)
     static = [Route(path, _static(file, path.rpartition(".")[2])) for path, file in _files()]
     app = Starlette(routes=[*api.routes(), *static], exception_handlers={HTTPException: refused})
@@ -104,7 +96,6 @@ class _Impatient(H11Protocol):
     _untaken: Any = None
 
     def connection_made(self, transport: Any) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that `resume_writing` says that all has been taken
         self._open[self] = None
@@ -114,7 +105,6 @@ class _Impatient(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         super().data_received(data)
         if self._is_answering() and self.conn.trailing_data[0]:  # no browser asks for more before it has an answer
             self._abort()
@@ -122,12 +112,10 @@ class _Impatient(H11Protocol):
             self._watch()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().pause_writing()
         self._untaken = self.loop.call_later(_PATIENCE, self._abort)
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().resume_writing()
         if self._untaken is not None:
             self._untaken.cancel()
@@ -139,7 +127,6 @@ class _Impatient(H11Protocol):
         self._watch(is_begun=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_lost(exc)  # it resumes writing
         self._open.pop(self, None)
         self._end_wait()

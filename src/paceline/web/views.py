@@ -124,12 +124,7 @@ def events(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_lines(lines: Iterable[tuple[int, bytes]], most: int) -> list[dict[str, Any]]:
-    """The last lines of each rank.
-
-    Args:
-        lines: ranks, and lines of them in order.
-        most: of each rank.
-    """
+    """The last lines of each rank."""
     import collections
 
     found: dict[int, collections.deque[str]] = {}
@@ -148,16 +143,7 @@ def job_view(
     file: str = "",
     missing: Sequence[str] = (),
 ) -> JobView:
-    """The view of a job.
-
-    Args:
-        job: as it is now.
-        happened: its story, see `backends/story.py`.
-        history: what its nodes have written while it ran.
-        logs: see `last_lines`.
-        file: as YAML.
-        missing: lines about what could not be read.
-    """
+    """The view of a job."""
     nodes = history.nodes
     of_nodes = [f"{node['host'] or 'a node'}: {line}" if len(nodes) > 1 else line
                 for node in nodes for line in node["missing"]]  # fmt: skip

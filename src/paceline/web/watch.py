@@ -126,11 +126,7 @@ class Watch:
         return sorted(self._all().values(), key=lambda found: found.job.created, reverse=True)
 
     def find(self, target: str, name: str) -> Found:
-        """A job.
-
-        Raises:
-            KeyError: none is known of this name on this target.
-        """
+        """A job."""
         self.use()
         return self._all()[target, name]
 
@@ -156,11 +152,7 @@ class Watch:
             ]
 
     def lender(self, target: str) -> Lender:
-        """Lends the backend of a target.
-
-        Raises:
-            KeyError: there is none of this name.
-        """
+        """Lends the backend of a target."""
         return self._targets[target].lender
 
     def counts(self) -> dict[str, int]:

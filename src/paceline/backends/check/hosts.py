@@ -73,12 +73,7 @@ def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding
 
 
 def warnings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> list[Finding]:
-    """What may go wrong on hosts on which a job could run.
-
-    Args:
-        answers: report of each host, by its name.
-        clocks: clock of each host, by its name.
-    """
+    """What may go wrong on hosts on which a job could run."""
     found = [
         finding
         for host, answer in answers.items()

@@ -134,15 +134,12 @@ class Kubernetes(Backend):
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def look_until(self, deadline: float) -> None:
-        """See `Backend`."""
         self._cluster.look_until(deadline)
 
     def ask_on(self, say: Callable[[str], None]) -> None:
-        """See `Backend`."""
         self._cluster.ask_on(say)
 
     def look_repeatedly(self) -> None:
-        """See `Backend`."""
         self._cluster.mirror()
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
@@ -371,7 +368,6 @@ class Kubernetes(Backend):
         return Forward(*there, pod.name, url, warn=warn)
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
-        """See `TensorBoards`."""
         _, pod = self._first(name)
         return None if pod is None else f"reach it with: paceline tensorboard{self.where} {name}"
 

@@ -205,7 +205,6 @@ class Local(Backend):
         return [record for record in (*old, *new) if record["name"] not in expired], count
 
     def keep_expired(self) -> None:
-        """See `Backend`."""
         self._keeps_expired = True
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:

@@ -27,11 +27,7 @@ class LocalRun:
     """A job on this machine that ends with the client."""
 
     def __init__(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> None:
-        """Start it.
-
-        Args:
-            progress: is called with how far it is.
-        """
+        """Start it."""
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             started = start(prepared, progress, lifeline=theirs, split=rank_streams.split, stdin=rank_streams.stdin)

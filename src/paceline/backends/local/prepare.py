@@ -64,12 +64,7 @@ class LocalPrepared(Prepared):
 
 
 def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) -> LocalPrepared:
-    """Check a job and complete it; writes and fetches nothing.
-
-    Args:
-        detached: whether it goes on without the client.
-        export: of the job on another target that it resumes; None if it resumes none from elsewhere.
-    """
+    """Check a job and complete it; writes and fetches nothing."""
     brought = None if export is None else Brought(**moving.brought(spec, export))
     spec = kept_warm(spec)
     spec, name, source = checked(spec, detached=detached)

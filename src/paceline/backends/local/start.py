@@ -38,14 +38,7 @@ def start(
     split: tuple[int, ...] = (),
     stdin: int | None = None,
 ) -> make.Made:
-    """Start a job.
-
-    Args:
-        progress: is called with how far it is.
-        lifeline: the job ends when the other end closes; None for one that outlives its client.
-        split: the local ranks whose stderr is kept apart.
-        stdin: the local rank that reads this process's standard input; None if no rank does.
-    """
+    """Start a job."""
     assert isinstance(prepared, LocalPrepared)
     spec, plan = prepared.asked, prepared.plan
     make_private(jobs_folder().parent)

@@ -121,11 +121,7 @@ class Host:
             login.go_on(self._kept_login, f"{BEGINS}\n", command)
 
     def disconnect(self, seconds: float = _ENDING) -> None:
-        """Have the next command make a connection of its own: what hangs on this side of sshd may hang for ever.
-
-        Args:
-            seconds: how long to wait until that is so; without a wait it happens all the same.
-        """
+        """Have the next command make a connection of its own: what hangs on this side of sshd may hang for ever."""
         if self.is_here:
             return
         null = subprocess.DEVNULL
@@ -185,15 +181,7 @@ class Host:
         apart: bool = False,
         patience: Patience | None = None,
     ) -> Iterator[Answers]:
-        """Its answers to a request with several answers; the connection is closed when the block ends.
-
-        Args:
-            request: what `node/host/serve.py` understands.
-            body: writes what follows it.
-            opened: gets the answers before the first one is read, so that another thread can stop them.
-            apart: Ctrl-C does not end the connection.
-            patience: how long to wait for it; None: as its limits say.
-        """
+        """Its answers to a request with several answers; the connection is closed when the block ends."""
         patience = patience or self.patience(request)
         with _errors() as errors:
             process = self._start(errors, apart, patience.connect)
@@ -301,11 +289,7 @@ class Answers:
         return self._process.stdout.fileno()
 
     def arrived(self) -> Iterator[Answer]:
-        """Answers that are there, as `__next__`, not always all of them; waits for no other one.
-
-        Raises:
-            EOFError: no more come; see `why_over`.
-        """
+        """Answers that are there, as `__next__`, not always all of them; waits for no other one."""
         yield from self._all_whole()
         ready = select.poll()
         ready.register(self, select.POLLIN)
@@ -319,11 +303,7 @@ class Answers:
             yield answer
 
     def _read(self) -> None:
-        """Wait for more.
-
-        Raises:
-            EOFError: nothing more comes.
-        """
+        """Wait for more."""
         with self._lock:
             if self._is_closed:
                 raise EOFError

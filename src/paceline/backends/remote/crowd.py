@@ -81,11 +81,7 @@ class Crowd(Generic[Key, Result]):
     def __init__(
         self, keys: Iterable[Key], do: Callable[[Key], Result], notice: Callable[[list[Key]], None] | None = None
     ) -> None:
-        """Begin.
-
-        Args:
-            notice: called by `take` with those that take longer than the others, while one of them is overdue.
-        """
+        """Begin."""
         self._workers = Workers()
         self._news: queue.SimpleQueue[tuple[Key, Result | BaseException]] = queue.SimpleQueue()
         self._notice, self._notice_at = notice, time.monotonic() + _NOTICE
@@ -128,11 +124,7 @@ class Crowd(Generic[Key, Result]):
         self._missing.pop(key, None)
 
     def take(self, seconds: float | None = None) -> tuple[Key, Result | BaseException]:
-        """The next result, or the exception that was raised instead. If none comes for long, more is done at once.
-
-        Raises:
-            queue.Empty: none has come in time.
-        """
+        """The next result, or the exception that was raised instead. If none comes for long, more is done at once."""
         until = math.inf if seconds is None else time.monotonic() + seconds
         stuck = time.monotonic() + _STUCK
         while True:
@@ -164,11 +156,7 @@ class Crowd(Generic[Key, Result]):
 def at_once(
     keys: Iterable[Key], do: Callable[[Key], Result], notice: Callable[[list[Key]], None] | None = None
 ) -> dict[Key, Result | UserError]:
-    """What `do` returns for each, in their order, or why it cannot be done; see `Crowd`.
-
-    Raises:
-        BaseException: what it raises besides UserError; the others go on.
-    """
+    """What `do` returns for each, in their order, or why it cannot be done; see `Crowd`."""
     keys = list(keys)
     crowd = Crowd(keys, do, notice)
     found: dict[Key, Result | UserError] = {}

@@ -23,11 +23,7 @@ class RemoteLines:
     """A source of lines; see `backends/follow.py`."""
 
     def __init__(self, host: Host, request: Request) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            request: is answered with `begin`, then lines, then `end`.
-        """
+        """Connect to nothing yet."""
         self._host, self._request = host, request
         self._stack = contextlib.ExitStack()
         self._answers: Answers | None = None

@@ -35,11 +35,7 @@ class Login:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not, after `timeout` seconds.
-        """
+        """Wait until it has ended."""
         if self._status is None:
             self._connection.settimeout(timeout)
             try:
@@ -77,11 +73,7 @@ def take(path: str) -> Login | None:
 
 
 def go_on(path: str, mark: str, command: list[str]) -> None:
-    """Start a process that logs in, and keeps the login behind a socket; unless there is one that does.
-
-    Args:
-        mark: what the command prints when it is there.
-    """
+    """Start a process that logs in, and keeps the login behind a socket; unless there is one that does."""
     null = subprocess.DEVNULL
     with contextlib.suppress(OSError):
         process = subprocess.Popen(

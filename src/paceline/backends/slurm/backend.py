@@ -159,7 +159,6 @@ class Slurm(Backend):
         return Listing(jobs, 0, warnings)
 
     def keep_expired(self) -> None:
-        """See `Backend`."""
         self._keeps_expired = True
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:

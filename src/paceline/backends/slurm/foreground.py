@@ -27,13 +27,7 @@ class SlurmRun:
     """Its output and events come over the connection that has submitted it; without that connection it is stopped."""
 
     def __init__(self, job: Job, opened: Opened, where: str, allocation: Allocation | None) -> None:
-        """Take over a job that has been submitted.
-
-        Args:
-            opened: the connection that has submitted it; it is closed at the end.
-            where: the flags that lead to it.
-            allocation: in which it runs; None if it has its own.
-        """
+        """Take over a job that has been submitted."""
         self.name, self.max_restarts = job.name, job.max_restarts
         place = (
             f"Slurm has it as job {job.external_id}" if allocation is None else f"it is in allocation {allocation.id}"

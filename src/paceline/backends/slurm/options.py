@@ -17,11 +17,7 @@ MOST_TASKS = 1000  # of an array: each is a job of its own
 
 
 def indices(array: str) -> list[int]:
-    """The indices of an array as sbatch takes it: 0-3, 1,5,7 or 0-9:2, each with %MOST behind if need be.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The indices of an array as sbatch takes it: 0-3, 1,5,7 or 0-9:2, each with %MOST behind if need be."""
     text, percent, most = array.partition("%")
     found: set[int] = set()
     for part in text.split(","):

@@ -26,12 +26,7 @@ _SAME = {
 
 
 def asked(spec: JobSpec, options: Mapping[str, Value], typed: Mapping[str, Value]) -> dict[str, Value]:
-    """The options of sbatch without those of the settings that the job itself sets.
-
-    Args:
-        options: those of the settings and of --slurm.
-        typed: those of --slurm.
-    """
+    """The options of sbatch without those of the settings that the job itself sets."""
     found = dict(options)
     for field, (flag, names) in _SAME.items():
         if getattr(spec, field) is None:

@@ -63,11 +63,7 @@ class Opened:
     """
 
     def __init__(self, login: Login, request: dict[str, Any], *, apart: bool) -> None:
-        """Check the job; writes nothing.
-
-        Raises:
-            NameTaken: its name is taken.
-        """
+        """Check the job; writes nothing."""
         self._login, self._request, self._apart = login, request, apart
         with contextlib.ExitStack() as stack:
             self.answers = stack.enter_context(login.listen({**request, "do": "slurm_submit"}, apart=apart))
@@ -85,11 +81,7 @@ class Opened:
         return Opened(self._login, {**self._request, "job": {**self._request["job"], "name": name}}, apart=self._apart)
 
     def order(self, order: Mapping[str, Any], archive: Path | None = None) -> Answer:
-        """The answer to an order, with the archive of the code.
-
-        Raises:
-            NameTaken: the name was taken meanwhile.
-        """
+        """The answer to an order, with the archive of the code."""
         with contextlib.suppress(BrokenPipeError):  # the answer says why
             stdin = self.answers.send()
             stdin.write(f"{json.dumps(order)}\n".encode())

@@ -43,11 +43,6 @@ def ask_all(
 
     When nearly all of many hosts have answered, each other one is waited for half as long again as the slowest of
     them, if the request is one that hosts answer at once.
-
-    Args:
-        requests: what is asked of each host, and how long it is waited for.
-        brief: hosts that are waited for only until the others have answered, and a moment longer.
-        notice: see `Crowd`.
     """
     if not requests:
         return {}

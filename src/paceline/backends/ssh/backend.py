@@ -161,15 +161,12 @@ class Ssh(Backend):
 
     @property
     def machines(self) -> int:
-        """See `Backend`."""
         return len(self._hosts.all)
 
     def look_until(self, deadline: float) -> None:
-        """See `Backend`."""
         self._hosts.look_until(deadline)
 
     def say_who_is_waited_for(self, say: Callable[[str], None]) -> None:
-        """See `Backend`."""
         self._hosts.say_who_is_waited_for(say)
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
@@ -180,7 +177,6 @@ class Ssh(Backend):
         return self._jobs.describe(names, since)
 
     def keep_expired(self) -> None:
-        """See `Backend`."""
         self._jobs.keeps_expired = True
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
@@ -373,7 +369,6 @@ class Ssh(Backend):
         return url
 
     def reach_tensorboard(self, name: str, url: str) -> str:
-        """See `TensorBoards`."""
         port = urlsplit(url).port
         assert port is not None
         return f"reach it with: {self._jobs.hosts_of(name)[0].forward(port)}"

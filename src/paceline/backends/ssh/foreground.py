@@ -42,13 +42,7 @@ class RemoteRun:
         wanted: Callable[[], Sequence[Host]],
         cooldown: Sequence[float] | None,
     ) -> None:
-        """Take over a job that has been started, and go on with it.
-
-        Args:
-            where: the flags that lead to its hosts.
-            wanted: the hosts that it is to have as soon as they can be reached, if its number of hosts may change.
-            cooldown: see `Cooldown`; None if hosts that have failed are taken back at once.
-        """
+        """Take over a job that has been started, and go on with it."""
         self.name, self.max_restarts = parts.name, spec.max_restarts
         self._rank_streams = dataclasses.asdict(rank_streams)
         self._streams = parts.streams

@@ -81,12 +81,7 @@ class Held:
         return was_there
 
     def wait(self) -> tuple[Request, Patience]:
-        """Wait for the next try; returns its request, and how long it may take.
-
-        Raises:
-            GivenUp: there is no time for another one.
-            Unreachable: no other one is wanted.
-        """
+        """Wait for the next try; returns its request, and how long it may take."""
         seconds = self._host.reconnect
         remaining = self._lost_since + seconds - time.monotonic()
         if remaining <= 0 and not self.is_given_up:

@@ -24,7 +24,6 @@ class Followed:
         self._streams = Streams(hosts, lambda _: request)
 
     def take(self) -> tuple[Host, LogLines | Ended] | None:
-        """See `follow.Arrivals`."""
         for host, answer in iter(self._streams.take, None):
             if isinstance(answer, UserError):
                 return host, Ended(answer)
@@ -33,5 +32,4 @@ class Followed:
         return None
 
     def close(self) -> None:
-        """See `follow.Arrivals`."""
         self._streams.close()

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: bool) -> JobExport:
-    """Its code and newest checkpoint: the newest checkpoint of all, and the code of the same host.
-
-    Args:
-        hosts: that have a part of it.
-        missing: hosts that have one too, and do not answer; one line per host.
-        fresh: whether its checkpoints are not needed.
-    """
+    """Its code and newest checkpoint: the newest checkpoint of all, and the code of the same host."""
     answers: dict[Host, Inventory] = {}
     silent = list(missing)
     request = {"do": "inventory", "name": name}

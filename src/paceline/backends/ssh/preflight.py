@@ -45,13 +45,7 @@ class Preflight:
     """
 
     def __init__(self, hosts: Hosts, request: Callable[[Host], Request], least: int = 0, most: int = 0) -> None:
-        """Make no connection yet.
-
-        Args:
-            request: what to ask each of them.
-            least: how many hosts a job needs; 0 if there is no job.
-            most: how many it can use; 0 if there is no job.
-        """
+        """Make no connection yet."""
         self.answers: dict[Host, Answer] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
@@ -97,12 +91,7 @@ class Preflight:
         return host.patience(self._order(host)).for_many(len(self._hosts))
 
     def _begin(self, host: Host, silent: int | None) -> None:
-        """Ask a host what it has, and read its clock.
-
-        Args:
-            silent: if it was silent a moment ago, how many hosts were; then it is not waited for as long as others,
-                if these are enough.
-        """
+        """Ask a host what it has, and read its clock."""
         order, patience = self._order(host), self._patience(host)
         others = -1 if silent is None else len(self._hosts) - silent
         if others >= self._most:
@@ -197,14 +186,7 @@ class Preflight:
         preferred: Callable[[Mapping[Host, Answer]], list[Host]],
         say: Callable[[str], None],
     ) -> list[Host]:
-        """The hosts for a job: they can take it and reach each other. Problems of the others are reported.
-
-        Args:
-            least: how many hosts it needs.
-            most: how many it can use.
-            preferred: sorts hosts, best first.
-            say: gets lines for the user.
-        """
+        """The hosts for a job: they can take it and reach each other. Problems of the others are reported."""
         unfit = self._unfit()
         wrong = [(host.name, text) for host, text in unfit]
         fit = {host: answer for host, answer in self.answers.items() if host not in dict(unfit)}

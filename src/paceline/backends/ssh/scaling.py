@@ -34,12 +34,7 @@ def invitation(hosts: Iterable[Host], name: str) -> Answer:
 
 
 def order(invited: Answer, host: Host, rank_streams: dict[str, Any] | None, terminal: dict[str, str]) -> Request:
-    """The request that starts a joining host's part of a job.
-
-    Args:
-        rank_streams: see `RankStreams`; None for a job that is not in the foreground.
-        terminal: variables that describe the terminal.
-    """
+    """The request that starts a joining host's part of a job."""
     address, port = invited["door"]
     meeting = {"main_address": address, "main_port": port, "node_rank": None, "local_address": None}
     code = invited["code"]
@@ -93,11 +88,7 @@ def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
 
 
 class Cooldown:
-    """For how long hosts are left out that have failed: each time twice as long as the last time.
-
-    Args:
-        seconds: at first, and at most; empty: for ever.
-    """
+    """For how long hosts are left out that have failed: each time twice as long as the last time."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self._first, self._most = seconds or (math.inf, math.inf)
@@ -134,17 +125,7 @@ class Recruiter:
         cooldown: Cooldown | None,
         on_problem: Callable[[str | None], None],
     ) -> None:
-        """Begin.
-
-        Args:
-            wanted: the hosts that it should have, if they can be reached.
-            present: the hosts that it has.
-            enter: starts its part on a host.
-            leave: asks a host to leave it.
-            least: how many hosts it needs.
-            cooldown: leaves out hosts that have failed; None to take them back as soon as possible.
-            on_problem: gets the reason, once, if `wanted` fails, and None when it works again.
-        """
+        """Begin."""
         self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave
         self._least, self._cooldown = least, cooldown
         self._on_problem = on_problem

@@ -37,12 +37,7 @@ class RemoteStart:
     def __init__(
         self, spec: JobSpec, hosts: Hosts, jobs: RemoteJobs, *, detached: bool, export: JobExport | None = None
     ) -> None:
-        """Check the job on the hosts; start nothing.
-
-        Args:
-            detached: whether it goes on without the client.
-            export: of the job on another target that it resumes; None if it resumes none from elsewhere.
-        """
+        """Check the job on the hosts; start nothing."""
         self._hosts, self._jobs, self._export = hosts, jobs, export
         self.notes: list[str] = [] if export is None else moving.notes(spec, export)
         self._brought = None if export is None else moving.brought(spec, export)
@@ -102,11 +97,7 @@ class RemoteStart:
         }
 
     def start(self, progress: ProgressReporter, rank_streams: RankStreams | None = None) -> Parts:
-        """Start all parts of the job; they end unless the result is kept or held.
-
-        Args:
-            rank_streams: which output is shown; None for a job that goes on without the client.
-        """
+        """Start all parts of the job; they end unless the result is kept or held."""
         spec = self.spec
         for line in self.notes:
             progress.say(line)
@@ -147,11 +138,7 @@ class RemoteStart:
             raise NameTaken(f"a job named {name} is on {where}; choose another --name, or delete that job")
 
     def _start(self, name: str, common: Request, archive: Path, checkpoint: Path) -> Parts:
-        """Start a job's agents, which connect at the address of the first host.
-
-        Raises:
-            NameTaken: a host has a job of the name; nothing is left of the others.
-        """
+        """Start a job's agents, which connect at the address of the first host."""
         first = self._chosen[0]
 
         def body(host: Host) -> Body | None:

@@ -37,13 +37,7 @@ class Streams:
         body: Callable[[Host], Body | None] = lambda _: None,
         apart: bool = False,
     ) -> None:
-        """Send the requests.
-
-        Args:
-            request: makes the request for a host.
-            body: what writes what follows the request to a host.
-            apart: Ctrl-C does not end the connections.
-        """
+        """Send the requests."""
         self._readers: Readers[Host, Answer] = Readers()
         self._pump, self._workers = Pump(), Workers()
         self._open: dict[Host, Answers] = {}
@@ -167,11 +161,7 @@ class Streams:
         self._connect(host, request, None, patience)
 
     def take(self, seconds: float | None = None) -> tuple[Host, Answer | UserError] | None:
-        """The next answer and its host, or the error of that host; None when all streams have ended.
-
-        Raises:
-            TimeoutError: no answer came in time.
-        """
+        """The next answer and its host, or the error of that host; None when all streams have ended."""
         for host, found in iter(lambda: self._readers.take(seconds), None):
             if not isinstance(found, Ended):
                 return host, found

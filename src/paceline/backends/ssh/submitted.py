@@ -22,12 +22,7 @@ class SubmittedJobs:
         self._folder = folder
 
     def add(self, job: Job, hosts: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
-        """Remember a job and its hosts. If the folder cannot be written to, it is not remembered.
-
-        Args:
-            hosts: their names, node 0 first.
-            options: of the hosts, if flags named them; a target's are in the settings.
-        """
+        """Remember a job and its hosts. If the folder cannot be written to, it is not remembered."""
         note = {"hosts": list(hosts), "record": asdict(job), **({"options": dict(options)} if options else {})}
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

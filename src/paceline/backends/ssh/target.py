@@ -119,11 +119,7 @@ class Hosts:
     """
 
     def __init__(self, name: str, options: Options, *, are_given: bool = False) -> None:
-        """Make no connection yet.
-
-        Args:
-            are_given: whether flags named the hosts, and no target of the settings.
-        """
+        """Make no connection yet."""
         self.name, self._options = name, options
         typed = [host[:-2] if host.endswith(":0") else host for host in options.hosts]
         self.label = ",".join(typed) if are_given else name
@@ -206,7 +202,6 @@ class Hosts:
         return waited >= seconds
 
     def say_who_is_waited_for(self, say: Callable[[str], None]) -> None:
-        """See `Backend`."""
         self._say = say
 
     def notice(self, hosts: Sequence[Host]) -> None:

@@ -75,11 +75,7 @@ class Silences:
         return Silent(f"cannot reach {host.name}: no answer{within} {ago:.0f} s ago, and none now; {hint}")
 
     def note(self, outcomes: Mapping[Host, Outcome], waited: Mapping[Host, float]) -> None:
-        """Remember which hosts have answered, and which have not.
-
-        Args:
-            waited: for how long each host was waited for; those that were waited for only briefly are left out.
-        """
+        """Remember which hosts have answered, and which have not."""
         file = dict(self._before)
         for host, (answer, seconds, is_late) in outcomes.items():
             if not isinstance(answer, Unreachable):

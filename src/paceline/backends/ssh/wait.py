@@ -30,12 +30,7 @@ class Waiting:
     """Jobs that are waited for, each on all hosts that have a part of it."""
 
     def __init__(self, jobs: RemoteJobs, names: Sequence[str], deadline: float, tick: Callable[[int], None]) -> None:
-        """Wait for nothing yet.
-
-        Args:
-            deadline: when to give up (monotonic); infinity for never.
-            tick: called with how many jobs have ended.
-        """
+        """Wait for nothing yet."""
         self._jobs, self._names, self._deadline, self._tick = jobs, list(names), deadline, tick
         self._ended: set[Part] = set()
         self._lost: dict[Host, UserError] = {}

@@ -127,14 +127,7 @@ def _shown(word: str) -> str:
 def parse(
     tool: Tool, words: Sequence[str], inherited: Mapping[str, Meaning] | None = None, outer: Line | None = None
 ) -> Line:
-    """The line of paceline that a line of a tool becomes.
-
-    Args:
-        tool: whose line it is.
-        words: those behind the tool's name.
-        inherited: flags of the tools of which this one is a subcommand.
-        outer: what has been read before the name of the subcommand.
-    """
+    """The line of paceline that a line of a tool becomes."""
     flags = {**(inherited or {}), **tool.flags}
     line = Line() if outer is None else replace(outer, program=[], helped=outer.helped and tool)
     line.verb = tool.verb

@@ -165,12 +165,7 @@ def plain(text: str) -> str:
 
 
 def quoted(word: str, *, is_first: bool = False) -> str:
-    """A word as it is typed: what the shell expands is not quoted against it, all else is.
-
-    Args:
-        word: with marks.
-        is_first: whether it stands before the command, where NAME=VALUE sets a variable.
-    """
+    """A word as it is typed: what the shell expands is not quoted against it, all else is."""
     if not is_expanded(word):
         name = ASSIGNED.fullmatch(word)
         return shlex.quote(word) if name is None or not is_first else f"{name[1]}={shlex.quote(name[2])}"

@@ -375,13 +375,7 @@ def old_program(verb: str, words: Sequence[str]) -> str | None:
 
 
 def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
-    """What is said of a line with a flag that only another tool has; None if none has it.
-
-    Args:
-        verb: of paceline.
-        name: of the flag.
-        words: those behind the verb.
-    """
+    """What is said of a line with a flag that only another tool has; None if none has it."""
     of_verb = _FLAGS.get(f"{'run' if verb == 'submit' else verb} {name}")
     if of_verb is not None:
         return f"{name}: {of_verb}"

@@ -76,9 +76,6 @@ class SectionedCommand(click.Command):
     """Prints its options heading by heading, in the order in which they are defined: the usual ones, then all.
 
     Its help is the docstring of its callback.
-
-    Args:
-        usual: names of the options that `--help` has, in this order; without any, it has those that are not rare.
     """
 
     def __init__(self, *args: Any, usual: Sequence[str] = (), **kwargs: Any) -> None:
@@ -164,11 +161,7 @@ def _show_all(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict[str, str]:
-    """NAME=VALUE pairs of a repeatable flag.
-
-    Args:
-        variable: whether the names are those of environment variables.
-    """
+    """NAME=VALUE pairs of a repeatable flag."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -41,13 +41,7 @@ def all_jobs(
     repeats: bool = False,
     each: Callable[[Backend, list[Job]], None] | None = None,
 ) -> Listing:
-    """The jobs of all targets, or of where flags say; warns of the machines whose jobs are missing.
-
-    Args:
-        since: leave out those that ended before this time, in seconds since the epoch.
-        repeats: this is called every few seconds.
-        each: called with the jobs of each target.
-    """
+    """The jobs of all targets, or of where flags say; warns of the machines whose jobs are missing."""
     return _warned_of(everywhere.describe(places(since), since, repeats=repeats, each=each))
 
 
@@ -74,12 +68,7 @@ def _loaded(place: Place) -> Backend:
 
 
 def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = None) -> list[Job]:
-    """The jobs of these names, in this order.
-
-    Args:
-        warns: say which of their machines do not answer.
-        there: where they are; None for where this command line looks.
-    """
+    """The jobs of these names, in this order."""
     listing = (there or backend()).describe(names)
     found = {job.name: job for job in listing.jobs}
     for name in names:
@@ -99,12 +88,7 @@ def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = 
 
 
 def runs(job: Job, hint: str) -> None:
-    """Refuse a job whose ranks do not run.
-
-    Args:
-        job: as its machines have described it.
-        hint: what to do instead.
-    """
+    """Refuse a job whose ranks do not run."""
     if job.is_over or job.state not in ("RUNNING", "LOST"):
         raise UserError(f"job {job.name} is {job.state}, so no rank runs; {hint}")
 
@@ -149,11 +133,7 @@ def outcome(job: Job) -> str:
 
 
 def how_to_resume(job: Job, where: str) -> str | None:
-    """For a job that ended before its training did: what is saved, and the command that goes on from there.
-
-    Args:
-        where: the flags that lead to its backend, with a space before them.
-    """
+    """For a job that ended before its training did: what is saved, and the command that goes on from there."""
     if not job.is_over or job.state == "SUCCEEDED" or job.checkpoint is None:
         return None
     return f"step {job.checkpoint['step']} is saved; go on from there with: paceline resubmit{where} {job.name}"

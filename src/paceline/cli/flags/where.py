@@ -240,11 +240,7 @@ def _needed(hosts: list[tuple[str, int]], ranks: int) -> int:
 
 
 def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
-    """The backend that the flags select.
-
-    Args:
-        target: the target that the job itself names.
-    """
+    """The backend that the flags select."""
     options = options_of(given, job=False)
     given_by = flag_options(given)
     hosts = taking_part(given) if "nnodes" in given else [(name, slots or 0) for name, slots in named(given)]

@@ -28,12 +28,7 @@ class ColoursOnly:
     """
 
     def __init__(self, terminal: TextIO) -> None:
-        """Begin without colour.
-
-        Args:
-            terminal: what will show it. If its encoding is not UTF-8, only ASCII passes: the bytes of other characters
-                would mean something else to it.
-        """
+        """Begin without colour."""
         self._encoding = "utf-8" if codecs.lookup(terminal.encoding).name == "utf-8" else "ascii"
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._begun = ""  # may become an SGR sequence

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def ended_by_signals(early: list[int] | None = None) -> Iterator[None]:
-    """Turn SIGHUP and SIGTERM into SystemExit, so that what was begun is undone.
-
-    Args:
-        early: where to note signals that are for ranks, which there are not yet; None if there will be none.
-    """
+    """Turn SIGHUP and SIGTERM into SystemExit, so that what was begun is undone."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -27,11 +27,7 @@ _LONG = 200  # characters of a message; the log has all of it
 
 
 def how_it_started(events: Sequence[Mapping[str, Any]], verbose: bool = True) -> list[str]:
-    """What the events of a job say of how its agents have started, as messages.
-
-    Args:
-        verbose: also if nothing is unexpected: only a process that is kept warm and not used is.
-    """
+    """What the events of a job say of how its agents have started, as messages."""
     lines = []
     for event in events:
         if event["event"] == "cold":

@@ -207,9 +207,6 @@ def _fit(widths: list[int], longest: list[int], columns: Sequence[Column[Row]], 
     """Column → width, of those that fit: text gets less room first, then columns are left out, then the first is cut.
 
     A wide table has all columns that it would have if it was not.
-
-    Args:
-        longest: of each column that wraps and has names, the width of the longest one; of others 0.
     """
     least = {
         i: min(widths[i], max(it.least, longest[i])) if it.is_text or it.wraps else widths[i]

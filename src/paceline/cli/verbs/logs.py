@@ -144,13 +144,7 @@ def _behind(prefix: bytes, lines: bytes) -> bytes:
 
 
 def _show(lines: Iterable[LogLines], edits: list[Edit], raw: bool, colours: ColoursOnly | None) -> bool:
-    """Write them out, and say on stderr when another attempt begins; returns whether there were none.
-
-    Args:
-        edits: what is done with them first.
-        raw: unfinished lines are among them.
-        colours: the filter for a terminal; None if they are written unchanged.
-    """
+    """Write them out, and say on stderr when another attempt begins; returns whether there were none."""
     attempt, is_open, before = None, False, None
     try:
         for it in lines:

@@ -220,11 +220,7 @@ def _delete(job: Job) -> str | None:
 
 
 def _why_not(jobs: Sequence[Job], *, must_be_over: bool = True) -> dict[str, str]:
-    """Jobs that are not those any more that were looked at, by name, and why.
-
-    Args:
-        must_be_over: also those that have not ended.
-    """
+    """Jobs that are not those any more that were looked at, by name, and why."""
     there = {job.name: job for job in backend().describe([job.name for job in jobs]).jobs}
     found = {}
     for job in jobs:

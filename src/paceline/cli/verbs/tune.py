@@ -197,11 +197,7 @@ def _variable(setting: str) -> str:
 
 
 def _search(tried: Mapping[str, Sequence[str]], place: _Place) -> tuple[list[_Trial], dict[str, str], list[str]]:
-    """Try one setting after the other, each with the best values of those before it.
-
-    Returns:
-        All trials, the variables that are chosen, and lines for the user.
-    """
+    """Try one setting after the other, each with the best values of those before it."""
     trials: list[_Trial] = []
     notes: list[str] = []
     chosen: dict[str, str] = {}
@@ -288,11 +284,7 @@ class _Place:
     progress: ProgressLine
 
     def run(self, setting: str, value: str, variables: Mapping[str, str]) -> _Trial:
-        """Run a trial, and remove what it leaves.
-
-        Raises:
-            _NotTaken: the script does not use the setting.
-        """
+        """Run a trial, and remove what it leaves."""
         spec = _trial_spec(self.of, variables, self.steps)
         prepared = self.there.prepare(spec)
         try:

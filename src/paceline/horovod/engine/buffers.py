@@ -11,11 +11,7 @@ _GRAIN = 1 << 20  # bytes of which the memory of buffers is a multiple: those of
 
 
 class Buffers:
-    """Memory for fused tensors that is used again: new memory costs a page fault for every 4 KiB.
-
-    Args:
-        most: bytes to keep.
-    """
+    """Memory for fused tensors that is used again: new memory costs a page fault for every 4 KiB."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -19,11 +19,7 @@ class Peer:
     """A connection to another rank, with what has not been sent yet."""
 
     def __init__(self, rank: int, link: Link, selector: selectors.BaseSelector, *, accepted: bool) -> None:
-        """Nothing has been sent.
-
-        Args:
-            rank: at the other end.
-        """
+        """Nothing has been sent."""
         self.rank = rank
         self._messages = Messages(link, accepted=accepted)
         self._socket = link.socket
@@ -55,11 +51,7 @@ class Peer:
             self._selector.modify(self._socket, wanted, self)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have come.
-
-        Raises:
-            OSError: the peer is gone, or this is not what it has sent.
-        """
+        """The messages that have come."""
         try:
             data = self._socket.recv(_CHUNK)
         except BlockingIOError:

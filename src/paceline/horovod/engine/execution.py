@@ -71,14 +71,7 @@ class Members:
 
 
 class Execution:
-    """One batch, from the tensors submitted to the results.
-
-    Args:
-        entries: this rank's part of each operation; None where it has joined and takes part with zeros.
-        buffers: where tensors are fused.
-        done: called once from any thread, with the reason of a failure or "".
-        mark: called with what begins ("" when it ends); None if nobody wants to know.
-    """
+    """One batch, from the tensors submitted to the results."""
 
     def __init__(
         self,

@@ -111,12 +111,7 @@ class Negotiator:
     """
 
     def __init__(self, size: int, capacity: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing has been submitted.
-
-        Args:
-            capacity: how many operations are cached.
-            clock: the current time in seconds.
-        """
+        """Nothing has been submitted."""
         self.clock = clock
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.joined: set[int] = set()

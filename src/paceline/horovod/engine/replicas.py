@@ -33,12 +33,6 @@ _KEPT = 32  # moments of which a rank can say what exactly it had
 class Replicas:
     """What this rank compares with the others.
 
-    Args:
-        rank: this one.
-        ranks: how many there are.
-        mode: "check", "warn" or "off".
-        wake: wakes the engine's thread, which sends reports.
-
     Attributes:
         is_on: whether anything is compared.
         comparisons: on rank 0, of all ranks.
@@ -87,11 +81,7 @@ class Replicas:
         return bool(self.why) and self._mode == "check"
 
     def check(self) -> None:
-        """Raise what was found, or let rank 0 warn of it, once.
-
-        Raises:
-            ReplicaMismatch: ranks differ.
-        """
+        """Raise what was found, or let rank 0 warn of it, once."""
         if self.is_fatal:
             raise ReplicaMismatch(self.why)
         if self.why and self._rank == 0 and not self._has_warned:
@@ -106,13 +96,7 @@ class Replicas:
             return self._numbers << _BITS | zlib.crc32(shapes.encode())
 
     def send(self, key: Key, contents: Contents, name: Callable[[Label], str]) -> None:
-        """Send a digest; waits for a GPU.
-
-        Args:
-            key: the moment.
-            contents: what this rank has.
-            name: the names of it.
-        """
+        """Send a digest; waits for a GPU."""
         report: Message = {
             "do": "sum", "key": key, "step": key[2], "sum": contents.digest, "waits": True,
             "warns": self._mode == "warn",
@@ -203,11 +187,7 @@ class Compared:
         return not self._is_current(replicas) or self._schedule.is_due(self._steps + 1)
 
     def begins_step(self, replicas: Replicas) -> None:
-        """A step begins: raise what was found; before the first one, compare.
-
-        Raises:
-            ReplicaMismatch: ranks differ.
-        """
+        """A step begins: raise what was found; before the first one, compare."""
         if not replicas.is_on:
             return
         replicas.check()

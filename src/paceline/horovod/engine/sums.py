@@ -28,11 +28,7 @@ class Sums:
         threading.Thread(target=self._run, name="paceline-horovod-sums", daemon=True).start()
 
     def add_up(self, add: Callable[[SharedMemory], None], done: Callable[[str], None]) -> None:
-        """Add up tensors of all ranks, which call this in the same order.
-
-        Args:
-            done: called there, with the reason of a failure or "".
-        """
+        """Add up tensors of all ranks, which call this in the same order."""
         self._waiting.put((add, done))
 
     def close(self) -> None:
@@ -55,11 +51,7 @@ class Sums:
 
 
 def share_memory(store: Store, index: int, size: int, *, wanted: bool) -> Sums | None:
-    """Share memory with the other ranks, which call this at the same time; None if one of them cannot or will not.
-
-    Args:
-        wanted: whether this rank wants to.
-    """
+    """Share memory with the other ranks, which call this at the same time; None if one of them cannot or will not."""
     calls = 0
 
     def exchange(text: str) -> list[str]:

@@ -56,12 +56,6 @@ _SHUT_DOWN = "Horovod has been shut down"
 class Engine:
     """The operations of this rank that have not ended, and the thread that does them.
 
-    Args:
-        links: on rank 0 the connections to all others, elsewhere that to rank 0 under 0.
-        settings: the same on all ranks where it matters.
-        make_members: makes the process group of a new process set, from its number and ranks; all of its ranks call it
-            at the same time.
-
     Attributes:
         replicas: compares what the ranks train.
     """
@@ -128,14 +122,7 @@ class Engine:
     # -- called by any thread ------------------------------------------------------------------------------------------
 
     def submit(self, entry: Entry, *, is_awaited: bool = False) -> None:
-        """Submit an operation; `is_awaited` if `wait` follows at once. Then a small sum has mostly ended on return.
-
-        Raises:
-            HorovodInternalError: Horovod was shut down, or a rank is gone; or a signal handler submits it while its
-                thread is in the middle of another.
-            ReplicaMismatch: another rank has ended that, because ranks train with different variables.
-            ValueError: one of this kind and name has not ended.
-        """
+        """Submit an operation; `is_awaited` if `wait` follows at once. Then a small sum has mostly ended on return."""
         request = entry.request
         key = request.key
         if self._is_leading() and self._is_acting:
@@ -167,12 +154,7 @@ class Engine:
             self._wake()
 
     def wait(self, entry: Entry) -> None:
-        """Wait until an operation has ended.
-
-        Raises:
-            HorovodInternalError: it has failed.
-            ReplicaMismatch: it has, because ranks train with different variables.
-        """
+        """Wait until an operation has ended."""
         if not entry.is_done:
             if self._is_dirty and not self._flush:
                 self._flush = True
@@ -189,11 +171,7 @@ class Engine:
         return ReplicaMismatch(self.replicas.why) if ends else HorovodInternalError(why)
 
     def shutdown(self) -> None:
-        """End on all ranks. What waits for other ranks fails there and here; what has begun is completed.
-
-        Raises:
-            ReplicaMismatch: ranks have trained with different variables.
-        """
+        """End on all ranks. What waits for other ranks fails there and here; what has begun is completed."""
         if not (self._failure or self._is_leading() or has_failed()):
             self.replicas.finish()
             self.replicas.settle(_COMPARED)

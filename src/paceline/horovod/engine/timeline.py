@@ -20,11 +20,7 @@ class Timeline:
     """A file with events, written as they come. Each tensor is shown as a process of its own, with its name."""
 
     def __init__(self, path: str, mark_cycles: bool) -> None:
-        """Begin the file.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Begin the file."""
         self.mark_cycles = mark_cycles
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}

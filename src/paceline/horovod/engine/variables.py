@@ -36,11 +36,7 @@ class Settings:
 
     @classmethod
     def read(cls) -> Settings:
-        """The settings of this process.
-
-        Raises:
-            ValueError: a variable is not a number of 0 or more, or HOROVOD_REPLICAS is another word.
-        """
+        """The settings of this process."""
         off = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0")
         replicas = os.environ.get("HOROVOD_REPLICAS", "") or cls.replicas
         if replicas not in ("check", "warn", "off"):

@@ -56,15 +56,7 @@ class Reduction:
             raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
 
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any = None) -> list[Any]:
-        """The gradients of all ranks, one per variable; what is None stays None.
-
-        Args:
-            optimizer: of Keras, which applies them; None if it is not known.
-
-        Raises:
-            HorovodInternalError: the ranks disagree, or a rank is gone.
-            ReplicaMismatch: they train with different variables.
-        """
+        """The gradients of all ranks, one per variable; what is None stays None."""
         grads = list(grads)
         if not self.process_set.included() or self.process_set.size() == 1:
             return grads

@@ -401,13 +401,7 @@ def _done(
     results: Callable[[Sequence[Any]], list[tuple[Any, Any]]],
     gradient: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """Do an operation of the PyTorch API.
-
-    Args:
-        op: takes the tensors, `name` and `process_set`.
-        results: dtype and static shape of the results, from the tensors.
-        gradient: the gradients of the tensors, from them, the results and the gradients of these.
-    """
+    """Do an operation of the PyTorch API."""
     work = partial(op, name=name, process_set=process_set)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

@@ -88,7 +88,6 @@ class ComparedVariables(Compared):
         self._values = ()
 
     def contents(self, steps: int) -> Contents:
-        """See `Compared`."""
         made = Contents()
         made.add({"steps": steps, **self._rate()}, -1, -1, dimensions=False)
         values = self._values or [tensor_of(tf.convert_to_tensor(variable())) for variable in self._variables]
@@ -103,13 +102,11 @@ class ComparedVariables(Compared):
         return {"lr": float(str(rate.numpy()))} if rate is not None and hasattr(rate, "assign") else {}
 
     def names(self) -> Callable[[Label], str]:
-        """See `Compared`."""
         variables: list[Any] = [each() for each in self._variables]
         names = [getattr(each, "path", None) or each.name.removesuffix(":0") for each in variables]
         optimizer = None if self._optimizer is None else type(self._optimizer()).__name__
         return lambda label: names[label.place] if label.place >= 0 else f"{label.key} of {optimizer or 'a tape'}"
 
     def shapes(self) -> str:
-        """See `Compared`."""
         variables: list[Any] = [each() for each in self._variables]
         return repr([tuple(each.shape) for each in variables])

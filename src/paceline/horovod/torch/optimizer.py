@@ -159,11 +159,7 @@ class _Methods:
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     def synchronize(self) -> None:
-        """Wait until the gradients of all parameters are reduced; those that were not computed here count as zero.
-
-        Raises:
-            HorovodInternalError: the ranks disagree, or a rank is gone.
-        """
+        """Wait until the gradients of all parameters are reduced; those that were not computed here count as zero."""
         if self._reduces:
             self._adopt()
         for parameter in self._requires_update:
@@ -195,12 +191,7 @@ class _Methods:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the reduced gradients.
-
-        Raises:
-            HorovodInternalError: the ranks disagree, or a rank is gone.
-            ReplicaMismatch: they train with different parameters, or numbers of the optimizer.
-        """
+        """Take a step with the reduced gradients."""
         if not (self._should_synchronize or self._synchronized):
             self._compared = None  # a step of this rank's own
         if self._compared is None:
@@ -225,11 +216,7 @@ class _Methods:
         return self._original.step(self, closure) if closure is not None else self._original.step(self)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Forget the gradients.
-
-        Raises:
-            AssertionError: they are being exchanged.
-        """
+        """Forget the gradients."""
         if self._handles or self._group_handles:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -344,11 +331,7 @@ class _AdasumMethods(_Methods):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Refused.
-
-        Raises:
-            AssertionError: always.
-        """
+        """Refused."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         yield
 

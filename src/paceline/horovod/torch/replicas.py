@@ -25,11 +25,9 @@ class ComparedOptimizer(Compared):
         self._optimizer, self._alike = weakref.ref(optimizer), alike
 
     def contents(self, steps: int) -> Contents:
-        """See `Compared`."""
         return of_optimizer(self._optimizer(), steps, alike=self._alike)  # type: ignore[arg-type]
 
     def names(self) -> Callable[[Label], str]:
-        """See `Compared`."""
         optimizer: Any = self._optimizer()
         names = [[optimizer._parameter_names.get(p, "") for p in group["params"]] for group in optimizer.param_groups]
         kind = type(optimizer).__name__
@@ -44,12 +42,10 @@ class ComparedOptimizer(Compared):
         return name
 
     def shapes(self) -> str:
-        """See `Compared`."""
         optimizer: Any = self._optimizer()
         return repr([[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups])
 
     def version(self) -> object:
-        """See `Compared`."""
         optimizer: Any = self._optimizer()
         last = [] if optimizer is None else optimizer.param_groups[-1]["params"]
         return last[-1]._version if last else None

@@ -55,14 +55,7 @@ def _check_named(code: Code) -> None:
 
 
 def find(code: Code, folder: Path) -> Path | None:
-    """Check the source without copying; connects to no other machine.
-
-    Args:
-        folder: base of relative paths.
-
-    Returns:
-        The folder on this machine that will be copied; None for a repository, and for a folder on another machine.
-    """
+    """Check the source without copying; connects to no other machine."""
     _check_named(code)
     if code.mode == "git":
         git_source.resolve(code.source or "", folder)
@@ -84,18 +77,7 @@ def fetch(
     *,
     credentials: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """Copy the code.
-
-    Args:
-        folder: base of relative paths, and the folder of a snapshot.
-        destination: an empty folder.
-        progress: called with the current action, the amount done, and the total amount (None if unknown).
-        warn: called with lines for the user.
-        credentials: GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD for git.
-
-    Returns:
-        The record of the copy: mode, source without credentials, for git ref and commit, files, bytes.
-    """
+    """Copy the code."""
     _check_named(code)
     folder = Path(os.path.abspath(folder))
     try:

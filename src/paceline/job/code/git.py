@@ -52,9 +52,6 @@ def fetch(
     """Fetch a repository with its submodules into an empty folder, with as little history as the server allows.
 
     `credentials` are GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, as far as there are some.
-
-    Raises:
-        OSError: it cannot be written.
     """
     require("git")
     repository = _Repository(resolve(source, folder), destination, progress, credentials)
@@ -292,16 +289,7 @@ def _count(folder: Path) -> tuple[int, int]:
 
 
 def list_files(folder: str, matters: Callable[[str], bool]) -> list[str] | None:
-    """Files in a folder that git tracks, or would track if they were added.
-
-    Args:
-        folder: absolute path.
-        matters: whether to read a folder in it; gets a path relative to it.
-
-    Returns:
-        Paths relative to the folder; one that is a folder is a repository in it. None if the folder is in no
-        repository, or git is not installed.
-    """
+    """Files in a folder that git tracks, or would track if they were added."""
     if shutil.which("git") is None:
         return None
     command = [*_command(), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]

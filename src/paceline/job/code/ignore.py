@@ -90,11 +90,7 @@ class _Pattern:
 
 
 class Ignore:
-    """The patterns of a .pacelineignore file.
-
-    Raises:
-        UserError: a pattern is malformed; the line is named.
-    """
+    """The patterns of a .pacelineignore file."""
 
     def __init__(self, text: str, where: str) -> None:
         self._patterns: list[tuple[_Pattern, re.Pattern[str]]] = []

@@ -51,11 +51,7 @@ def find(source: str, folder: Path) -> Path | None:
 def fetch(
     source: str, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Copy all of a folder but `.git`, `__pycache__`, what its .pacelineignore names and what paceline made there.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Copy all of a folder but `.git`, `__pycache__`, what its .pacelineignore names and what paceline made there."""
     require("rsync")
     root = find(source, folder)
     if root is None:

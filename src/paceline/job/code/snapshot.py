@@ -33,9 +33,6 @@ def fetch(
     """Copy the files that git lists in a folder, or without git all but `.git` and `__pycache__`.
 
     Folders that paceline made there are left out.
-
-    Raises:
-        OSError: the copy cannot be written.
     """
     root = existing_folder(source, folder)
     listing = Listing(root, progress)
@@ -71,9 +68,6 @@ class Listing:
     Attributes:
         folders: path relative to the root → mode; parents come first.
         files: files and symbolic links: path relative to the root → (size, mode).
-
-    Raises:
-        UserError: something cannot be read.
     """
 
     def __init__(self, root: Path, progress: OnProgress) -> None:

@@ -87,15 +87,7 @@ def run(
     on_output: Callable[[str], bool] | None = None,
     given: bytes = b"",
 ) -> Result:
-    """Run a program in a session of its own, so that it cannot ask on the terminal, and everything it starts.
-
-    Args:
-        folder: where it runs.
-        on_line: gets every line of its stderr; returns whether it was about progress. It also gets empty lines now
-            and then while the program prints nothing.
-        on_output: the same for stdout; then `Result.output` is empty.
-        given: what it reads from stdin.
-    """
+    """Run a program in a session of its own, so that it cannot ask on the terminal, and everything it starts."""
     messages: list[str] = []
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(given)

@@ -377,13 +377,7 @@ def _describe(error: Exception) -> str:
 
 
 def main(run_directory: str, lock_fd: int, lifeline_fd: int, seed: Seed | None = None) -> int:
-    """Run the job of a run directory to its end.
-
-    Args:
-        lock_fd: holds its lock, until this process has ended.
-        lifeline_fd: closes when the process that waits for the job is gone; -1 if none waits.
-        seed: a process that becomes the fork server; None starts one.
-    """
+    """Run the job of a run directory to its end."""
     os.set_inheritable(lock_fd, False)
     processes.adopt_orphans()
     run = RunDirectory(Path(run_directory))

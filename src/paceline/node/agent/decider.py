@@ -52,13 +52,6 @@ def decide(state: State, event: Event, view: View, now: float) -> tuple[State, l
     """What an agent does because of an event.
 
     When it has carried the actions out, "go on" follows: they may have changed what is in view.
-
-    Args:
-        view: its ranks, and the other nodes.
-        now: seconds on the monotonic clock.
-
-    Returns:
-        Its state from now on, and what it does, in this order.
     """
     step = _Step(state, view, now)
     if state.phase != "closed":

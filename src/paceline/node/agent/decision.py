@@ -103,11 +103,7 @@ class Step:
         self.set(finish={"do": "finish", "state": "STOPPED", "exit_code": code, "failure": None, "others": []})
 
     def fail(self, message: str, cause: Cause, exit_code: int = 1, before: Iterable[Failure] = ()) -> None:
-        """End the job here for a reason that is not the failure of a rank; it goes on elsewhere if `EXIT_REPLACED`.
-
-        Args:
-            before: what has failed before.
-        """
+        """End the job here for a reason that is not the failure of a rank; it goes on elsewhere if `EXIT_REPLACED`."""
         failure = node_failure(self.spec.node_rank or 0, self.host, cause, message, exit_code)
         state: FinalState = "STOPPED" if exit_code == EXIT_REPLACED else "FAILED"
         first = culprit(failures := [*before, failure])

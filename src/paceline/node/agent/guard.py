@@ -24,12 +24,7 @@ _WOKEN_BY = {*HANDLED, signal.SIGCHLD}
 
 
 def begin(run: str, at_end: Callable[[int], None]) -> None:
-    """Fork: the child continues as the agent of a job; this process becomes its guard, and does not return.
-
-    Args:
-        run: the job's run directory.
-        at_end: is called with the agent's wait status when nothing of the job is left.
-    """
+    """Fork: the child continues as the agent of a job; this process becomes its guard, and does not return."""
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
     guard = os.getpid()

@@ -56,11 +56,7 @@ class JobStatus:
         return self.current["node_rank"] or 0
 
     def record(self, current_ranks: Iterable[Rank], *happened: Record, **changes: Unpack[Status]) -> None:
-        """Record what has changed in the state and the ranks, and then what has happened.
-
-        Raises:
-            OSError: the journal cannot be written; from now on the state is kept without it.
-        """
+        """Record what has changed in the state and the ranks, and then what has happened."""
         records: list[Record] = []
         if self._offset < 0:
             records.append({"event": "state", "status": {**self.current, **changes}})

@@ -28,13 +28,7 @@ class DeviceClaim:
         granted: Callable[[tuple[str, ...]], None],
         refused: Callable[[str], None],
     ) -> None:
-        """Nothing is queued yet.
-
-        Args:
-            waits: called with what the job waits for, when that changes.
-            granted: called with the names of the devices once it has them.
-            refused: called with the reason if there will never be such devices, or the queue cannot be used.
-        """
+        """Nothing is queued yet."""
         self._loop = loop
         self._request = request
         self._ticket = Ticket(request, job)

@@ -47,16 +47,7 @@ class Watch:
         self, loop: Loop, job_id: str, after: float, found: Callable[[list[Stand]], None], spent: Callable[[], None],
         *, unjoined: Callable[[str], None], telemetry: Recorder, others: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
-        """Watch nothing yet.
-
-        Args:
-            after: seconds without a collective after which `found` is called with where the ranks are; again and again,
-                less and less often, and with nothing once they go on.
-            spent: called when it is time to say what the ranks spend their time on, less and less often.
-            unjoined: called, once, with a sign that each rank does all of the work.
-            telemetry: knows how much the machine is used.
-            others: addresses of the other nodes.
-        """
+        """Watch nothing yet."""
         self._loop, self._job_id, self._after = loop, job_id, after
         self._found, self._spent, self._telemetry, self._others = found, spent, telemetry, others
         self._tick = max(_LEAST, min(_SOON, after / 4))
@@ -213,12 +204,7 @@ class Watch:
 
 
 def _used(pids: Sequence[int], seconds: float, busy: float) -> Spent:
-    """How many cores these processes and their descendants have kept busy so far, and how many nobody has.
-
-    Args:
-        seconds: for which they have run.
-        busy: what the cores of the machine had done before, in seconds.
-    """
+    """How many cores these processes and their descendants have kept busy so far, and how many nobody has."""
     from paceline.node.machine import devices, meter
 
     now, cores = meter.snapshot(), devices.cores()

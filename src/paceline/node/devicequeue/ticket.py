@@ -71,11 +71,7 @@ def folder_of(home: Path) -> Path:
 
 
 def overview(folder: Path) -> list[Entry]:
-    """The jobs in the queue: first those that hold devices, then those that wait, both in their order.
-
-    Raises:
-        OSError: the folder cannot be read; one that does not exist is empty.
-    """
+    """The jobs in the queue: first those that hold devices, then those that wait, both in their order."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a reader may lack permission to write
             stack.enter_context(_locked(folder))
@@ -217,11 +213,7 @@ class Ticket:
         return RETRY_SECONDS if self.problem else None if self.watch.works else POLL_SECONDS
 
     def look(self) -> tuple[str, ...] | None:
-        """Join the queue if this ticket is not in it, and take the devices if it is its turn; returns them, else None.
-
-        Raises:
-            OSError: the queue cannot be used, and waiting does not help (a full disk is a `problem`).
-        """
+        """Join the queue if this ticket is not in it, and take the devices if it is its turn; returns them, else None."""
         self.problem = ""
         try:
             return self._look()

@@ -60,12 +60,7 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, *, is_strange: bool = False) -> None:
-        """Nothing has been sent.
-
-        Args:
-            is_strange: anybody may be the other side. Until `authenticate`, it may send one message, which is short and
-                not compressed.
-        """
+        """Nothing has been sent."""
         sock.setblocking(False)
         self.socket = sock
         self.limit = STRANGE_LINE if is_strange else MAX_LINE
@@ -76,12 +71,7 @@ class Channel:
         self._theirs: Checksums | None = None
 
     def authenticate(self, session_key: bytes, *, accepted: bool) -> None:
-        """Send and expect checksums from the next message on, in both directions.
-
-        Args:
-            session_key: known to the two sides of this connection only.
-            accepted: this side has accepted the connection, and the other one initiated it.
-        """
+        """Send and expect checksums from the next message on, in both directions."""
         self._ours, self._theirs = checksums(session_key, accepted=accepted)
         self._is_strange = False
 
@@ -95,19 +85,11 @@ class Channel:
         return bool(self._outgoing)
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Queue a message and send what the socket takes.
-
-        Raises:
-            ChannelClosed: the other side is gone.
-        """
+        """Queue a message and send what the socket takes."""
         self.send_line(encode(message))
 
     def send_line(self, line: bytes) -> None:
-        """`send` a message that `encode` has made a line of, perhaps for several receivers.
-
-        Raises:
-            ChannelClosed: the other side is gone.
-        """
+        """`send` a message that `encode` has made a line of, perhaps for several receivers."""
         if self._ours is not None:
             self._outgoing.append(self._ours.of(line).hex().encode())
             self._ours.next()
@@ -115,11 +97,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now.
-
-        Raises:
-            ChannelClosed: the other side is gone.
-        """
+        """Send what the socket takes now."""
         while self._outgoing:
             try:
                 sent = self.socket.sendmsg(itertools.islice(self._outgoing, _PIECES))
@@ -134,12 +112,7 @@ class Channel:
                 sent -= min(sent, len(piece))
 
     def receive(self) -> list[Message]:
-        """The messages that have arrived completely.
-
-        Raises:
-            ChannelClosed: the other side is gone and no complete message is left, or it sent something else.
-            MessageAltered: a message does not have its checksum.
-        """
+        """The messages that have arrived completely."""
         closed = False
         try:
             while not closed and len(self._incoming) <= self.limit:
@@ -199,11 +172,7 @@ def encode(message: Mapping[str, object]) -> bytes:
 
 
 def decode(line: bytes, limit: int = MAX_LINE) -> Message:
-    """The message of a line.
-
-    Raises:
-        ChannelClosed: it is none, or is longer than `limit` bytes.
-    """
+    """The message of a line."""
     try:
         message = json.loads(_decompressed(line[1:], limit) if line.startswith(_COMPRESSED) else line)
     except (ValueError, RecursionError, zlib.error) as error:

@@ -75,11 +75,7 @@ class Waker(Inotify):
     """
 
     def __init__(self, poll: float | None = None) -> None:
-        """Watch nothing yet.
-
-        Args:
-            poll: seconds between two checks, without inotify; None: inotify, or checks every 50 ms if there is none.
-        """
+        """Watch nothing yet."""
         super().__init__()
         self._seconds = POLL_SECONDS if poll is None else poll
         if poll is not None:
@@ -109,9 +105,6 @@ class Waker(Inotify):
         """Wait for growth or for one of `others` (descriptors) to be readable.
 
         The first growth after a pause is reported at once, later growth in batches, which leaves time to the writers.
-
-        Returns:
-            The files that grew (None: any may have grown), and the readable ones of `others`.
         """
         watched = [fd for fd in (self.fd, *others) if fd >= 0]
         ready = set(select.select(watched, [], [], self._seconds if self.fd < 0 else None)[0])

@@ -31,11 +31,7 @@ _REFUSED = 2  # the exit code if a job cannot run
 
 
 def main(file: str) -> NoReturn:
-    """Make this node's part of the job that a file describes, and become its agent.
-
-    Args:
-        file: a `BatchRequest` in JSON. It may hold a token, so only its owner may be able to read it.
-    """
+    """Make this node's part of the job that a file describes, and become its agent."""
     path = Path(file)
     try:
         _run(read(path), path.parent)
@@ -69,11 +65,7 @@ def read(path: Path) -> BatchRequest:
 
 
 def _run(request: BatchRequest, folder: Path) -> NoReturn:
-    """Become the agent.
-
-    Raises:
-        OSError: something cannot be read or written.
-    """
+    """Become the agent."""
     home = home_of(request)
     order = order_of(home, request)
     if make.is_back(home, order):
@@ -88,23 +80,12 @@ def home_of(request: BatchRequest) -> Home:
 
 
 def plan_of(home: Home, request: BatchRequest, order: Order) -> Plan:
-    """This node's part of the job before anything of it is made.
-
-    Raises:
-        OSError: its run directory cannot be made.
-    """
+    """This node's part of the job before anything of it is made."""
     return make_plan(home, this_machine(home, request["slots"], is_scheduled=True), order)
 
 
 def code_at(destination: Path | None, request: BatchRequest, folder: Path) -> dict[str, Any] | None:
-    """Put the job's own code there, from an archive or a folder beside the request; returns the record of it.
-
-    Args:
-        destination: the place; None if the job has no code of its own.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
+    """Put the job's own code there, from an archive or a folder beside the request; returns the record of it."""
     if destination is None:
         return None
     record = dict(request["code"] or {})

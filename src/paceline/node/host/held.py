@@ -53,14 +53,7 @@ class _Connection:
     """One connection of the client."""
 
     def __init__(self, stdin: IO[bytes], stdout: int, pid: int, keeper: socket.socket | None = None) -> None:
-        """Use a connection.
-
-        Args:
-            stdin: what the client says.
-            stdout: where the answers go.
-            pid: the process that sshd has started for it.
-            keeper: that process ends when this is closed; None for this process.
-        """
+        """Use a connection."""
         self.stdin, self._stdout, self._keeper = stdin, stdout, keeper
         self._session = {pid: processes.start_time(pid), **processes.parents(pid)}
         self.is_used = keeper is None  # whether the client has said something over it
@@ -108,12 +101,7 @@ class HeldClient:
     """The client of a held job."""
 
     def __init__(self, run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, seconds: float) -> None:
-        """Listen to the client.
-
-        Args:
-            agent: gets the signals that the client sends.
-            seconds: how long the client tries to come back; with 0 the job ends when the connection does.
-        """
+        """Listen to the client."""
         self._agent, self._lifeline, self._seconds = agent, lifeline, seconds
         self._news = threading.Condition()
         self._unseen: collections.deque[bytes] = collections.deque()  # answers that the client may not have

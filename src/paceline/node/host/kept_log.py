@@ -31,12 +31,7 @@ class KeptLog:
     """Writes lines to a file of its own in a folder. If that cannot be written, it says so once, and stops."""
 
     def __init__(self, folder: str | None, node_rank: int) -> None:
-        """Make the file.
-
-        Args:
-            folder: for the logs of all nodes; None for no copy.
-            node_rank: of this node, which may have had other containers before.
-        """
+        """Make the file."""
         self._file = -1
         self._folder = folder
         if folder is None:

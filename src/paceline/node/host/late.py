@@ -35,11 +35,7 @@ _NOTICED = 5.0  # seconds until the cluster knows that a pod has ended
 
 
 def stay(run: RunDirectory, is_told: threading.Event, *, ends_with_first: bool) -> None:
-    """Stay in a job that has succeeded for as long as other nodes need this one, until a signal comes.
-
-    Args:
-        is_told: set by a signal.
-    """
+    """Stay in a job that has succeeded for as long as other nodes need this one, until a signal comes."""
     spec, status = NodeSpec.load(run.spec), run.read_status() or {}
     start = status.get("start")
     there = set() if start is None else {rank_in(node.get("id", "")) for node in start["nodes"]}

@@ -58,12 +58,7 @@ _OF_RECORD = (  # what the message has of the job's record
 
 
 def main(file: str, message: str) -> int:
-    """Run this node's part of the job that a file describes, to its end; returns its exit code.
-
-    Args:
-        file: a `BatchRequest` in JSON.
-        message: the file for the termination message.
-    """
+    """Run this node's part of the job that a file describes, to its end; returns its exit code."""
     path = Path(file)
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it does not handle
         signal.signal(number, _end)
@@ -215,12 +210,7 @@ def _whole(prefix: bytes, line: bytes) -> bytes:
 
 
 def summary(record: JobRecord | None, failure: Failure | None, exit_code: int) -> dict[str, Any]:
-    """How the job ended on this node, for the termination message.
-
-    Args:
-        record: of the job; None if its run directory is gone.
-        failure: the first failure, None if there is none.
-    """
+    """How the job ended on this node, for the termination message."""
     found: dict[str, Any] = {"exit_code": exit_code, "failure": failure}
     if record is not None:
         found.update((key, value) for key, value in record.items() if key in _OF_RECORD)

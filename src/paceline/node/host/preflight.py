@@ -60,14 +60,10 @@ def _disks(root: Path, jobs: Path) -> list[dict[str, Any]]:
 def converse(token: bytes, name: str, first: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the first answer with the port for the other hosts, then answer the orders on stdin until it ends.
 
-        {"do": "clock"}                   {"now": seconds since the epoch}
-        {"do": "reach", "peers": […]}     {"reached": {name: None, or why not}}
-        {"do": "latency", "peer": …}      {"seconds"} or {"problem"}
-        {"do": "bandwidth", "peer": …}    {"bandwidth"} or {"problem"}
-
-    Args:
-        token: secret that the hosts of this preflight share.
-        name: name of this host at the client and the other hosts.
+    {"do": "clock"}                   {"now": seconds since the epoch}
+    {"do": "reach", "peers": […]}     {"reached": {name: None, or why not}}
+    {"do": "latency", "peer": …}      {"seconds"} or {"problem"}
+    {"do": "bandwidth", "peer": …}    {"bandwidth"} or {"problem"}
     """
     listener = routes.RouteListener(token, name)
     try:

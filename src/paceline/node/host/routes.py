@@ -104,11 +104,7 @@ class RouteListener:
 
 
 def connect(peer: Peer, token: bytes) -> socket.socket:
-    """A connection to another host.
-
-    Raises:
-        OSError: it cannot be reached, or another peer answers there.
-    """
+    """A connection to another host."""
     sock = socket.create_connection((peer.address, peer.port), timeout=CONNECT_SECONDS)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -210,11 +206,7 @@ def _send_message(sock: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def _receive(sock: socket.socket) -> dict[str, Any]:
-    """The next message.
-
-    Raises:
-        OSError: none arrives in time, or it is not a message.
-    """
+    """The next message."""
     deadline, line = time.monotonic() + ANSWER_SECONDS, b""
     while not line.endswith(b"\n"):
         sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -155,14 +155,7 @@ def _await(run: RunDirectory, lifeline: socket.socket, begin: int, events: tuple
 def _updates(
     run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, rank_streams: Mapping[str, Any], begin: int
 ) -> Iterator[Answer]:
-    """The output of a job that the client shows, and its events, until its agent is gone.
-
-    Args:
-        agent: its agent, a child of this process.
-        lifeline: ends with the agent.
-        rank_streams: which streams of which local ranks, for rank 0 ("first") and for the "others".
-        begin: position of its new events.
-    """
+    """The output of a job that the client shows, and its events, until its agent is gone."""
     for update in updates(run, lifeline.fileno(), shown_by(rank_streams), begin):
         yield answer_of(update)
     yield {

@@ -141,12 +141,7 @@ def part_of(
     progress: ProgressRecord | None = None,
     checkpoint: CheckpointRecord | None = None,
 ) -> Part:
-    """A part from what its agent recorded.
-
-    Args:
-        status: the recorded status; empty before there is one.
-        checkpoint: that was saved last.
-    """
+    """A part from what its agent recorded."""
     state, failure = status.get("state", "PENDING"), status.get("failure")
     start, attempt = status.get("start"), int(status.get("attempt", 0))
     return {
@@ -191,13 +186,7 @@ def _instance(rank: RankRecord, host: str) -> InstanceRecord:
 
 
 def fold(job: JobFacts, parts: Sequence[Part], scheduler: Scheduler | None = None) -> JobRecord:
-    """The record of a job.
-
-    Args:
-        job: what is known of it before it runs.
-        parts: of its nodes; of nodes that recorded nothing there may be none.
-        scheduler: what its scheduler reports; None if it has none, or if that does not answer: then the parts decide.
-    """
+    """The record of a job."""
     state, nodes, ranks = _of_parts(parts)
     if scheduler is not None:
         state = _of_scheduler(state, parts, scheduler)

@@ -199,9 +199,6 @@ def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Rec
     """Append records with one write, also if other processes append; returns them as written, and where they end.
 
     A full disk is no error: `spare` is removed to make space, and if that is not enough, the records are lost.
-
-    Raises:
-        OSError: the file cannot be opened.
     """
     written = stamped(records)
     data = "".join(f"{json.dumps(record)}\n" for record in written).encode()
@@ -229,11 +226,7 @@ def stamped(records: Sequence[Record]) -> list[Record]:
 
 
 def read(path: Path, offset: int = 0) -> tuple[list[Record], int]:
-    """The records from a position on, and the end of the last complete line; none if the file is missing.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The records from a position on, and the end of the last complete line; none if the file is missing."""
     lines, end = _lines(path, offset)
     return parsed(lines), end
 
@@ -259,11 +252,7 @@ def parsed(lines: Iterable[bytes]) -> list[Record]:
 
 
 def has_newer(path: Path) -> bool:
-    """Whether a newer version of paceline has written into a journal.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Whether a newer version of paceline has written into a journal."""
     versions = (record.get("v") for line in _lines(path, 0)[0] if (record := _object(line)) is not None)
     return any(type(version) is int and version > VERSION for version in versions)
 

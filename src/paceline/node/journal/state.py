@@ -58,13 +58,7 @@ def cached(status: Status, offset: int) -> dict[str, Any]:
 
 
 def load(cache: Path, journal: Path) -> Status:
-    """The status of a part, from its status.json and what its journal has after that; {} if there is none yet.
-
-    Raises:
-        OSError: status.json, or the journal, cannot be read.
-        NewerVersion: only a newer version of paceline can read them.
-        ValueError: it is damaged, and the journal has no status.
-    """
+    """The status of a part, from its status.json and what its journal has after that; {} if there is none yet."""
     damage, stored = None, None
     try:
         stored = load_json(cache)

@@ -95,14 +95,6 @@ def updates(
 
     All output of an attempt comes before the event that ends the attempt: "restarting" or "finished". "finished" has
     the seconds that the job `took` from its start; None if it never started.
-
-    Args:
-        lifeline: a descriptor that becomes readable when the agent is gone.
-        wanted: whether to read a file, called once per file.
-        begin: position in the journal to start at.
-        poll: see `Waker`; not None where other machines write, so that files are opened anew for the last read.
-        tracebacks: whether the output has the tracebacks that ended ranks.
-        positions: where to begin in some files, by their attempts and names; in others at their beginning.
     """
     is_elsewhere, lines = poll is not None, Lines()
     logs: dict[Path, _Log] = {}

@@ -67,12 +67,7 @@ class RankLog(GrowingFile):
     """A rank's log, in which the traceback that ended the rank is told apart, as the failure report shows it."""
 
     def __init__(self, path: Path, error: Path, *, keeps_traceback: bool) -> None:
-        """Open it.
-
-        Args:
-            error: where the rank records its exception.
-            keeps_traceback: whether the traceback is read too, by reads of its own; otherwise it is left out.
-        """
+        """Open it."""
         super().__init__(path)
         self._error = error
         self._keeps = keeps_traceback

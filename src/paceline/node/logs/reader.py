@@ -68,12 +68,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 def read(path: Path, query: LogQuery, is_over: Callable[[], bool] | None = None) -> Iterator[LogLines]:
-    """The chosen lines of the job in a run directory, with `follow` also those that it still writes, each line once.
-
-    Args:
-        query: which lines.
-        is_over: for a job of another machine, whose lock says nothing here: whether it has ended.
-    """
+    """The chosen lines of the job in a run directory, with `follow` also those that it still writes, each line once."""
     if query.follow:
         yield from _follow(path, query, is_over)
         return

@@ -63,11 +63,7 @@ class Readers(Generic[Key, Item]):
         self.put(key, Ended(error))
 
     def take(self, seconds: float | None = None) -> tuple[Key, Item | Ended] | None:
-        """The next item, or end, and its key; None when all iterators have ended.
-
-        Raises:
-            TimeoutError: none came in time.
-        """
+        """The next item, or end, and its key; None when all iterators have ended."""
         if not self.active:
             return None
         try:

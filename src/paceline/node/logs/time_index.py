@@ -126,12 +126,7 @@ def moments(path: Path, begin: int = 0) -> Iterator[tuple[float, Sizes]]:
 
 
 def find(path: Path, is_early: Callable[[float, Sizes], bool], most: int | None = None) -> int:
-    """The position to read an index from: its last line that names all files and is early enough.
-
-    Args:
-        is_early: whether a line is early enough, from its time and sizes.
-        most: how many bytes to search, from the end; None for no limit.
-    """
+    """The position to read an index from: its last line that names all files and is early enough."""
     try:
         file = open(path, "rb", opener=regular)  # noqa: SIM115 - closed below
     except OSError:

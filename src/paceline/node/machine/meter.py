@@ -154,11 +154,7 @@ class Meter:
         proc: Path = hardware.PROC,
         cgroup: Path = hardware.CGROUP,
     ) -> None:
-        """Take the first reading.
-
-        Args:
-            gpus: returns the GPUs and what is in use on them.
-        """
+        """Take the first reading."""
         self._gpus, self._proc, self._cgroup = gpus, proc, cgroup
         self._before = self._after = snapshot(proc, cgroup)
         self._shares: dict[tuple[int, int], tuple[float, int]] = {}  # process → when it was read, bytes of its own
@@ -199,13 +195,7 @@ class Meter:
     def jobs(
         self, agents: Mapping[str, tuple[int, int | None]], alone: Mapping[str, Sequence[str]]
     ) -> dict[str, UsageRecord]:
-        """What jobs use, as of the last reading; those whose agent is gone are left out.
-
-        Args:
-            agents: job → pid and start time of its agent, from which all its processes descend.
-            alone: job → devices that no other job has: what is in use there is the job's, even if the driver numbers
-                processes as in another pid namespace.
-        """
+        """What jobs use, as of the last reading; those whose agent is gone are left out."""
         trees = {job: tree for job, agent in agents.items() if (tree := self._after.tree(*agent))}
         living = {job: [p for p in tree.values() if not p.is_zombie] for job, tree in trees.items()}
         memory = self._memory([process for processes in living.values() for process in processes])

@@ -27,13 +27,7 @@ _PROBE = (
 
 
 def problem(path: str, wanted: str, needed: Iterable[str] = ()) -> str | None:
-    """Why a folder or file cannot be mounted for a job; None if it can. Another process tries it.
-
-    Args:
-        path: what is to be mounted.
-        wanted: where.
-        needed: folders that the job needs, which a mount must not hide.
-    """
+    """Why a folder or file cannot be mounted for a job; None if it can. Another process tries it."""
     wanted = os.path.realpath(wanted)
     for folder in needed:
         if os.path.commonpath([wanted, os.path.realpath(folder)]) == wanted:
@@ -70,14 +64,7 @@ def probe(path: str, wanted: str) -> None:
 
 
 def enter(binds: Sequence[tuple[str, str]]) -> None:
-    """Give this process, which must have a single thread, a mount namespace with these bind mounts.
-
-    Args:
-        binds: what, and where; a missing folder is made, and stays.
-
-    Raises:
-        OSError: the system does not allow it.
-    """
+    """Give this process, which must have a single thread, a mount namespace with these bind mounts."""
     if not binds:
         return
     libc = ctypes.CDLL(None, use_errno=True)

@@ -190,15 +190,7 @@ def gloo_choice(env: Mapping[str, str], found: tuple[Interface, ...], host: Host
 
 
 def gloo_interface(env: Mapping[str, str], addresses: Iterable[str]) -> str | None:
-    """The interface to set in GLOO_SOCKET_IFNAME if gloo itself would choose one that no other machine can reach.
-
-    Args:
-        env: the variables of the ranks.
-        addresses: at which other machines may reach this one, the likeliest first; names and "" do not count.
-
-    Returns:
-        None if gloo chooses a suitable one, the variable is set, or no interface has such an address.
-    """
+    """The interface to set in GLOO_SOCKET_IFNAME if gloo itself would choose one that no other machine can reach."""
     if env.get("GLOO_SOCKET_IFNAME"):
         return None
     found = interfaces()
@@ -255,15 +247,7 @@ def is_own_ip(address: str) -> bool:
 
 
 def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socket:
-    """A socket that listens on a port, or on a free one for 0.
-
-    Args:
-        address: the only one that others can connect to; "" for all of this machine, IPv4 and IPv6.
-        backlog: how many connections wait until they are accepted.
-
-    Raises:
-        OSError: the port cannot be listened on.
-    """
+    """A socket that listens on a port, or on a free one for 0."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=backlog)

@@ -34,18 +34,7 @@ def cores_of(
     proc: Path = PROC,
     sys: Path = SYS,
 ) -> list[set[int]]:
-    """The logical cores of each rank of a machine.
-
-    Args:
-        mode: one of `MODES`. `node`: those of the NUMA node of its GPU. `socket`: those of the socket. `exclusive`: a
-            share of the node's physical cores that no other rank has. `core-complex`: those of the node that share one
-            last-level cache; ranks get different ones if there are enough.
-        devices: the GPUs of the ranks, by local rank, as entries of CUDA_VISIBLE_DEVICES; None or empty for none.
-        usable: the logical cores that this process may use.
-
-    Raises:
-        CannotBind: a node has no core that may be used, or too few.
-    """
+    """The logical cores of each rank of a machine."""
     allowed = set(usable)
     nodes = {number: cores & allowed for number, cores in _nodes(sys).items()}
     nodes = {number: cores for number, cores in nodes.items() if cores} or {0: allowed}
@@ -148,11 +137,7 @@ def _listed(text: str) -> set[int]:
 
 
 def bind(mode: str, local_rank: int, ranks: int, devices: Sequence[str] | None) -> None:
-    """Bind this process, and all that it starts, to the cores near a rank's GPU.
-
-    Raises:
-        CannotBind: this is not possible.
-    """
+    """Bind this process, and all that it starts, to the cores near a rank's GPU."""
     cores = cores_of(mode, ranks, devices, os.sched_getaffinity(0))[local_rank]
     try:
         os.sched_setaffinity(0, cores)

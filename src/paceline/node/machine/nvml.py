@@ -46,14 +46,7 @@ class Nvml:
     """The library. Each method returns None if the GPU or its driver does not support the query."""
 
     def __init__(self, library: Any) -> None:
-        """Initialize it.
-
-        Args:
-            library: as ctypes has loaded it.
-
-        Raises:
-            OSError: no driver is loaded, or one of another version.
-        """
+        """Initialize it."""
         self._library = library
         if not self._call("nvmlInit_v2"):
             raise OSError("NVML cannot be initialized")

@@ -22,11 +22,7 @@ class Reservation:
         self._sockets: list[socket.socket] = []
 
     def take(self, port: int = 0) -> int:
-        """Reserve `port`, or any free one; returns its number.
-
-        Raises:
-            PortInUse: the port is taken.
-        """
+        """Reserve `port`, or any free one; returns its number."""
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             if port and is_listening(port):

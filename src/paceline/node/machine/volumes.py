@@ -46,17 +46,7 @@ def is_same(path: str, wanted: str) -> bool:
 
 
 def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, Any]:
-    """A volume that a job wants, and whether the job finds it at the path where it wants it.
-
-    Args:
-        source: volume, path, wanted, variable.
-        root: where paceline keeps the jobs; a mount must not hide it.
-        working_dir: of the job; likewise.
-
-    Returns:
-        The same with `visible` (it is there, or will be mounted there), `mount` (it must be mounted for that) and
-        `problem` (why it cannot be mounted; None if it is visible).
-    """
+    """A volume that a job wants, and whether the job finds it at the path where it wants it."""
     problem = look(source["path"]).problem
     if problem is not None:
         raise Refused(f"volume {source['volume']}, {source['path']}: {problem}; correct it in the settings")

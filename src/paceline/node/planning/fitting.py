@@ -92,10 +92,6 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     """Complete a job from its script and this machine, and refuse what cannot work; starts nothing.
 
     Its framework stays None if its script imports none; the ranks of such a job get torch's variables.
-
-    Args:
-        job: the requested job; its working dir is an absolute path, unless it has code of its own.
-        code: the job's own copy of its code; None if it has none, or none yet: then what depends on it stays open.
     """
     imports = Imports()
     folder = code or Path(job["working_dir"])
@@ -201,11 +197,7 @@ def _package(job: Mapping[str, Any]) -> str | None:
 
 
 def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
-    """Why ranks are started by exec although the user has not requested it; "" if they are not.
-
-    Args:
-        job: the requested job, with its framework.
-    """
+    """Why ranks are started by exec although the user has not requested it; "" if they are not."""
     framework = _imported(job, imports)
     package = PACKAGES.get(framework)
     if job["command"] is not None or job["start_method"] == "exec" or package is None:

@@ -27,14 +27,7 @@ def node_spec(
     variables: Iterable[tuple[str, str]] = (),
     job_id: str | None = None,
 ) -> NodeSpec:
-    """This node's part of a completed job.
-
-    Args:
-        split_streams: the local ranks whose stderr has a file of its own.
-        folder: folder in which the ranks start, if it is not the job's working dir.
-        variables: variables with the paths of its volumes.
-        job_id: identifier that its nodes share; None makes a new one.
-    """
+    """This node's part of a completed job."""
     request = here.request(job)
     kind, target = _program(job)
     (least, nodes), ranks = node_range(job), int(job["ranks"])

@@ -49,12 +49,7 @@ class Prelude:
 
 
 def prelude_of(files: Sequence[Path], root: Path) -> Prelude:
-    """What a script does before it imports its framework.
-
-    Args:
-        files: the modules that run one after the other: packages, and at last the script itself.
-        root: the folder where it finds its own modules.
-    """
+    """What a script does before it imports its framework."""
     found, unclear = Prelude(), ""
     read: set[Path] = set()
     try:

@@ -73,11 +73,7 @@ class Imports:
 
 
 def is_shell_text(path: Path, start: bytes | None = None) -> bool:
-    """Whether a file is for `sh`, and does not say so in its first line.
-
-    Args:
-        start: its first bytes; None reads them.
-    """
+    """Whether a file is for `sh`, and does not say so in its first line."""
     if path.suffix != ".sh":
         return False
     if start is None:
@@ -138,12 +134,7 @@ def module_file(name: str, folder: Path) -> Path | None:
 
 
 def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports:
-    """What `file` and the modules in `root` that it imports import themselves. Broken files count as empty.
-
-    Args:
-        root: the folder where it finds its own modules.
-        packages: what runs before it: the `__init__.py` of the packages that it is in.
-    """
+    """What `file` and the modules in `root` that it imports import themselves. Broken files count as empty."""
     modules = list(_modules(file, root, top_level_only=False))
     every = frozenset(name for module in modules for name in _top(module.all_names))
     sets_variables = any(module.sets_variables for module in modules) or _SETTERS & every

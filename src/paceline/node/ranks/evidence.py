@@ -17,11 +17,7 @@ _WITH_TENSOR_CORES = 7  # compute capability, from which on GPUs have them
 
 
 def evidence(found: Answer, frame: FrameType | None) -> None:
-    """Add to an answer what is known of the library's times, of torch, and of what the frames of a thread are at.
-
-    Raises:
-        Exception: of any kind, if a version of torch differs; what was found before is in the answer.
-    """
+    """Add to an answer what is known of the library's times, of torch, and of what the frames of a thread are at."""
     if frame is not None and sys.version_info >= (3, 11):
         span = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
         if None not in span:

@@ -53,11 +53,7 @@ class ForkServer:
     """Starts ranks, and reports to the agent how they start and end."""
 
     def __init__(self, spec: NodeSpec, channel: Channel, threads: int = 0) -> None:
-        """Start nothing yet.
-
-        Args:
-            threads: that torch is to use in ranks; 0 for those that it has been imported with.
-        """
+        """Start nothing yet."""
         self.spec = spec
         self.threads = threads
         self.channel = channel
@@ -349,11 +345,7 @@ def _fewer_threads() -> int:
 
 
 def import_shared(name: str) -> None:
-    """Import a module that the ranks share, and what it would import at the end of each of them.
-
-    Raises:
-        BaseException: what the import raises.
-    """
+    """Import a module that the ranks share, and what it would import at the end of each of them."""
     importlib.import_module(name)
     if name == "torch._dynamo":
         with contextlib.suppress(ImportError):
@@ -380,11 +372,7 @@ def unsafe_to_fork() -> str:
 
 
 def main(channel_fd: int, spec_path: str, is_warm: bool = False) -> None:
-    """Run the fork server of the agent at the other end of `channel_fd`; in a forked rank, run the program.
-
-    Args:
-        is_warm: the framework was imported before the job's variables were known.
-    """
+    """Run the fork server of the agent at the other end of `channel_fd`; in a forked rank, run the program."""
     agent = os.getppid()
     processes.die_with(agent)  # while there are no ranks there is nothing to clean up
     processes.adopt_orphans()

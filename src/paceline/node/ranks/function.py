@@ -20,10 +20,6 @@ def main(script: str, key: str) -> None:
     """Call the function, and write what comes of it.
 
     It runs in the folder in which the job was submitted, and imports modules from there, where there is such a folder.
-
-    Args:
-        script: in the folder of the job's code.
-        key: begins the line, which nothing else does that a rank writes.
     """
     code = os.path.dirname(os.path.abspath(script))
     with open(os.path.join(code, CALL), "rb") as file:

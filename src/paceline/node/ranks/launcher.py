@@ -120,12 +120,7 @@ class Ranks:
         changed: Callable[[], None],
         seed: Seed | None = None,
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            changed: is called after each change.
-            seed: a process that becomes the first fork server; None starts one.
-        """
+        """Start nothing yet."""
         self.current: dict[int, Rank] = {}
         self.server_failure = ""
         self.server_cause: Cause = "agent"
@@ -188,11 +183,7 @@ class Ranks:
         self._kept = kept
 
     def place(self, start: Attempt, key: str | None) -> list[Rank]:
-        """The ranks to start in an attempt; independent processes that have succeeded do not start again.
-
-        Args:
-            key: a secret that all ranks of the attempt get in their environment; None for none.
-        """
+        """The ranks to start in an attempt; independent processes that have succeeded do not start again."""
         are_independent = self._spec.framework == "indexed"
         succeeded = {local for local, rank in self.current.items() if are_independent and rank.status == 0}
         return [self._place(start, local, key) for local in range(self._spec.nproc) if local not in succeeded]

@@ -59,13 +59,7 @@ class MpiRanks(Ranks):
         changed: Callable[[], None],
         start_daemon: Callable[[int, int, list[str], dict[str, str]], None],
     ) -> None:
-        """Nothing runs yet.
-
-        Args:
-            changed: called when a rank or the fork server changes.
-            start_daemon: has mpirun's daemon started on another node: node rank, attempt, and the command and the
-                folders of `mpi_daemon`.
-        """
+        """Nothing runs yet."""
         super().__init__(loop, spec, directory, changed)
         self._start_daemon_on = start_daemon
         self._socket = str(directory.path / "mpi.sock")

@@ -19,9 +19,6 @@ def parse(line: str) -> tuple[list[str], dict[str, str]]:
 
     Before the command there may be assignments (`PATH=/opt/bin:$PATH ; export PATH ;`, or those of csh), and the
     reading of ./.profile, which is left out: the daemon gets the variables of the job's ranks.
-
-    Raises:
-        ValueError: the line has no such command.
     """
     lexer = shlex.shlex(line, posix=True, punctuation_chars="".join(_BETWEEN))
     lexer.whitespace_split, lexer.commenters = True, ""
@@ -38,11 +35,7 @@ def parse(line: str) -> tuple[list[str], dict[str, str]]:
 
 
 def check(command: list[str], folders: dict[str, str]) -> None:
-    """Check that this starts mpirun's daemon, and nothing else.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that this starts mpirun's daemon, and nothing else."""
     is_command = isinstance(command, list) and all(isinstance(word, str) and "\0" not in word for word in command)
     if not is_command or not command or os.path.basename(command[0]) != PROGRAM:
         raise ValueError(f"{str(command)[:200]} is not the command of mpirun's daemon, {PROGRAM}")

@@ -117,16 +117,7 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
 
 
 def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
-    """The variables that each rank will have in addition to those of its agent; `CHOSEN` for unknown values.
-
-    Args:
-        spec: this node's part of a job that has not started.
-        start: the first attempt, without the ports of the ranks, and with `PORT` for a main port that is not known
-            yet; None to derive it from the spec.
-
-    Raises:
-        ContractError: the framework cannot run so.
-    """
+    """The variables that each rank will have in addition to those of its agent; `CHOSEN` for unknown values."""
     spec = _granted(spec)
     tables = []
     starts = _starts(spec, PORT) if start is None else [cast("Attempt", start)]  # `_with_ports` adds what is missing

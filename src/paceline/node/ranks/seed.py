@@ -40,11 +40,7 @@ class Child:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not, after `timeout` seconds.
-        """
+        """Wait until it has ended."""
         if self.poll() is None:
             watched = os.pidfd_open(self.pid)
             try:
@@ -74,17 +70,7 @@ class Seed(Child):
         self._socket = sock
 
     def grow(self, env: Mapping[str, str], folder: str, spec: str, channel: socket.socket, kept: Sequence[int]) -> bool:
-        """Let it become the fork server; returns whether it lives.
-
-        Args:
-            folder: where the ranks start.
-            spec: path of spec.json.
-            channel: its end of the connection to the agent.
-            kept: descriptors that it and its forks hold.
-
-        Raises:
-            OSError: the folder cannot be entered.
-        """
+        """Let it become the fork server; returns whether it lives."""
         order = json.dumps({"env": dict(env), "spec": spec}).encode()
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

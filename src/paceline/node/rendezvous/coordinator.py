@@ -250,12 +250,7 @@ class Coordinator:
         return [(peer, message) for peer, m in self.members.items() if m.node_rank == message["node_rank"]]
 
     def lost(self, peer: int, is_dead: bool = True, why: str = "it does not answer") -> Outbox:
-        """Handle the loss of a node's connection: its ranks are gone or out of reach, so the others stop.
-
-        Args:
-            is_dead: whether the node's agent is known to have ended.
-            why: the node counts as lost if it is not.
-        """
+        """Handle the loss of a node's connection: its ranks are gone or out of reach, so the others stop."""
         if peer in self._leavers:
             return self._left(self._leavers.pop(peer), is_dead)
         member = self.members.pop(peer, None)

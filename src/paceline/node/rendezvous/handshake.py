@@ -67,12 +67,7 @@ class Listener:
     def __init__(
         self, loop: Loop, token: bytes, status: Callable[[], AgentStatus], admit: Callable[[Channel], None]
     ) -> None:
-        """Nothing listens before `open`.
-
-        Args:
-            status: what an authenticated peer receives; one that wants to join is admitted if this has "leads".
-            admit: receives the connection of a peer that joins.
-        """
+        """Nothing listens before `open`."""
         self.port = 0
         self._loop = loop
         self._token = token
@@ -82,11 +77,7 @@ class Listener:
         self._pending: dict[Channel, tuple[bool, float]] = {}  # whether it must prove itself now; since when
 
     def open(self, port: int, address: str = "") -> None:
-        """Listen on this port, or on any for 0; at this address alone, if one is given.
-
-        Raises:
-            OSError: the port cannot be listened on.
-        """
+        """Listen on this port, or on any for 0; at this address alone, if one is given."""
         self._listener = listen(port, address)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
@@ -162,11 +153,7 @@ class Network:
     """
 
     def __init__(self, loop: Loop, token: bytes) -> None:
-        """Nothing listens yet.
-
-        Args:
-            token: of the job.
-        """
+        """Nothing listens yet."""
         self.host = socket.gethostname()
         self._loop, self._token = loop, token
 
@@ -250,12 +237,7 @@ class Survey:
 
 
 def connect(address: str, port: int, token: bytes, timeout: float, *, joins: bool) -> tuple[Channel, AgentStatus]:
-    """Connect to an agent; returns the connection, and the agent's status.
-
-    Raises:
-        OSError: no agent answers there.
-        PermissionError: it does not know the token, or is another version of paceline; the message says what to do.
-    """
+    """Connect to an agent; returns the connection, and the agent's status."""
     deadline = time.monotonic() + timeout
     sock = _connected(address, port, deadline)
     try:

@@ -54,17 +54,7 @@ class Link:
         is_stopping: Callable[[], bool] = lambda: False,
         follows: bool = False,
     ) -> None:
-        """Begin to read, and to send.
-
-        Args:
-            silence: seconds without a packet after which the other side is lost.
-            received: called with each of its messages.
-            lost: called when it is lost, with whether it is known to be dead, and why it counts as lost if not; "" if
-                the connection has ended.
-            is_stopping: whether the job is being stopped: then only messages count, not what a kernel answers.
-            follows: whether the other side coordinates. After almost so long a silence of its kernel it may have given
-                this side up, and go on soon; that it has not, only a message shows.
-        """
+        """Begin to read, and to send."""
         self.channel = channel
         self.last_seen = self.alive_at = self._beaten = self._flows_since = loop.now()
         self._loop, self._silence = loop, silence
@@ -147,12 +137,7 @@ class Leader:
     """Runs the coordinator in this agent, which is its peer 0, and connects the followers to it."""
 
     def __init__(self, loop: Loop, coordinator: Coordinator, deliver: Callable[[ToNode], None], silence: float) -> None:
-        """No follower is connected yet.
-
-        Args:
-            deliver: receives its messages to this agent.
-            silence: see `Link`.
-        """
+        """No follower is connected yet."""
         self.coordinator = coordinator
         self._loop, self._deliver, self._silence = loop, deliver, silence
         self._peers: dict[int, Link] = {}

@@ -57,15 +57,7 @@ class Participant:
         fail: Callable[[str, Cause, int], None],
         is_over: Callable[[], bool],
     ) -> None:
-        """No other node knows of this one yet.
-
-        Args:
-            network: reaches the other nodes.
-            offer: reserves the ports of this node for the next attempt.
-            deliver: receives the messages of the coordinator.
-            fail: ends the job here, with a message, the cause, and an exit code.
-            is_over: whether it has ended here.
-        """
+        """No other node knows of this one yet."""
         self.id = agent_id(spec.node_rank if spec.peers else None)
         self.standing: Standing | None = None
         self.former: Agreement | None = None
@@ -289,12 +281,7 @@ class Participant:
             self._loop.run_until(self._is_over, CONNECT_PAUSE)
 
     def follow(self, address: tuple[str, int], timeout: float) -> AgentStatus:
-        """Try once to follow an agent; returns its status: this node follows it now if that has "leads".
-
-        Raises:
-            OSError: it does not answer.
-            PermissionError: it does not know the token.
-        """
+        """Try once to follow an agent; returns its status: this node follows it now if that has "leads"."""
         begun = self._loop.now()
         channel, status = self._network.connect(address, timeout)
         if not status["leads"]:
@@ -419,10 +406,6 @@ class Participant:
         """Find the agent that coordinates the job now, or coordinate it here; all ranks here have been stopped.
 
         Returns when the job goes on, or has ended here.
-
-        Args:
-            dead: ids of agents that are known to be dead.
-            search_by: when to give up.
         """
         self._dead.update(dead)
         last = self._link

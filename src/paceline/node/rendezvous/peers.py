@@ -30,11 +30,7 @@ class Peers:
     """
 
     def __init__(self, loop: Loop, names: Sequence[str], port: int, own: int, network: Network) -> None:
-        """Nothing is asked before `ask`.
-
-        Args:
-            port: at which each agent listens.
-        """
+        """Nothing is asked before `ask`."""
         self.leader: tuple[str, int] | None = None
         self.have_begun = self.have_ended = False
         self._loop, self._names, self._own, self._network = loop, names, own, network
@@ -63,11 +59,7 @@ class Peers:
             self.leader = str(answer["leader"][0]), int(answer["leader"][1])
 
     def may_begin(self, needs_all: bool) -> bool:
-        """Whether the job may begin here: it has not elsewhere, as far as the other nodes answer.
-
-        Args:
-            needs_all: whether an attempt needs a node of every rank; if not, a silent node might have begun.
-        """
+        """Whether the job may begin here: it has not elsewhere, as far as the other nodes answer."""
         if self.have_begun:
             return False
         return needs_all or all(self._answers.get(other["id"]) is not None for other in self._others)

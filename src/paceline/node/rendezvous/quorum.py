@@ -89,12 +89,7 @@ class Standing:
         return all(membership.has_majority(present, dead) for membership in self.asked)
 
     def others_may_go_on(self, name: str, dead: Collection[str]) -> bool:
-        """Whether the other nodes that are not known to be dead may go on without this one.
-
-        Args:
-            name: a living node.
-            dead: nodes that died before any could go on.
-        """
+        """Whether the other nodes that are not known to be dead may go on without this one."""
         others = self.members - {name} - set(dead)
         return any(membership.has_majority(others, dead) for membership in self.asked)
 

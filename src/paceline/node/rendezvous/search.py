@@ -75,12 +75,7 @@ class Search:
     def __init__(
         self, loop: Loop, searcher: Searcher, nodes: Sequence[NodeEntry], network: Network, hope: float
     ) -> None:
-        """Nothing is asked before `run`.
-
-        Args:
-            nodes: those of the last attempt, by node rank.
-            hope: seconds for which too many agents must have ended: a machine that has rebooted may join again.
-        """
+        """Nothing is asked before `run`."""
         self._loop = loop
         self._searcher = searcher
         self._nodes = nodes

@@ -16,13 +16,7 @@ _LAYOUT = struct.Struct("=16xI32x2I")  # of Linux' tcp_info: snd_mss, last_data_
 
 
 def exceeded(since_message: float, since_packet: float | None, limit: float) -> float | None:
-    """The limit of silence that a peer has exceeded, in seconds; None as long as it does not count as lost.
-
-    Args:
-        since_message: seconds since its agent sent something.
-        since_packet: seconds since its kernel sent something; None if that is not known.
-        limit: seconds of silence of both after which it is lost.
-    """
+    """The limit of silence that a peer has exceeded, in seconds; None as long as it does not count as lost."""
     if since_message <= limit:
         return None
     if since_packet is None or since_packet > limit:

@@ -92,11 +92,7 @@ class RunDirectory:
         return before if before.exists() and not now.exists() else now
 
     def append(self, *records: Record) -> tuple[list[Record], int]:
-        """Append records to the journal, see `records.append`.
-
-        Raises:
-            OSError: the folder is gone.
-        """
+        """Append records to the journal, see `records.append`."""
         return journal.append(self.journal, self.spare, records)
 
     def write_status(self, status: Status, offset: int) -> None:
@@ -132,12 +128,7 @@ class RunDirectory:
         return {"id": noted["id"], "attempt": noted["attempt"]} if is_one else None
 
     def load_status(self) -> Status:
-        """The state of this part; {} before there is one.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is damaged.
-        """
+        """The state of this part; {} before there is one."""
         return load(self.status, self.journal)
 
     def read_status(self) -> Status | None:
@@ -148,11 +139,7 @@ class RunDirectory:
             return None
 
     def mark(self) -> None:
-        """Mark this folder as made by paceline.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Mark this folder as made by paceline."""
         (self.path / MARKER).write_bytes(_MARK)
 
     @property
@@ -164,11 +151,7 @@ class RunDirectory:
             return False
 
     def mark_used(self, user: Path, job_id: str) -> Path:
-        """Note that another job keeps checkpoints in this folder; see `users`.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Note that another job keeps checkpoints in this folder; see `users`."""
         self._users.mkdir(exist_ok=True)
         mark = self._users / job_id
         write_json(mark, {"path": str(user), "job_id": job_id})
@@ -209,25 +192,13 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Prevent the removal of the job within the block, for reading several of its files.
-
-        Raises:
-            FileNotFoundError: the job no longer exists.
-        """
+        """Prevent the removal of the job within the block, for reading several of its files."""
         with self._locked(fcntl.LOCK_SH, _KEPT_SECONDS):
             yield
 
     @contextlib.contextmanager
     def owned(self, patience: float) -> Iterator[None]:
-        """Lock the job within the block, so that no other process works on it.
-
-        Args:
-            patience: seconds to wait for the lock.
-
-        Raises:
-            FileNotFoundError: the job no longer exists.
-            BlockingIOError: another process works on it.
-        """
+        """Lock the job within the block, so that no other process works on it."""
         with self._locked(fcntl.LOCK_EX, patience) as is_locked:
             if not is_locked:
                 raise BlockingIOError

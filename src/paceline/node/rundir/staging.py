@@ -34,15 +34,7 @@ class Staging:
     """
 
     def __init__(self, path: Path, jobs: Path | None = None) -> None:
-        """Make the folder beside `path`.
-
-        Args:
-            path: where the run directory will be.
-            jobs: the folder of run directories, if `path` is elsewhere; see `note_of`.
-
-        Raises:
-            OSError: it cannot be made.
-        """
+        """Make the folder beside `path`."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
@@ -81,11 +73,7 @@ class Staging:
         return self.directory.path == self._path
 
     def settle(self) -> RunDirectory:
-        """Give the folder its name. If two processes do so at the same time, one succeeds.
-
-        Raises:
-            FileExistsError: the name is taken.
-        """
+        """Give the folder its name. If two processes do so at the same time, one succeeds."""
         if os.path.lexists(self._path):  # a rename would replace an empty folder
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self._path))
         try:
@@ -109,11 +97,7 @@ class Reopened:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take its lock.
-
-        Raises:
-            BlockingIOError: a client or an agent works on the job.
-        """
+        """Take its lock."""
         self.directory = RunDirectory(path)
         self.lock = os.open(self.directory.lock, os.O_RDWR)
         try:
@@ -130,11 +114,7 @@ class Reopened:
 
 
 def sweep(jobs: Path) -> list[os.DirEntry[str]]:
-    """The entries of paceline's folder of run directories. Removes what killed clients have left there.
-
-    Raises:
-        OSError: the folder cannot be read; a missing one is empty.
-    """
+    """The entries of paceline's folder of run directories. Removes what killed clients have left there."""
     try:
         entries = list(os.scandir(jobs))
     except FileNotFoundError:
@@ -159,15 +139,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def note_of(hidden: Path, jobs: Path | None) -> Path | None:
-    """Make a link to a hidden run directory in a user's folder, so that it is found if its client is killed.
-
-    Args:
-        hidden: the run directory, which need not exist yet.
-        jobs: the folder of run directories; None if `hidden` is in it.
-
-    Returns:
-        The link, for `drop_note`; None if none is needed, or `jobs` cannot be written to.
-    """
+    """Make a link to a hidden run directory in a user's folder, so that it is found if its client is killed."""
     if jobs is None or hidden.parent.resolve() == jobs.resolve():
         return None
     note = jobs / hidden.name

@@ -92,13 +92,7 @@ def copy_of(
     without: Callable[[str, list[str]], list[str]] | None = None,
     copy: Callable[[str, str], object] = shutil.copy2,
 ) -> None:
-    """Copy the code of another job in its current state, with the files that the job wrote there.
-
-    Args:
-        code: the record of that code, with its `path`.
-        without: which names of a folder to leave out.
-        copy: copies a file; with `link`, the copies share their files, and each may be removed without the other.
-    """
+    """Copy the code of another job in its current state, with the files that the job wrote there."""
     with code_folder.building(destination) as building:
         try:
             shutil.copytree(

@@ -31,11 +31,7 @@ _BUILDING = "building."  # begins the names of folders that become the code, or 
 
 
 def check_free(destination: Path, job_id: str) -> None:
-    """Check that a job's code may be put there; changes nothing.
-
-    Args:
-        job_id: identifier of the job; "" if it has none yet.
-    """
+    """Check that a job's code may be put there; changes nothing."""
     marks = _marks(destination)
     present = (path for path in (destination, marks) if os.path.lexists(path) and not _is_second_name(path))
     found = next(present, None)
@@ -44,11 +40,7 @@ def check_free(destination: Path, job_id: str) -> None:
 
 
 def claim(destination: Path, job_id: str) -> int:
-    """Note that this machine's part of a job needs its code there, until `discard`.
-
-    Returns:
-        A descriptor that locks the claim. Once it is closed, the claim counts only if the code is there.
-    """
+    """Note that this machine's part of a job needs its code there, until `discard`."""
     marks = _marks(destination)
     _is_abandoned(destination, remove=True)
     if _is_second_name(destination):
@@ -71,11 +63,7 @@ def claim(destination: Path, job_id: str) -> int:
 
 
 def _is_abandoned(destination: Path, *, remove: bool = False) -> bool:
-    """Whether only clients of this machine have claimed a destination, and were killed before the code was there.
-
-    Args:
-        remove: also remove their claims.
-    """
+    """Whether only clients of this machine have claimed a destination, and were killed before the code was there."""
     marks = _marks(destination)
     found = 0
     try:
@@ -233,11 +221,7 @@ def _hidden(destination: Path) -> Path:
 
 
 def _mark(folder: Path) -> int:
-    """Make this machine's mark in a folder; returns a descriptor that locks it, if the file system has locks.
-
-    Raises:
-        OSError: the folder is missing, or cannot be written to.
-    """
+    """Make this machine's mark in a folder; returns a descriptor that locks it, if the file system has locks."""
     lock = os.open(folder / socket.gethostname(), os.O_RDWR | os.O_CREAT, 0o666)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,12 +29,7 @@ class Home:
     """
 
     def __init__(self, root: Path, jobs: Path | None = None, *, is_remote: bool | None = None) -> None:
-        """The folders need not exist yet.
-
-        Args:
-            jobs: folder of the run directories; None for that of this machine among those that share the root.
-            is_remote: see the attribute; None: if `jobs` is not given.
-        """
+        """The folders need not exist yet."""
         self.root = root
         self.is_remote = jobs is None if is_remote is None else is_remote
         self.jobs = jobs or root / "hosts" / os.uname().nodename / "jobs"

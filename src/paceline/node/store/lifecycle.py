@@ -52,9 +52,6 @@ def start_agent(
     """Start the agent of a settled job; it holds the job's lock from now on, and outlives this process.
 
     A warm server starts it, if one fits.
-
-    Args:
-        lifeline: the job ends when the other end of this closes; None for one that outlives its client.
     """
     directory, end = staging.directory, -1 if lifeline is None else lifeline.fileno()
     command = _agent_command(staging, python, end)
@@ -122,12 +119,7 @@ def _wait(run: RunDirectory, seconds: float) -> bool:
 
 
 def remove(path: Path, discard: Callable[[], None]) -> None:
-    """Remove a job: first its folder's name, in one step, then its files. If it is gone already, do nothing.
-
-    Args:
-        path: its run directory, or the link to it.
-        discard: removes what it has elsewhere, after it has lost its name.
-    """
+    """Remove a job: first its folder's name, in one step, then its files. If it is gone already, do nothing."""
     run = RunDirectory(path.resolve())
     if not run.is_ours and os.path.lexists(run.path):
         with contextlib.suppress(OSError):

@@ -67,10 +67,6 @@ def making(plan: Plan) -> Iterator[New]:
     """A job that is being made: its folder is there, under a hidden name, with its lock held.
 
     If the block fails before the job has its name, nothing is left.
-
-    Raises:
-        Taken: its name was taken meanwhile.
-        OSError: it cannot be written.
     """
     home, asked, resumes = plan.home, plan.asked, plan.order.resumes
     with contextlib.ExitStack() as stack:
@@ -108,16 +104,7 @@ class New:
         lifeline: socket.socket | None = None,
         checkpoint: Readable | None = None,
     ) -> Made:
-        """Give the job its name, and start its agent.
-
-        Args:
-            code: the record of the code that was put there.
-            lifeline: the job ends when the other end of this closes; None for one that outlives its client.
-            checkpoint: the archive that `moving.write_checkpoint` wrote elsewhere; None if none comes with the job.
-
-        Raises:
-            Refused, Taken, OSError: see `making`.
-        """
+        """Give the job its name, and start its agent."""
         node, placed = self._settle(code, checkpoint)
         return _start(self._plan.home, self._plan.order, self._staging, node, lifeline)._replace(placed=placed)
 

@@ -178,12 +178,7 @@ def check_fresh(run: RunDirectory) -> None:
 
 
 def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None:
-    """Write the job's copy of its code, as it is now, as an archive (tar).
-
-    Args:
-        out: where to.
-        fresh: leave out the job's checkpoints.
-    """
+    """Write the job's copy of its code, as it is now, as an archive (tar)."""
     code = code_of(run)
     is_own = own_checkpoints(run) if fresh else lambda folder, names: []
 
@@ -262,18 +257,7 @@ class Placed(NamedTuple):
 
 
 def place(stream: Readable, base: Path) -> Placed:
-    """Put the checkpoints of an archive in place: durable, whole, each with one rename. If this fails, nothing is left.
-
-    Args:
-        stream: the archive; it is read to its end.
-        base: the folder of the first run's checkpoints, which need not exist.
-
-    Returns:
-        What `take_back` takes.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Put the checkpoints of an archive in place: durable, whole, each with one rename. If this fails, nothing is left."""
     made = Placed([], [])
     try:
         _unpack(stream, base, made)

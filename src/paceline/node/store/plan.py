@@ -115,11 +115,7 @@ class Brought:
     saved: Mapping[str, Any] | None = None
 
     def folder(self, run: Path, work: Path, data: Sequence[Mapping[str, Any]]) -> Path:
-        """Where the checkpoint goes.
-
-        Args:
-            work: where the ranks start.
-        """
+        """Where the checkpoint goes."""
         for source in data if self.volume is not None else ():
             if self.volume is not None and source["volume"] == self.volume[0]:
                 return Path(source["path"], self.volume[1])
@@ -167,11 +163,7 @@ class Plan:
         return {**self.job, "framework": placement.CHOSEN} if self.is_open else self.job
 
     def ranks(self, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
-        """All variables that each rank will have in addition to those of this process.
-
-        Args:
-            start: the first attempt, as the coordinator will send it; None to derive it from what this machine knows.
-        """
+        """All variables that each rank will have in addition to those of this process."""
         unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
         env = {**agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
         env.pop(TOKEN, None)  # the agent keeps it, and gives ranks a key derived from it
@@ -189,12 +181,7 @@ class Plan:
 
 
 def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
-    """Plan a job on this machine; writes nothing.
-
-    Raises:
-        Taken: its name is taken.
-        OSError: its run directory cannot be made.
-    """
+    """Plan a job on this machine; writes nothing."""
     asked = dict(order.job)
     has_code = asked["code"] is not None
     if not has_code or asked["working_dir"] != ".":
@@ -226,11 +213,7 @@ def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
 
 
 def has_checkpoint(order: Order, work: Path) -> bool:
-    """Whether the checkpoints that a client would bring are here already, for example on a disk that both see.
-
-    Args:
-        work: the job's working dir.
-    """
+    """Whether the checkpoints that a client would bring are here already, for example on a disk that both see."""
     brought = order.brought
     if brought is None or brought.into != "folder":
         return False
@@ -244,12 +227,7 @@ def has_checkpoint(order: Order, work: Path) -> bool:
 
 
 def _check_name(home: Home, job: Job, job_id: str | None) -> None:
-    """Check that a job can have its name: no other job has it, and its files can be made.
-
-    Raises:
-        Taken: another job has the name.
-        OSError: the run directory cannot be made.
-    """
+    """Check that a job can have its name: no other job has it, and its files can be made."""
     path = home.folder_of(job)
     for taken in (home.jobs / job["name"], path):
         if os.path.lexists(taken):
@@ -260,11 +238,7 @@ def _check_name(home: Home, job: Job, job_id: str | None) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that files can be made in a folder, or the folder itself if it does not exist; changes nothing.
-
-    Raises:
-        OSError: they cannot.
-    """
+    """Check that files can be made in a folder, or the folder itself if it does not exist; changes nothing."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
@@ -275,11 +249,7 @@ def check_writable(folder: Path) -> None:
 
 
 def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitting.Here:
-    """This machine, for jobs of a client elsewhere.
-
-    Args:
-        slots: number of slots if it has no accelerators.
-    """
+    """This machine, for jobs of a client elsewhere."""
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
     choose_python = "name another Python with --ssh-python, or python = in the target's settings"
     if is_scheduled:

@@ -47,9 +47,6 @@ def names(jobs: Path) -> dict[str, int]:
     """The jobs in a folder of run directories, each with a number that no other job of its name has.
 
     Removes what killed clients have left.
-
-    Raises:
-        OSError: the folder cannot be read; a missing folder is empty.
     """
     return {entry.name: _identity(entry) for entry in sweep(jobs)}
 
@@ -107,14 +104,7 @@ def record(path: Path, queue: Callable[[], list[Entry]]) -> JobRecord | None:
 def look(
     path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None] = held_here
 ) -> Report | None:
-    """What this machine knows of a job; None if there is no job.
-
-    Args:
-        path: its run directory.
-        queue: returns the queue, see `queue_of`.
-        liveness: whether a process works on the job. If it returns None, that is unknown, and the job's agent is
-            searched for on this machine. A scheduler can pass its own knowledge: locks may not work between machines.
-    """
+    """What this machine knows of a job; None if there is no job."""
     if not is_job(path):
         return None
     if not path.exists():
@@ -184,11 +174,7 @@ def _facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFa
 
 
 def _moment(value: Any) -> float:
-    """A time, in seconds since the epoch.
-
-    Raises:
-        ValueError: it is not a date.
-    """
+    """A time, in seconds since the epoch."""
     seconds = float(value)
     if not 0 <= seconds < _MOST_SECONDS:
         raise ValueError(f"{seconds} is not a time")
@@ -207,11 +193,7 @@ def _progress(path: Path) -> ProgressRecord | None:
 
 
 def _fits(record: Any, shape: Mapping[Any, Any]) -> bool:
-    """Whether a record, which anybody may have written, has values of these types.
-
-    Args:
-        shape: key, or `...` for all → types, or the shape of a record that may be missing.
-    """
+    """Whether a record, which anybody may have written, has values of these types."""
     if not isinstance(record, dict):
         return False
     values = [
@@ -287,13 +269,7 @@ def _runs(agent: AgentRecord | None) -> bool:
 
 
 def _absence(run: RunDirectory, name: str, agent: AgentRecord | None, alive: bool | None) -> tuple[bool | None, str]:
-    """Whether a job is alive that no process on this machine works on, and why that is not known, or why it is not.
-
-    Args:
-        run: its run directory.
-        agent: its agent, by its status.
-        alive: False if it is known that no process works on it, on any machine.
-    """
+    """Whether a job is alive that no process on this machine works on, and why that is not known, or why it is not."""
     is_here = agent is None or agent["host"] == os.uname().nodename
     if agent and not is_here and alive is None:
         return None, f"it runs on {agent['host']}; only there its state is known"

@@ -31,13 +31,7 @@ class Gauge:
         *,
         slots: bool = False,
     ) -> None:
-        """Start to measure.
-
-        Args:
-            home: the folder with the queue.
-            gpus: returns the GPUs with their use, from their driver.
-            slots: whether the devices are slots, not accelerators.
-        """
+        """Start to measure."""
         self._home, self._jobs, self._devices, self._slots = home, jobs, tuple(devices), slots
         self._meter = Meter(gpus)
 

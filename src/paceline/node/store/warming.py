@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
-    """Start a warm server, and return what it says of itself when it is ready.
-
-    Args:
-        wanted: the `framework`; more modules to `preload`; the number of `ranks` of the jobs that it is for, which
-            share the cores; the `seconds` without a job after which it ends.
-    """
+    """Start a warm server, and return what it says of itself when it is ready."""
     framework = wanted["framework"]
     if framework not in CONTRACTS or framework not in PRELOAD:
         known = ", ".join(sorted(PRELOAD))

@@ -33,12 +33,7 @@ _OF_LINE = {"time", "epoch", "step", "attempt", "sync_method"}  # keys of a line
 
 
 def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> NodeHistory:
-    """The history in a run directory.
-
-    Args:
-        since: only what was written after this time, in seconds since the epoch.
-        points: of each series, at most; several are merged to one.
-    """
+    """The history in a run directory."""
     status: dict[str, Any] = {**(run.read_status() or {})}
     missing: list[str] = []
     found: NodeHistory = {
@@ -84,11 +79,7 @@ def latest(run: RunDirectory) -> Telemetry | None:
 
 
 def telemetry(path: Path) -> Iterator[Telemetry]:
-    """The lines of telemetry.jsonl; what is no such line is left out.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The lines of telemetry.jsonl; what is no such line is left out."""
     yield from (cast("Telemetry", line) for line in _lines(path) if _is_telemetry(line))
 
 
@@ -118,11 +109,7 @@ def _are_figures(values: Collection[Any]) -> bool:
 
 
 def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsRecord:
-    """The values in metrics.jsonl: means over `points` spans of steps. Of steps done again, the last attempt counts.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The values in metrics.jsonl: means over `points` spans of steps. Of steps done again, the last attempt counts."""
     lines: list[dict[str, Any]] = []
     for line in _lines(path):
         step = line.get("step")

@@ -44,11 +44,7 @@ print(json.dumps(found))
 
 
 def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
-    """Find it out, and write origin.json; takes a second or so, and must be done once.
-
-    Args:
-        is_first: whether this is the node whose copy of the code is looked at.
-    """
+    """Find it out, and write origin.json; takes a second or so, and must be done once."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     env = {**own, **spec.env}
     origin: dict[str, Any] = {}
@@ -63,14 +59,7 @@ def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
 
 
 def note(copy: Path, folder: Path | None) -> None:
-    """Note in a copy of a folder which commit that has, and the changes since.
-
-    Args:
-        folder: None for one of which nothing is known.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Note in a copy of a folder which commit that has, and the changes since."""
     write_json(copy / _NOTE, {} if folder is None else _code(str(folder), os.environ))
 
 

@@ -37,11 +37,7 @@ class Recorder:
     """Measures a job on this node, in a thread of its own, since a driver may not answer for long."""
 
     def __init__(self, loop: Loop, run: RunDirectory, spec: NodeSpec, ranks: Callable[[], Sequence[RankNow]]) -> None:
-        """Measure nothing yet.
-
-        Args:
-            ranks: returns the ranks that run now.
-        """
+        """Measure nothing yet."""
         self._loop, self._run, self._spec, self._ranks = loop, run, spec, ranks
         self._file = _File(run.telemetry)
         self._is_first = self._has_origin = False
@@ -54,11 +50,7 @@ class Recorder:
         self._gpus = GpuUse()
 
     def start(self, *, is_first: bool) -> None:
-        """Measure from now on; does nothing if it does already.
-
-        Args:
-            is_first: whether this is the first node of the job.
-        """
+        """Measure from now on; does nothing if it does already."""
         if not self._looks:
             self._looks, self._is_first = 1, is_first
             self._loop.after(_SOON[0], self._look)

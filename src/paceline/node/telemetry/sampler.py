@@ -77,21 +77,12 @@ class Sampler:
     """Measures a job on this node."""
 
     def __init__(self, folder: Path, gpus: Callable[[], tuple[Gpu, ...]]) -> None:
-        """Measure nothing yet.
-
-        Args:
-            folder: on the disk that is looked at.
-            gpus: returns the GPUs of the machine.
-        """
+        """Measure nothing yet."""
         self._folder, self._gpus = folder, gpus
         self._before: _Moment | None = None
 
     def take(self, agent: int, ranks: Iterable[RankNow]) -> tuple[Telemetry | None, tuple[Gpu, ...]]:
-        """What was used since the last call, and the GPUs of the ranks; no telemetry at the first call.
-
-        Args:
-            agent: the pid of the process from which all of the job descend.
-        """
+        """What was used since the last call, and the GPUs of the ranks; no telemetry at the first call."""
         before, now = self._before, self._look(agent, ranks)
         self._before = now
         mine = _of_job(self._gpus(), now)

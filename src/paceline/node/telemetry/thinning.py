@@ -19,12 +19,7 @@ _NAMES = {"rank", "index"}  # columns that say what the others are of
 
 
 def thinned(lines: Iterable[Telemetry], now: float) -> list[Telemetry]:
-    """The lines with neighbours merged, as far as their age allows.
-
-    Args:
-        lines: in the order of time.
-        now: seconds since the epoch.
-    """
+    """The lines with neighbours merged, as far as their age allows."""
     return _merged(lines, lambda first, line: line["time"] - _begin(first) <= (now - first["time"]) / FINENESS)
 
 

@@ -27,9 +27,6 @@ def folder(home: str | None = None) -> Path:
     """Where the servers of this user and a folder of jobs on this machine listen; it need not exist.
 
     It is on a local file system, so that machines that share a home folder do not share it.
-
-    Args:
-        home: the folder of jobs as PACELINE_HOME names it; None for the value of that variable here.
     """
     home = os.environ.get(HOME) if home is None else home
     if given := os.environ.get(VARIABLE):
@@ -155,11 +152,7 @@ def remove(path: Path, key: str) -> None:
 
 
 def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send a message.
-
-    Raises:
-        OSError: the other end is gone, or the message is too large.
-    """
+    """Send a message."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
     connection.sendall(json.dumps(message).encode())
 

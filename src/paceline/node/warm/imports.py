@@ -74,14 +74,7 @@ class Imported:
     """
 
     def __init__(self, modules: Sequence[str], before: Collection[str]) -> None:
-        """Import the modules.
-
-        Args:
-            before: modules that every fork server imports before the script's folder is on its path.
-
-        Raises:
-            BaseException: one cannot be imported.
-        """
+        """Import the modules."""
         environ: Any = os.environ
         at_start, plain = dict(environ), environ.__class__
         self.changes: dict[str, dict[str, str | None]] = {}

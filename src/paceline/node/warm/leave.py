@@ -38,16 +38,7 @@ def start_server(
     wait: bool,
     where: Path | None = None,
 ) -> dict[str, Any]:
-    """Start a warm server, and return what it says of itself; nothing if nobody waits for it.
-
-    Args:
-        preload: the modules to import.
-        env: the variables of the fork server of the jobs that it is for.
-        cwd: where those start: relative paths in PYTHONPATH begin there.
-        seconds: without a job, after which it ends.
-        wait: until it is ready.
-        where: the folder in which it listens; None for this user's.
-    """
+    """Start a warm server, and return what it says of itself; nothing if nobody waits for it."""
     where = folder.folder() if where is None else where
     folder.make(where)
     kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}

@@ -38,9 +38,6 @@ def take_after(pid: int) -> None:
     """Take the limits, niceness, cores, umask, cgroups and ignored signals of another process of this user.
 
     The signal mask, the folder and the descriptors are for the caller to set.
-
-    Raises:
-        Unfit: that is not possible.
     """
     try:
         status = (_PROC / str(pid) / "status").read_text()

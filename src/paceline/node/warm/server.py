@@ -76,13 +76,7 @@ class WarmServer:
     """Listens, forks, and looks whether it is still of use."""
 
     def __init__(self, asked: Mapping[str, Any], cold: Collection[str]) -> None:
-        """Import nothing yet.
-
-        Args:
-            cold: the modules that a fork server imports before a script's folder is on its path.
-            asked: `python`, `preload`, `seconds` without a job after which it ends, the `folder` and the `key` there,
-                the `cwd` in which it was started.
-        """
+        """Import nothing yet."""
         self._python: list[str] = asked["python"]
         self._preload: list[str] = asked["preload"]
         self._seconds: float = asked["seconds"]
@@ -337,11 +331,7 @@ def _become_agent(order: Order) -> None:
 
 
 def main(arguments: Sequence[str], cold: Collection[str]) -> None:
-    """Be a warm server; in its forks, an agent or a rank.
-
-    Args:
-        arguments: what `leave.start_server` gives it.
-    """
+    """Be a warm server; in its forks, an agent or a rank."""
     asked = json.loads(arguments[0])
     os.chdir("/")
     ready = None if asked["ready"] is None else socket.socket(fileno=asked["ready"])

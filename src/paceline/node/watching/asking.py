@@ -92,14 +92,7 @@ def ask(
     loop: Loop, ranks: Mapping[int, Asked], activities: Mapping[int, Activity], then: Callable[[list[Stand]], None],
     seconds: float = _ANSWER_SECONDS, *, looks: bool = True,
 ) -> None:  # fmt: skip
-    """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot.
-
-    Args:
-        ranks: by number.
-        then: called once, with where they are, when all have answered or cannot.
-        seconds: that they have to answer.
-        looks: whether those that do not answer are looked at from outside, which takes longer.
-    """
+    """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot."""
     answers: dict[int, Answer | None] = {}
     stands: dict[int, Stand] = {}
     silent: list[int] = []  # ranks that have not answered, and are not seen yet

@@ -42,12 +42,7 @@ class Connections:
     """
 
     def __init__(self, ranks: Iterable[int], nodes: Iterable[str] = ()) -> None:
-        """Look at nothing yet.
-
-        Args:
-            ranks: processes of the job here.
-            nodes: addresses of the other nodes.
-        """
+        """Look at nothing yet."""
         self._ranks, self._nodes = ranks, nodes
         self._carried: dict[int, int] | None = None
         self._is_known = False

@@ -17,10 +17,6 @@ def find(stands: Sequence[Stand], after: float) -> Hang | None:
     """Why no rank goes on; None as long as one may.
 
     A rank that works keeps others waiting for good reason: it compiles, evaluates, loads or saves.
-
-    Args:
-        stands: of all ranks that have not ended, from about the same time.
-        after: seconds without a step after which ranks hang.
     """
     by_rank = {stand["rank"]: stand for stand in stands}
     seconds = min((stand["still"] for stand in stands), default=0.0)
@@ -46,11 +42,7 @@ def find(stands: Sequence[Stand], after: float) -> Hang | None:
 
 
 def grouped(stands: Sequence[Stand], first: Sequence[int] = ()) -> list[Place]:
-    """The places of ranks; ranks at one line, with one reason, are one place, unless some keep the others waiting.
-
-    Args:
-        first: ranks whose places come first.
-    """
+    """The places of ranks; ranks at one line, with one reason, are one place, unless some keep the others waiting."""
     found: dict[tuple[bool, str, str, tuple[str, ...]], Place] = {}
     for stand in sorted(stands, key=lambda it: (it["rank"] not in first, it["rank"])):
         new = place(stand)

@@ -27,10 +27,6 @@ def main(run: str, steps: str, seconds: str) -> None:
     """Write to stdout what the rank says whose variables this process has, as a line, and then its trace (gzip).
 
     It ends when stdin does: whoever asked is gone.
-
-    Args:
-        run: the run directory, in which the trace is for a while.
-        steps, seconds: see `ProfileRequest`.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".profile-", dir=run) as folder:

@@ -15,22 +15,13 @@ if TYPE_CHECKING:
 
 
 class Comparing:
-    """The comparison of one checkpoint.
-
-    Args:
-        compared: what is compared.
-        contents: this rank's, if they are summed already.
-    """
+    """The comparison of one checkpoint."""
 
     def __init__(self, compared: Saved, contents: Contents | None) -> None:
         self._compared, self._contents = compared, contents
 
     def digest(self, state: Callable[[str], Any]) -> str:
-        """What this rank has, as a short text.
-
-        Args:
-            state: returns that of a part.
-        """
+        """What this rank has, as a short text."""
         if self._contents is None:
             self._contents = self._compared.of(state)
         return self._contents.digest
@@ -38,16 +29,7 @@ class Comparing:
     def explain(
         self, decide: Callable[[bytes, Callable[[list[bytes]], bytes]], bytes], when: str, saved: int | None
     ) -> None:
-        """Find out in what the ranks differ. All ranks must call this.
-
-        Args:
-            decide: see `SocketExchange.decide`.
-            when: it was seen.
-            saved: the step of the last checkpoint, in which states of optimizers were equal.
-
-        Raises:
-            ReplicaMismatch: they do, and that is an error; the same on all ranks.
-        """
+        """Find out in what the ranks differ. All ranks must call this."""
         assert self._contents is not None
 
         def rule(messages: list[bytes]) -> bytes:

@@ -40,11 +40,9 @@ class SingleExchange:
     """The exchange of a single process, see `SocketExchange`."""
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
-        """See `SocketExchange.decide`."""
         return rule([data])
 
     def addresses(self) -> list[str]:
-        """See `SocketExchange.addresses`."""
         return []
 
     def close(self) -> None:
@@ -57,13 +55,6 @@ class SocketExchange:
     One thread at a time uses it, in the same order on all ranks. All ranks must make it at the same place in the
     script. The default process group must be initialised: over it, rank 0 sends the address at which it listens. Once
     a rank is lost, every further call fails.
-
-    Args:
-        timeout: how long rank 0 waits for a rank that is alive but has not called; it must be longer than writing a
-            checkpoint may take.
-
-    Raises:
-        ExchangeError: some rank did not connect.
     """
 
     def __init__(self, timeout: timedelta = timedelta(minutes=30)) -> None:
@@ -82,17 +73,7 @@ class SocketExchange:
             raise
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
-        """Call `rule` on rank 0 with the `data` of all ranks, in rank order; return its answer on every rank.
-
-        Args:
-            data: this rank's data.
-            rule: called on rank 0 only.
-            within: seconds in which all ranks must call this, if that is known to be soon.
-
-        Raises:
-            ExchangeError: a rank ended or does not answer; raised on every rank that is left.
-            CheckpointError: `rule` failed; the same on every rank.
-        """
+        """Call `rule` on rank 0 with the `data` of all ranks, in rank order; return its answer on every rank."""
         if not self._broken:
             limit = self._timeout if within is None else within
             answer = self._lead(data, rule, limit) if self._rank == 0 else self._follow(data, limit)
@@ -207,12 +188,7 @@ class Agreement:
         self.who = f"rank {rank} on {socket.gethostname()} " if world_size > 1 else ""
 
     def together(self, failed: str, work: Callable[[], T]) -> T:
-        """Do this rank's part. The error begins with `failed`, such as "cannot save".
-
-        Raises:
-            CheckpointError: it failed on some rank, with a CheckpointFolderTaken if that is raised too; one line, the
-                same on all ranks.
-        """
+        """Do this rank's part. The error begins with `failed`, such as "cannot save"."""
         cause: Exception | None = None
         vote = b""
         try:

@@ -74,12 +74,7 @@ class Manifest:
 
     @staticmethod
     def from_json(text: bytes) -> Manifest:
-        """Read what `to_json` wrote.
-
-        Raises:
-            DamagedCheckpoint: it is not what was written.
-            CheckpointError: it is complete, but of a format that this version does not know.
-        """
+        """Read what `to_json` wrote."""
         try:
             whole = json.loads(text)
             crc = whole.pop("crc32")
@@ -161,13 +156,7 @@ class _Summing:
 
 
 def write_file(path: Path, content: object) -> FileRecord:
-    """Write a new file with `torch.save`, or as it is if `content` is bytes; make it durable, and read it back.
-
-    Raises:
-        OSError: it cannot be written.
-        DamagedCheckpoint: the disk returns other bytes than were written.
-        CheckpointError: `torch.load(..., weights_only=True)` would not read it.
-    """
+    """Write a new file with `torch.save`, or as it is if `content` is bytes; make it durable, and read it back."""
 
     def save(summing: _Summing) -> None:
         torch.save(content, summing)  # type: ignore[arg-type]  # all it calls is write and flush
@@ -182,12 +171,7 @@ def write_file(path: Path, content: object) -> FileRecord:
 
 
 def write_stream(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file from chunks; make it durable, and read it back.
-
-    Raises:
-        OSError: it cannot be written, or the iterator has raised it.
-        DamagedCheckpoint: the disk returns other bytes than were written.
-    """
+    """Write a new file from chunks; make it durable, and read it back."""
 
     def pass_on(summing: _Summing) -> None:
         for chunk in chunks:
@@ -216,11 +200,7 @@ def _write(path: Path, fill: Callable[[_Summing], None]) -> FileRecord:
 
 
 def verify_file(path: Path, record: FileRecord) -> None:
-    """Read a file and compare it with its record.
-
-    Raises:
-        DamagedCheckpoint: it is missing, cannot be read, or differs.
-    """
+    """Read a file and compare it with its record."""
     crc = 0
     try:
         with path.open("rb", buffering=0) as file:
@@ -248,15 +228,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_temporary(path: Path, needed: int = 0) -> None:
-    """Make the folder in which a checkpoint is written, with the marker that paceline made it.
-
-    Args:
-        path: the folder.
-        needed: bytes of the checkpoint. A disk that lacks them is not filled, since logs and other jobs may need it.
-
-    Raises:
-        OSError: it cannot be made, or exists already, or the disk has no space for the checkpoint.
-    """
+    """Make the folder in which a checkpoint is written, with the marker that paceline made it."""
     disk = shutil.disk_usage(path.parent)
     if disk.free < needed and disk.total:  # 0: the file system does not say
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -265,12 +237,7 @@ def make_temporary(path: Path, needed: int = 0) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the last file of a checkpoint that has no name yet, and make the checkpoint durable.
-
-    Raises:
-        OSError: it cannot be written.
-        DamagedCheckpoint: the disk returns other bytes than were written.
-    """
+    """Write the last file of a checkpoint that has no name yet, and make the checkpoint durable."""
     write_file(folder / f"{MANIFEST}.new", manifest.to_json().encode())
     (folder / f"{MANIFEST}.new").rename(folder / MANIFEST)
     (folder / MARKER).unlink()  # from now on, the manifest shows that paceline made the folder
@@ -278,11 +245,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def commit(temporary: Path, folder: Path, step: int) -> Path:
-    """Give a complete checkpoint its name, which commits it. If a name is taken, -2, -3, … is appended.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
+    """Give a complete checkpoint its name, which commits it. If a name is taken, -2, -3, … is appended."""
     number = 1
     while True:
         target = folder / (f"step-{step:06d}" + (f"-{number}" if number > 1 else ""))
@@ -300,12 +263,7 @@ def commit(temporary: Path, folder: Path, step: int) -> Path:
 
 
 def look(path: Path) -> SavedCheckpoint:
-    """The checkpoint in a folder.
-
-    Raises:
-        DamagedCheckpoint: it has no valid manifest.
-        CheckpointError: it is of a format that this version does not know.
-    """
+    """The checkpoint in a folder."""
     try:
         manifest = Manifest.from_json((path / MANIFEST).read_bytes())
     except OSError as error:
@@ -316,11 +274,7 @@ def look(path: Path) -> SavedCheckpoint:
 
 
 def scan(folder: Path) -> tuple[list[SavedCheckpoint], dict[Path, str]]:
-    """The checkpoints of a folder, newest first, and folders named like a checkpoint without a valid manifest.
-
-    Raises:
-        CheckpointError: the folder cannot be read, or a checkpoint has a format that this version does not know.
-    """
+    """The checkpoints of a folder, newest first, and folders named like a checkpoint without a valid manifest."""
     found: list[SavedCheckpoint] = []
     unreadable: dict[Path, str] = {}
     try:
@@ -342,9 +296,6 @@ def remove(saved: SavedCheckpoint) -> None:
     """Remove a checkpoint: first its name, atomically, then its files.
 
     A checkpoint with other files in it is kept, and so is one that is elsewhere and only linked to.
-
-    Raises:
-        OSError: it cannot be removed.
     """
     if saved.path.is_symlink() or {path.name for path in saved.path.iterdir()} - set(saved.manifest.files) - {MANIFEST}:
         return
@@ -354,11 +305,7 @@ def remove(saved: SavedCheckpoint) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what failed or killed saves and removals have left, and nothing else.
-
-    Raises:
-        OSError: some of it cannot be removed.
-    """
+    """Remove what failed or killed saves and removals have left, and nothing else."""
     for path in folder.iterdir():
         if LEFTOVER.fullmatch(path.name):
             discard(path)
@@ -367,11 +314,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint that was not committed, if there is one.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a checkpoint that was not committed, if there is one."""
     if _is_leftover(path):
         _remove_folder(path)
 

@@ -25,11 +25,7 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def find_writers(folder: Path, rank: int, agreement: Agreement) -> list[int]:
-    """The writer of each rank's folder: the lowest rank that sees it. All ranks must call this; it makes the folder.
-
-    Raises:
-        CheckpointError: a folder cannot be written, or a rank cannot read it; the same on all ranks.
-    """
+    """The writer of each rank's folder: the lowest rank that sees it. All ranks must call this; it makes the folder."""
     failed = f"cannot write checkpoints to {folder}"
 
     def rule(places: list[bytes]) -> bytes:

@@ -60,13 +60,7 @@ def _record(note: Path, **record: object) -> None:
 
 
 def noted(folder: Path) -> int | None:
-    """The step of the checkpoint that this job, or the one that it resumes, has committed last; None if there is none.
-
-    Args:
-        folder: folder of the checkpoints. A script with several runs has a folder for each (`checkpoints`,
-            `checkpoints-2`, or as it names them). Notes for other folders do not count if they are those of other runs:
-            this process has used them, or they differ in their number.
-    """
+    """The step of the checkpoint that this job, or the one that it resumes, has committed last; None if there is none."""
     path = _path()
     steps = {Path(name).name: step for name, step in _steps(path).items()} if path is not None else {}
     if folder.name in steps:

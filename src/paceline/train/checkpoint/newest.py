@@ -38,14 +38,7 @@ class Search:
         self._logged: set[str] = set()
 
     def newest(self, hold: Callable[[], None]) -> SavedCheckpoint | None:
-        """The newest checkpoint, verified, in this rank's folder; None if there is none. All ranks must call this.
-
-        Args:
-            hold: locks the folders against other jobs, before a checkpoint is copied to one.
-
-        Raises:
-            CheckpointError: see `CheckpointStore.latest`.
-        """
+        """The newest checkpoint, verified, in this rank's folder; None if there is none. All ranks must call this."""
         found, unreadable = self._agreement.together(
             "cannot look for checkpoints", lambda: disk_format.scan(self._folder)
         )

@@ -43,21 +43,7 @@ _LONGEST_MANIFEST = 64 * 1024 * 1024  # bytes
 def spread(
     agreement: Agreement, rank: int, folder: Path, saved: SavedCheckpoint | None, sources: Mapping[int, int]
 ) -> dict[int, str]:
-    """Copy a checkpoint to the folders that lack it. All ranks must call this.
-
-    Args:
-        agreement: of all ranks.
-        rank: this rank.
-        folder: where this rank writes it, if it fetches it.
-        saved: the checkpoint, on ranks from which others fetch it.
-        sources: for each rank that lacks it, the rank from which it fetches it.
-
-    Returns:
-        For each rank that fetched it, its name in that rank's folder.
-
-    Raises:
-        CheckpointError: some rank could not fetch it; the same on all ranks.
-    """
+    """Copy a checkpoint to the folders that lack it. All ranks must call this."""
     with contextlib.ExitStack() as stack:
         holder, offer = None, None
         if rank in sources.values():
@@ -222,11 +208,7 @@ class _Fetcher:
                     self._peer.shutdown(socket.SHUT_RDWR)
 
     def fetch(self, folder: Path) -> str:
-        """Write the checkpoint into a folder. Returns its name there.
-
-        Raises:
-            CheckpointError: it could not be fetched or written; nothing is left of it.
-        """
+        """Write the checkpoint into a folder. Returns its name there."""
         temporary: Path | None = None
         needed = 0
         try:
@@ -279,11 +261,7 @@ class _Fetcher:
             raise DamagedCheckpoint(f"{name}: the received data is not what rank {self._holder} has sent")
 
     def _chunks(self, peer: socket.socket, size: int, checksum: Sum | None = None) -> Iterator[memoryview]:
-        """The next `size` bytes, in chunks; each chunk is valid until the next one is requested.
-
-        Raises:
-            CheckpointError: they do not arrive.
-        """
+        """The next `size` bytes, in chunks; each chunk is valid until the next one is requested."""
         chunk = memoryview(bytearray(min(size, _CHUNK)))
         while size:
             try:

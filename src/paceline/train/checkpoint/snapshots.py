@@ -45,11 +45,7 @@ class Staging:
         self._buffers: list[_Buffer] = []
 
     def stage(self, states: Mapping[str, object]) -> dict[str, Snapshot]:
-        """Copy each state. Tensors that share a storage, within a state or between states, also share it in the copy.
-
-        Raises:
-            CheckpointError: something in a state cannot be pickled, or there is not enough memory.
-        """
+        """Copy each state. Tensors that share a storage, within a state or between states, also share it in the copy."""
         copier = _Copier(self._buffers)
         snapshots = {}
         for name, state in states.items():

@@ -83,23 +83,11 @@ class CheckpointStore:
     Every rank makes a store and calls the same methods in the same order. The constructor, `save`, `latest` and `load`
     are collectives of all ranks; the constructor finds out which ranks share a folder. One thread uses a store.
 
-    Args:
-        folder: folder of the checkpoints, as this rank sees it; created if it does not exist.
-        rank: this rank.
-        world_size: number of ranks.
-        exchange: how the ranks agree: `SingleExchange()` or `SocketExchange()`.
-        keep: number of checkpoints to keep, at least 1. During a save, there is one more on the disk.
-        required: whether it is an error if a disk does not take a checkpoint because it is full, or fails. Otherwise
-            rank 0 warns, what was saved before is kept, and the next save tries again.
-
     Attributes:
         last_saved_step: the step that this store has committed last; None before the first.
         follows: whether an earlier store of this process has saved into the folder.
         lost: why the checkpoint that was saved last is not on the disk; None if it is, or is being written. The same on
             all ranks when no save is under way.
-
-    Raises:
-        CheckpointError: a folder cannot be written; the same on all ranks.
     """
 
     def __init__(
@@ -142,10 +130,6 @@ class CheckpointStore:
 
         `save` does this by itself, and so does `latest` if it copies a checkpoint to a folder. Reading needs no lock.
         On a file system without locks, this does nothing.
-
-        Raises:
-            CheckpointFolderTaken: another job saves there; the same on all ranks.
-            CheckpointError: a folder cannot be written; the same on all ranks.
         """
         self._hold(f"cannot save checkpoints in {self.folder}")
 
@@ -164,11 +148,7 @@ class CheckpointStore:
         self._holds = True
 
     def _take_folder(self) -> None:
-        """Lock this rank's folder if this rank writes there.
-
-        Raises:
-            CheckpointFolderTaken: another process holds it.
-        """
+        """Lock this rank's folder if this rank writes there."""
         if self._writes and self._lock is None:
             try:
                 self._lock = FolderLock(self.folder, self._rank, self._jobs)
@@ -176,14 +156,7 @@ class CheckpointStore:
                 raise CheckpointFolderTaken(f"held by {error}; {_TAKEN}") from None
 
     def _keep_folder(self, serial: int) -> None:
-        """Check that no later attempt has taken the folder over, as from one whose machine did not answer for a while.
-
-        Args:
-            serial: of the newest checkpoint there.
-
-        Raises:
-            CheckpointFolderTaken: one has, now or before.
-        """
+        """Check that no later attempt has taken the folder over, as from one whose machine did not answer for a while."""
         if self._lock is None or self._lock.is_kept():
             return
         self._lock.release()
@@ -211,21 +184,6 @@ class CheckpointStore:
         If the previous save still runs, this waits for it: no save is skipped. Errors in the background are raised by
         the next call of any method, the same on all ranks; the store can be used afterwards. For those of a disk, see
         `required`.
-
-        Args:
-            step: number of optimizer steps done.
-            shared_state: the parts of the state that are the same on all ranks, such as model and optimizer, each for
-                a file of its own. Names consist of letters, digits, and `_`, `.`, `-`. Only ranks that write use it.
-                No tensor in it may be sharded.
-            rank_state: this rank's own state, such as random states. It should be small, since it is sent to rank 0.
-                `torch.load(..., weights_only=True)` must be able to read both states.
-            block: whether to wait until the checkpoint is committed, and raise its errors.
-            compared: what of the shared state must be the same on all ranks; otherwise nothing is committed.
-
-        Raises:
-            ReplicaMismatch: ranks differ, in the previous save or, with `block`, in this one.
-            CheckpointFolderTaken: in the previous save, or with `block` in this one, another job saves there.
-            CheckpointError: the previous save failed, this one's states cannot be copied, or, with `block`, it failed.
         """
         self.wait()
         sums = compared.of(shared_state.__getitem__) if compared and (compared.at_once or not self._writes) else None
@@ -237,11 +195,7 @@ class CheckpointStore:
         self._start(step, staged, block, Comparing(compared, sums) if compared else None)
 
     def refuse(self, step: int, why: CheckpointError) -> None:
-        """Make this save fail on all ranks. A rank that cannot save its state calls this instead of `save`.
-
-        Raises:
-            CheckpointError: always; or the previous save failed.
-        """
+        """Make this save fail on all ranks. A rank that cannot save its state calls this instead of `save`."""
         self.wait()
         self._start(step, why, block=True)
 
@@ -257,11 +211,7 @@ class CheckpointStore:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for a save in the background.
-
-        Raises:
-            CheckpointError: it failed.
-        """
+        """Wait for a save in the background."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
@@ -271,10 +221,6 @@ class CheckpointStore:
 
         The newest is the one committed last, in any folder; folders that lack it get it from one that has it. A damaged
         checkpoint is skipped with one warning from the logger `paceline`.
-
-        Raises:
-            CheckpointError: all checkpoints are damaged, one could not be copied to some folder, or one has an unknown
-                format; the same on all ranks.
         """
         self.wait()
         newest = self._search.newest(self.hold)
@@ -282,16 +228,7 @@ class CheckpointStore:
         return newest
 
     def load(self, map_location: torch.device | str = "cpu") -> Checkpoint | None:
-        """Read the newest intact checkpoint; None if there is none. See `latest`.
-
-        Args:
-            map_location: the device for the tensors of the shared state. Those of the rank's state stay on the CPU,
-                where torch needs random states.
-
-        Raises:
-            CheckpointError: it is intact but cannot be read, for example because a class in it is not marked with
-                `torch.serialization.add_safe_globals` here; the same on all ranks. No code from it is run.
-        """
+        """Read the newest intact checkpoint; None if there is none. See `latest`."""
         saved = self.latest()
         if saved is None:
             self._check_never_saved()
@@ -310,16 +247,7 @@ class CheckpointStore:
         return self._agreement.together(f"cannot load {saved.path}", read_all)
 
     def read_again(self, found: Checkpoint, map_location: torch.device | str = "cpu", *, whole: bool) -> Checkpoint:
-        """Read a checkpoint that `load` has returned once more. All ranks must call this.
-
-        Args:
-            found: the checkpoint.
-            map_location: see `load`.
-            whole: whether to read the shared state too.
-
-        Raises:
-            CheckpointError: it cannot be read; the same on all ranks.
-        """
+        """Read a checkpoint that `load` has returned once more. All ranks must call this."""
 
         def read_all() -> Checkpoint:
             names = found.shared_state if whole else ()
@@ -330,11 +258,7 @@ class CheckpointStore:
         return self._agreement.together(f"cannot load {found.path}", read_all)
 
     def _check_never_saved(self) -> None:
-        """Check that there is nothing to load because nothing was ever saved.
-
-        Raises:
-            CheckpointError: this job, or the one that it resumes, has saved checkpoints; the same on all ranks.
-        """
+        """Check that there is nothing to load because nothing was ever saved."""
         step = history.noted(self.folder)
         steps = self._agreement.decide(
             b"" if step is None else b"%d" % step, lambda notes: max(notes, key=lambda it: int(it or 0))
@@ -347,22 +271,14 @@ class CheckpointStore:
             )
 
     def rank_states(self, found: Checkpoint) -> list[Any]:
-        """The own states of all ranks that saved a checkpoint, in rank order, on the CPU. All ranks must call this.
-
-        Raises:
-            CheckpointError: a state cannot be read; the same on all ranks.
-        """
+        """The own states of all ranks that saved a checkpoint, in rank order, on the CPU. All ranks must call this."""
         names = [disk_format.rank_file(rank) for rank in range(found.world_size)]
         return self._agreement.together(
             f"cannot load {found.path}", lambda: [_read(found.path / name, "cpu") for name in names]
         )
 
     def close(self) -> None:
-        """Wait for a save in the background, release its memory, and unlock the folder. The exchange stays open.
-
-        Raises:
-            CheckpointError: the save failed.
-        """
+        """Wait for a save in the background, release its memory, and unlock the folder. The exchange stays open."""
         try:
             self.wait()
         finally:

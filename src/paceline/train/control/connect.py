@@ -40,17 +40,6 @@ def connect(rank: int, world_size: int, share: Share, purpose: str, *, local: bo
 
     The connections are not inherited by programs that a rank starts, and close by themselves within half a minute when
     the other machine is gone.
-
-    Args:
-        share: hands what rank 0 passes to every rank.
-        purpose: what the connections are for; a rank that connects for another purpose is refused.
-        local: all ranks are on this machine, so nobody else needs to reach rank 0.
-
-    Returns:
-        On rank 0 the connections by rank, elsewhere that to rank 0 under 0.
-
-    Raises:
-        NotConnected: a rank did not come within five minutes, or does not reach rank 0.
     """
     if rank:
         port, places, salt = share(None)
@@ -62,12 +51,7 @@ def connect(rank: int, world_size: int, share: Share, purpose: str, *, local: bo
 
 
 def job_key(purpose: str, salt: str) -> bytes:
-    """The key for one purpose, which only the ranks of this attempt know.
-
-    Args:
-        purpose: what it is for.
-        salt: random number that the ranks share; if they have no other secret, it is the secret.
-    """
+    """The key for one purpose, which only the ranks of this attempt know."""
     secret = os.environ.get(RANK_KEY, "") or os.environ.get(TOKEN, "")
     return derive_key(secret.encode(), purpose, salt)
 

@@ -46,14 +46,7 @@ class Acceptor:
     """
 
     def __init__(self, server: socket.socket, key: bytes, accepts: Callable[[int], bool], ranks: int) -> None:
-        """Nobody has connected yet.
-
-        Args:
-            server: listens; it stays the caller's.
-            key: that the others must know.
-            accepts: whether a peer with this number may connect now.
-            ranks: how many may connect at the same time.
-        """
+        """Nobody has connected yet."""
         self._server = server
         self._key = key
         self._accepts = accepts
@@ -64,11 +57,7 @@ class Acceptor:
         self._selector.register(server, selectors.EVENT_READ)
 
     def accept(self, timeout: float | None = None) -> Iterator[tuple[int, Link]]:
-        """The peers that have proved themselves by now: their numbers and connections; waits for some event.
-
-        Raises:
-            OSError: the listening socket was shut down.
-        """
+        """The peers that have proved themselves by now: their numbers and connections; waits for some event."""
         now = time.monotonic()
         limits = [] if timeout is None else [timeout]
         limits.extend(pending.expires - now for pending in list(self._pending.values())[:1])
@@ -143,12 +132,7 @@ class Acceptor:
 
 
 def initiate(sock: socket.socket, key: bytes, number: int) -> Link:
-    """Prove to the other side that we know the key, once it has proved it; `number` says who we are.
-
-    Raises:
-        HandshakeError: it does not know the key.
-        OSError: it ended the connection, or does not answer.
-    """
+    """Prove to the other side that we know the key, once it has proved it; `number` says who we are."""
     initiation, deadline = Initiation(key, number), time.monotonic() + HANDSHAKE
     sock.settimeout(HANDSHAKE)
     sock.sendall(initiation.hello)
@@ -168,11 +152,7 @@ class Messages:
     """Messages over a link. That one was changed, left out, repeated or reflected on the way is noticed."""
 
     def __init__(self, link: Link, *, accepted: bool) -> None:
-        """No message has been sent yet.
-
-        Args:
-            accepted: this side has accepted it, and the other one initiated it.
-        """
+        """No message has been sent yet."""
         self.socket = link.socket
         self._ours, self._theirs = checksums(link.key, accepted=accepted)
         self._incoming = bytearray()  # the beginning of a message, see `feed`
@@ -186,19 +166,11 @@ class Messages:
         return packed
 
     def send(self, data: bytes) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: the other side is gone.
-        """
+        """Send a message."""
         self.socket.sendall(self.pack(data))
 
     def receive(self) -> bytes:
-        """The next message. No memory is taken for one before its size has been proved to be the other side's.
-
-        Raises:
-            OSError: the other side is gone or does not answer, or this is not what it has sent.
-        """
+        """The next message. No memory is taken for one before its size has been proved to be the other side's."""
         size = read(self.socket, _SIZE.size)
         self._check(read(self.socket, CHECKSUM_SIZE), size)
         data = read(self.socket, _SIZE.unpack(size)[0])
@@ -210,9 +182,6 @@ class Messages:
         """The messages that are complete with these bytes from the socket, for a reader that must not wait.
 
         A connection is read either with this or with `receive`.
-
-        Raises:
-            HandshakeError: this is not what the other side has sent.
         """
         self._incoming += data
         while True:
@@ -257,11 +226,7 @@ class Sum:
 
 
 def read(peer: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes.
-
-    Raises:
-        OSError: the other side ended, or does not answer within the socket's timeout.
-    """
+    """Exactly `size` bytes."""
     data = bytearray(size)
     view = memoryview(data)
     while view:

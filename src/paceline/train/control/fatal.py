@@ -26,12 +26,7 @@ class Fatal:
         self.deadline: float | None = None
 
     def set(self, error: Exception, grace: float) -> bool:
-        """Set the error, unless there is one; returns whether it was set.
-
-        Args:
-            error: the error.
-            grace: seconds in which the main thread must have raised it.
-        """
+        """Set the error, unless there is one; returns whether it was set."""
         if self.error is not None:
             return False
         self.error, self.deadline = error, time.monotonic() + grace

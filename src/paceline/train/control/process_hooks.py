@@ -33,15 +33,7 @@ class Events(Protocol):
 
 
 class ProcessHooks:
-    """Installs the hooks, and restores what was there before.
-
-    Args:
-        events: receives what the hooks report.
-        wakeup: gets a byte with the number of each signal, from Python's wakeup descriptor, so that it is read while
-            the main thread is in a collective.
-        signals: whether SIGTERM and SIGUSR2 are caught; those for which the script has handlers of its own are not.
-        terminate: whether to report also that C++ is about to end the process.
-    """
+    """Installs the hooks, and restores what was there before."""
 
     def __init__(self, events: Events, wakeup: socket.socket, *, signals: bool, terminate: bool) -> None:
         self._events, self._wakeup = events, wakeup

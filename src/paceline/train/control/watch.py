@@ -50,12 +50,6 @@ class Watch:
 
     Attributes:
         parts: returns what this rank had at a moment whose sum it has sent, see `compare_replicas`.
-
-    Args:
-        share: hands what rank 0 passes to every rank; not used by a single process.
-        local: all ranks are on this machine.
-        stops: whether SIGTERM and SIGUSR2 let the step finish, see `begin`; where a script has handlers of its own for
-            them, those stay.
     """
 
     def __init__(self, rank: int, world_size: int, share: connect.Share, *, local: bool, stops: bool) -> None:
@@ -98,17 +92,7 @@ class Watch:
     # -- called by the main thread -------------------------------------------------------------------------------------
 
     def begin(self, loop: int, step: int, *, may_stop: bool) -> bool:
-        """Begin a step, unless the run is to stop before it: then return False.
-
-        Args:
-            loop: number of the loop over training batches.
-            step: number of the step, counted from 1 over all attempts.
-            may_stop: whether the state is one that can be resumed, not in the middle of an accumulation.
-
-        Raises:
-            PeerLost: a rank is gone.
-            LeftEarly: this rank or another one left the loop.
-        """
+        """Begin a step, unless the run is to stop before it: then return False."""
         with self._condition:
             self._wait_while_held()
             if may_stop and self._stop is not None and step > self._stop["after"]:
@@ -122,11 +106,7 @@ class Watch:
         return True
 
     def is_to_stop(self, step: int, *, may_stop: bool) -> bool:
-        """Whether the run is to stop at the end of `step`; waits for the ranks where they are about to agree on that.
-
-        Args:
-            may_stop: as in `begin`.
-        """
+        """Whether the run is to stop at the end of `step`; waits for the ranks where they are about to agree on that."""
         with self._condition:
             self._wait_while_held()
             if may_stop and self._stop is not None and (step, not self._stop["late"]) > (self._stop["after"], False):
@@ -145,12 +125,7 @@ class Watch:
         return signal.Signals(self._stop["signal"]).name if self._stop else ""
 
     def meet(self) -> None:
-        """Wait for all ranks to call this, before a collective that a rank which left a loop early must not enter.
-
-        Raises:
-            PeerLost: a rank is gone.
-            LeftEarly: a rank left a loop, or the job, too early.
-        """
+        """Wait for all ranks to call this, before a collective that a rank which left a loop early must not enter."""
         with self._condition:
             self._meetings += 1
             number = self._meetings
@@ -160,13 +135,7 @@ class Watch:
                 self._check()
 
     def enter(self) -> None:
-        """Enter a collective.
-
-        Raises:
-            PeerLost: a rank is gone.
-            LeftEarly: a rank has left without it, or this one has left a loop too early.
-            CollectiveMismatch: the ranks have called different collectives.
-        """
+        """Enter a collective."""
         with self._condition:
             self._trace.enter()
             try:
@@ -185,13 +154,7 @@ class Watch:
             self._trace.enter("close")
 
     def explain(self, error: RuntimeError) -> None:
-        """Raise what is known of the other ranks where that is why a collective has failed; called before `leave`.
-
-        Raises:
-            PeerLost: a rank is gone.
-            LeftEarly: a rank left the loop, or has left without this collective.
-            CollectiveMismatch: the ranks have called different collectives.
-        """
+        """Raise what is known of the other ranks where that is why a collective has failed; called before `leave`."""
         if not self._links:
             return
         with self._condition:
@@ -202,29 +165,12 @@ class Watch:
                 raise cause from error
 
     def compare(self, inputs: list[int], data: int | None, line: str) -> None:
-        """Send what this rank has trained on first; rank 0 warns if all ranks have sent the same. Waits for nobody.
-
-        Args:
-            inputs: checksums of batches; empty if they cannot be compared.
-            data: checksum of the data that its batches are of; None if that is not known.
-            line: of the script, where it has trained on them.
-        """
+        """Send what this rank has trained on first; rank 0 warns if all ranks have sent the same. Waits for nobody."""
         with self._condition:
             self._send({"do": "saw", "inputs": inputs, "data": data, "line": line})
 
     def compare_replicas(self, key: judging.Key, step: int, digest: str, *, waits: bool, warns: bool) -> None:
-        """Send a digest of what this rank has after a step, for comparison with the other ranks; waits for nobody.
-
-        Args:
-            key: the moment, see `judging`.
-            step: of the run.
-            digest: of what `parts` returns for this moment.
-            waits: whether `await_replicas`, or `close`, waits until it is known whether all are equal.
-            warns: whether rank 0 warns if they are not; otherwise they all fail.
-
-        Raises:
-            ReplicaMismatch: ranks were different before.
-        """
+        """Send a digest of what this rank has after a step, for comparison with the other ranks; waits for nobody."""
         with self._condition:
             self._check()
             if waits:
@@ -232,13 +178,7 @@ class Watch:
             self._send({"do": "sum", "key": key, "step": step, "sum": digest, "waits": waits, "warns": warns})
 
     def await_replicas(self) -> None:
-        """Wait until it is known whether all ranks were equal at the moments for which this one waits.
-
-        Raises:
-            ReplicaMismatch: they were not.
-            PeerLost: a rank is gone.
-            LeftEarly: a rank left a loop, or the job, too early.
-        """
+        """Wait until it is known whether all ranks were equal at the moments for which this one waits."""
         with self._condition:
             self.enter()
             try:
@@ -249,12 +189,7 @@ class Watch:
                 self.leave()
 
     def replicas_differ(self, why: str, *, warns: bool) -> None:
-        """The ranks are different, as any thread has learned: end this one, or let rank 0 warn, once.
-
-        Args:
-            why: a line that says so.
-            warns: whether to warn.
-        """
+        """The ranks are different, as any thread has learned: end this one, or let rank 0 warn, once."""
         with self._condition:
             if not warns:
                 self._give_up(ReplicaMismatch(why), _OWN_GRACE)
@@ -302,12 +237,7 @@ class Watch:
                 self._send({"do": "failed", "why": f"failed ({why})"})
 
     def close(self) -> None:
-        """Leave the others, once it is known whether all are equal where this rank waits for that.
-
-        Raises:
-            LeftEarly: this rank has left a loop too early.
-            ReplicaMismatch: ranks are different.
-        """
+        """Leave the others, once it is known whether all are equal where this rank waits for that."""
         with self._condition:
             if self._closed:
                 return

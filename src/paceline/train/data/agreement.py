@@ -78,9 +78,6 @@ class SameData:
 
     At the first batch of a training loader, all loaders that were made before are compared. If there are only loaders
     for evaluation, that happens at the first batch of one of them. Later batches cost nothing.
-
-    Args:
-        ranks: the collectives to compare with.
     """
 
     def __init__(self, ranks: Group) -> None:
@@ -103,11 +100,7 @@ class SameData:
             self.compare()
 
     def compare(self) -> None:
-        """Compare the loaders made since the last time; a collective of all ranks.
-
-        Raises:
-            DataMismatch: on all ranks; it names the ranks that differ from rank 0, and how.
-        """
+        """Compare the loaders made since the last time; a collective of all ranks."""
         new, self._new = self._new, []
         kinds = [[made for made in new if made.evaluation is kind] for kind in (False, True)]
         mine = [[Description.of(made.loader) for made in kind] for kind in kinds]

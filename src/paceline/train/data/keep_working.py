@@ -41,12 +41,7 @@ class KeepWorking:
 
     @contextlib.contextmanager
     def starting(self, context: Any) -> Iterator[None]:
-        """Around the start of workers: a signal reaches them only once they ignore it.
-
-        Args:
-            context: of multiprocessing, None for the default. If a fork server starts the workers, nothing is done:
-                all processes that it starts later would inherit the blocked signals.
-        """
+        """Around the start of workers: a signal reaches them only once they ignore it."""
         method = (context or multiprocessing).get_start_method()
         if method == "forkserver":
             yield

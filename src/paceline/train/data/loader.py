@@ -95,11 +95,7 @@ class Loader:
         self._before = position.mark()  # where training was before the batch yielded last
 
     def __len__(self) -> int:
-        """Batches of a whole epoch.
-
-        Raises:
-            TypeError: the data set or the user's sampler has no length.
-        """
+        """Batches of a whole epoch."""
         return self._steps()
 
     def __iter__(self) -> Iterator[Any]:
@@ -252,12 +248,7 @@ class Loader:
         return self._position.mark()
 
     def go_back(self, mark: Mark, *, ends: bool = False) -> None:
-        """Go to the position of `mark`, and end an iteration that is under way. Does nothing if that is the position.
-
-        Args:
-            mark: the position.
-            ends: whether an epoch of which nothing was left there stays ended, if an iteration has ended it since.
-        """
+        """Go to the position of `mark`, and end an iteration that is under way. Does nothing if that is the position."""
         now = self._position.mark()
         if (now[:2], now[3:]) == (mark[:2], mark[3:]):  # the state of a data set may not be comparable
             return
@@ -283,10 +274,6 @@ class Loader:
         """The position of training: small, the same on every rank, valid for any other number of ranks.
 
         If a stream is read in parts, this is a collective of all ranks.
-
-        Args:
-            before: take the position before the batch yielded last.
-            at: take this position.
         """
         state = {**self._position.state_dict(), "batch_size": self._given}
         if before or at is not None:
@@ -306,9 +293,6 @@ class Loader:
         """Go to the position of `state`. Reads no data, and ends an iteration that is under way.
 
         If the loader was made with the `batch_size` of `state`, the global batch size becomes that of `state`, too.
-
-        Raises:
-            ValueError: the data set's length, the kind of order or the seed are not those of `state`.
         """
         self._position.load_state_dict(state)
         if (parts := state.get("parts")) is not None:
@@ -324,12 +308,7 @@ class Loader:
         self._workers_follow = False
 
     def _go_on_with_batches_of(self, size: int, given: int | None) -> None:
-        """Keep the global batch size of a checkpoint if it differs because of the ranks alone, and say what is used.
-
-        Args:
-            size: the global batch size of the checkpoint.
-            given: the samples of each rank that the script had said.
-        """
+        """Keep the global batch size of a checkpoint if it differs because of the ranks alone, and say what is used."""
         now = self._position.global_batch_size
         if self._given is not None and self._given == given:
             self._position.global_batch_size = size
@@ -344,11 +323,7 @@ class Loader:
 
 
 def refuse_update_bn(caller: FrameType) -> None:
-    """Refuse to be iterated by torch's `update_bn`.
-
-    Raises:
-        RuntimeError: it is the caller.
-    """
+    """Refuse to be iterated by torch's `update_bn`."""
     if caller.f_code.co_name == "update_bn" and caller.f_globals.get("__name__") == "torch.optim.swa_utils":
         raise RuntimeError(
             "torch's update_bn sees the batches of one rank only, and those for training would count as steps; "

@@ -61,37 +61,6 @@ def make_loader(
     """Build the loader of a map-style or iterable data set.
 
     Options that are not described here are as in `torch.utils.data.DataLoader`.
-
-    Args:
-        dataset: with `__getitem__` and `__len__`, or with `__iter__`; see `StreamFetch` for what the latter must do.
-        batch_size: samples per step and rank. The global batch size is this times the number of ranks of the first
-            start; it stays the same when a checkpoint is resumed with another number of ranks, unless `batch_size` is
-            another one, too.
-        global_batch_size: samples per step of all ranks together; pass one of the two.
-        shuffle: whether every epoch has a new random order, see `ElasticSampler`.
-        seed: seed of the order and of random augmentation, the same on every rank; 0 if None.
-        generator: its seed (`initial_seed()`) is used instead; how much was drawn from it makes no difference.
-        rank: this rank.
-        world_size: number of ranks.
-        ranks: the collectives of the ranks; without them, a stream is not split over the ranks.
-        device: where batches go.
-        sampler: the user's own order, see `UserSampler`.
-        batch_sampler: the user's own batches, see `UserBatchSampler`.
-        split_batches: whether each of these is divided among the ranks, so that the number of steps does not depend on
-            that of ranks; the default. If False, each rank gets a whole one per step.
-        weights: one number per sample, for weighted draws, see `ElasticSampler`.
-        replacement: whether weighted draws may repeat a sample within an epoch.
-        num_samples: weighted draws per epoch; the length of the data set if None.
-        drop_last: leave out the last global batch of an epoch if it is smaller.
-        evaluation: every iteration starts with the first sample; ranks without a sample stop early.
-        pin_memory: copy batches to pinned memory first; None means only for GPUs.
-        in_order: if False, the batches of an evaluation come in the order in which workers finish them. In training
-            they always come in order, since otherwise a resume could not tell which of them were used.
-        split: if False, each process reads the whole stream, even if its code looks as if it could be split.
-
-    Raises:
-        TypeError: the data set has neither items with a length nor elements, or can be iterated only once.
-        ValueError: a number is out of range, or options exclude each other.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("this is a DataLoader, which makes batches itself; pass its data set, loader.dataset")
@@ -180,11 +149,7 @@ def make_loader(
 
 
 def check_options(options: Iterable[str]) -> None:
-    """Check that `make_loader` has the options that a script passes to `run.dataloader`.
-
-    Raises:
-        TypeError: it does not have one of them.
-    """
+    """Check that `make_loader` has the options that a script passes to `run.dataloader`."""
     known = inspect.signature(make_loader).parameters
     for name in options:
         if name not in known:
@@ -198,9 +163,6 @@ def tuned(
     """The batch size and the options of a loader, with what the environment says in their place.
 
     The batch size of an evaluation, and that of a batch sampler, stay.
-
-    Raises:
-        ValueError: a variable has no value of its setting.
     """
     options = dict(options)
     workers, prefetch, pins = (setting(name, env) for name in ("workers", "prefetch", "pin_memory"))

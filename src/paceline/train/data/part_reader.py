@@ -38,12 +38,6 @@ class PartReader:
 
     What a data set draws from the global random generators depends only on the seed, the epoch, the part, and how much
     of the part was read. So it is the same after a resume, in any worker of any rank.
-
-    Args:
-        source: the user's data set.
-        collate_fn: makes a batch from a list of samples.
-        seed: seed of whatever is drawn.
-        drop_last: leave out a last batch that is smaller.
     """
 
     def __init__(self, source: Source, collate_fn: Callable[[list[Any]], Any], *, seed: int, drop_last: bool) -> None:
@@ -57,16 +51,7 @@ class PartReader:
     def batches(
         self, epoch: int, part: int, parts: int, progress: Progress, *, size: int, is_first: bool
     ) -> Iterator[tuple[Any, int, Progress]]:
-        """Yield batches of a part, each with the number of its samples and the progress after it.
-
-        Args:
-            epoch: the epoch.
-            part: which part.
-            parts: how many there are.
-            progress: how far it was read before.
-            size: samples of a batch.
-            is_first: whether it is the first part that this process reads of the epoch.
-        """
+        """Yield batches of a part, each with the number of its samples and the progress after it."""
         source, info = self._part(epoch, part, parts)
         own = type(source.dataset).__name__
         at = source.begin(progress.count, progress.state, another_part=source is self._source and not is_first)

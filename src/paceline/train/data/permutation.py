@@ -52,14 +52,6 @@ class Permutation:
     in base a, the smallest even one with a² ≥ size, so that almost no index of a large data set needs cycle walking.
     The base is even because with an odd one, only even permutations of the pairs could occur, which matters for small
     sizes.
-
-    Args:
-        size: number of elements, 1 to 2**62.
-        seed: any integer.
-        epoch: any integer; each gives an unrelated permutation.
-
-    Raises:
-        ValueError: the size is out of range.
     """
 
     def __init__(self, size: int, seed: int, epoch: int = 0) -> None:
@@ -110,11 +102,6 @@ class WeightedDraws:
 
     The random number of a draw is a hash of its position: J. Salmon et al., "Parallel random numbers: as easy as
     1, 2, 3", SC 2011.
-
-    Args:
-        cumulative: cumulated weights, float64 of shape (size,).
-        seed: any integer.
-        epoch: any integer; each gives unrelated draws.
     """
 
     def __init__(self, cumulative: Tensor, seed: int, epoch: int) -> None:
@@ -135,11 +122,6 @@ class WeightedPermutation:
 
     P. Efraimidis and P. Spirakis, "Weighted random sampling with a reservoir", IPL 97 (2006): the order of
     exponential variables with the weights as rates. Sorts when built: O(size log size) time, O(size) memory.
-
-    Args:
-        weights: float64 of shape (size,).
-        seed: any integer.
-        epoch: any integer; each gives unrelated draws.
     """
 
     def __init__(self, weights: Tensor, seed: int, epoch: int) -> None:

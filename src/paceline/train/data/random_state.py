@@ -33,10 +33,6 @@ class SharedDraws:
 
     So what a script splits or shuffles at its beginning is the same on all ranks. Rank 0 draws what a single process
     would.
-
-    Args:
-        seed: the same on all ranks; if None, nothing is seeded.
-        rank: this rank.
     """
 
     def __init__(self, seed: int | None, rank: int) -> None:
@@ -65,12 +61,7 @@ class RandomStream:
         self.numpy: Any = None
 
     def active(self, seed: int | None = None, *, continued: bool = False) -> _Active:
-        """Draw from this stream within the block.
-
-        Args:
-            seed: start the stream from this seed; None continues where the last block has ended.
-            continued: whether a later block will continue from the end of this one; costs 15 µs.
-        """
+        """Draw from this stream within the block."""
         return _Active(self, seed, continued)
 
 

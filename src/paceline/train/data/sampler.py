@@ -57,9 +57,6 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int, 
 
     Shares are contiguous and in rank order, and their sizes differ by at most one. If a rank's share is empty, it gets
     rank 0's first sample as a stand-in, which does not count.
-
-    Returns:
-        First position, position after the last, number of samples that count.
     """
     size, extra = divmod(stop - start, world_size)
     low = start + rank * size + min(rank, extra)
@@ -68,14 +65,7 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int, 
 
 
 class EpochPosition:
-    """The position of training: the epoch, and how many of its samples all ranks together have consumed.
-
-    Args:
-        order: kind of order, as the error of a mismatch names it.
-        seed: seed of the order.
-        size: length of the data set, or None if it has none.
-        global_batch_size: samples per step of all ranks together, or 0 if the user makes the batches.
-    """
+    """The position of training: the epoch, and how many of its samples all ranks together have consumed."""
 
     def __init__(self, *, order: str, seed: int, size: int | None, global_batch_size: int = 0) -> None:
         self.global_batch_size = global_batch_size
@@ -136,11 +126,7 @@ class EpochPosition:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the position of `state`, in O(1).
-
-        Raises:
-            ValueError: the order of samples is not that of `state`, so that some would be used twice and others never.
-        """
+        """Go to the position of `state`, in O(1)."""
         for key, now in self.state_dict().items():
             if key in ("order", "seed", "dataset_size") and state[key] != now:
                 raise ValueError(
@@ -183,11 +169,7 @@ class ShardedSampler(EpochPosition, ABC):
         return None
 
     def own_samples(self) -> int:
-        """Number of this rank's samples in a whole epoch.
-
-        Raises:
-            TypeError: the user's sampler has no length.
-        """
+        """Number of this rank's samples in a whole epoch."""
         raise TypeError(f"with a {self._order_name} the number of this rank's samples is not known")
 
     @abstractmethod
@@ -205,21 +187,6 @@ class ElasticSampler(ShardedSampler):
     The k-th global batch of an epoch is the samples at positions k * G to (k + 1) * G - 1 of its order, whatever the
     number of ranks. The last one may be smaller, and then some ranks may have no sample. Nothing is padded. Except with
     `weights`, memory and the time to the first index, also after `load_state_dict`, do not grow with the data set.
-
-    Args:
-        size: samples of the data set.
-        global_batch_size: G, samples per step of all ranks together; should not be less than `world_size`.
-        shuffle: whether every epoch has a new random order, instead of the data set's own.
-        seed: seed of the order, the same on every rank.
-        rank: this rank.
-        world_size: number of ranks.
-        drop_last: leave out the last global batch of an epoch if it is smaller than G.
-        weights: one non-negative number per sample, of any scale; an epoch then has `num_samples` weighted draws.
-        replacement: whether weighted draws may repeat a sample within an epoch.
-        num_samples: weighted draws per epoch; `size` if None.
-
-    Raises:
-        ValueError: a number is out of range, or the weights do not fit the data set.
     """
 
     def __init__(
@@ -260,17 +227,14 @@ class ElasticSampler(ShardedSampler):
         return (self._epoch_size + rest) // self.global_batch_size
 
     def remaining(self, shard: Shard) -> int | None:
-        """See `EpochPosition.remaining`."""
         rest = self._epoch_size - shard.end
         return rest - rest % self.global_batch_size if self._drop_last else rest
 
     @property
     def weights(self) -> Tensor | None:
-        """See `ShardedSampler.weights`."""
         return self._weights
 
     def own_samples(self) -> int:
-        """See `ShardedSampler.own_samples`."""
         whole, rest = divmod(self._epoch_size, self.global_batch_size)
         parts = [(self.global_batch_size, whole), (0 if self._drop_last else rest, 1)]
         return sum(share(0, size, self._rank, self._world_size)[2] * number for size, number in parts)
@@ -304,19 +268,6 @@ class UserSampler(ShardedSampler):
     global random generators of Python, torch and numpy are seeded with (seed, epoch), and so is its attribute
     `generator` if it has one; its `set_epoch` is called if it has one. A sampler that draws its order in another way
     must itself give the same order on all ranks. Resuming skips indices, which takes time but reads no data.
-
-    Args:
-        sampler: yields indices, anew each time it is iterated.
-        size: length of the data set, or None if it has none.
-        global_batch_size: indices per step of all ranks together.
-        seed: any integer, the same on every rank.
-        rank: this rank.
-        world_size: number of ranks.
-        drop_last: leave out the last global batch of an epoch if it is smaller.
-
-    Raises:
-        TypeError: the sampler can be iterated only once.
-        ValueError: a number is out of range, or the sampler is itself sharded over ranks.
     """
 
     order = "sampler"
@@ -359,18 +310,13 @@ class UserSampler(ShardedSampler):
         return (len(self._sampler) + rest) // self.per_step
 
     def remaining(self, shard: Shard) -> int | None:
-        """See `EpochPosition.remaining`."""
         if not isinstance(self._sampler, Sized):
             return None
         rest = len(self._sampler) - shard.end
         return rest - rest % self.per_step if self._drop_last else rest
 
     def _groups(self) -> Iterator[tuple[list[Any], bool]]:
-        """The elements that all ranks together take from the sampler in each step, from the current position on.
-
-        Yields:
-            Indices, or batches of them, and whether they are known to be the last.
-        """
+        """The elements that all ranks together take from the sampler in each step, from the current position on."""
         epoch_seed = derive_seed(self._seed, self.epoch)
         stream = RandomStream()
         if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
@@ -405,18 +351,6 @@ class UserBatchSampler(UserSampler):
     """Divides each batch of a user's own batch sampler among the ranks; each batch is used exactly once.
 
     The position counts batches instead of samples. Everything else is as in `UserSampler`.
-
-    Args:
-        batch_sampler: yields lists of indices, anew each time it is iterated.
-        size: length of the data set, or None if it has none.
-        seed: any integer, the same on every rank.
-        rank: this rank.
-        world_size: number of ranks.
-        split: whether a step is one batch, divided among the ranks. If not, each rank gets a whole batch per step, so
-            a step takes as many batches as there are ranks.
-
-    Raises:
-        TypeError: the batch sampler can be iterated only once.
     """
 
     order = "batch_sampler"
@@ -460,11 +394,7 @@ class UserBatchSampler(UserSampler):
 
 
 def check_positive(name: str, value: int) -> int:
-    """`value`, if it is a whole number of at least 1.
-
-    Raises:
-        ValueError: it is not; the message calls it `name`.
-    """
+    """`value`, if it is a whole number of at least 1."""
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
     return value

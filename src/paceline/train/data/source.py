@@ -18,11 +18,7 @@ _TRIED = 3  # elements that are read in both ways, to compare them
 
 
 class Source:
-    """A data set and its state, where it has `state_dict` and `load_state_dict`.
-
-    Args:
-        dataset: of the user.
-    """
+    """A data set and its state, where it has `state_dict` and `load_state_dict`."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -38,13 +34,7 @@ class Source:
             set_epoch(epoch)
 
     def begin(self, position: int, state: Any, *, another_part: bool = False) -> int:
-        """Bring the data set to its saved `state`, or to its beginning. Returns the position there.
-
-        Args:
-            position: elements before `state`.
-            state: as `state()` returned it; None for the beginning.
-            another_part: whether this process has read another part of the same epoch before.
-        """
+        """Bring the data set to its saved `state`, or to its beginning. Returns the position there."""
         if not self.is_stateful:
             return 0
         if self._first_state is None:
@@ -83,11 +73,7 @@ class Source:
 
 
 class Indexed:
-    """A data set that can be iterated, and whose elements can be read by index as well.
-
-    Args:
-        dataset: of the user.
-    """
+    """A data set that can be iterated, and whose elements can be read by index as well."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -109,11 +95,7 @@ class Indexed:
         return len(self._dataset)
 
     def is_iterated_in_order(self, seed: int) -> bool:
-        """Whether iterating gives the elements in the order of their indices; determined once, from the first ones.
-
-        Args:
-            seed: seed of what the data set draws from the global random generators.
-        """
+        """Whether iterating gives the elements in the order of their indices; determined once, from the first ones."""
         if self._agrees is None:
             with as_worker(None), self._random.active(seed):
                 iterated = list(itertools.islice(iter(self._dataset), _TRIED))

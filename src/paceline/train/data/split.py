@@ -24,15 +24,6 @@ class Split:
 
     A rank must learn from the others how many samples they have in a step, and whether they have any left. All ranks
     send this for the next step before they begin the current one, so no rank waits for one that stops after this step.
-
-    Args:
-        dataset: the user's data set.
-        rank: this rank.
-        world_size: number of ranks.
-        workers: worker processes of this rank, 0 if it reads by itself.
-        ranks: the collectives of the ranks; if None, each rank has to read the whole stream.
-        evaluation: whether ranks without a sample stop, and do not wait for the others.
-        allowed: if False, the stream is read whole even if its code looks as if it could be split.
     """
 
     def __init__(
@@ -68,9 +59,6 @@ class Split:
         """The parts of the epoch from the current position; None if each process reads the whole stream.
 
         A collective of all ranks. It stores the progress of all ranks in the position.
-
-        Raises:
-            ValueError: the epoch was begun in parts, and the data set can no longer be split.
         """
         begun = position.stream if isinstance(position.stream, Parts) else None
         if begun is not None and not self.can_split:
@@ -109,13 +97,7 @@ class Split:
     def join(
         self, packets: Iterable[tuple[Any, Shard]], position: EpochPosition, parts: Parts
     ) -> Iterator[tuple[Any, Shard]]:
-        """Yield the batches, with the samples of all ranks in their step.
-
-        Args:
-            packets: this rank's batches, with its own part's number and progress in `Shard.stream`.
-            position: where training is.
-            parts: of the epoch.
-        """
+        """Yield the batches, with the samples of all ranks in their step."""
         own = (each for each in packets)  # a generator, which may be asked again after its end
         packet = next(own, None)
         spare = self._spare(packet)

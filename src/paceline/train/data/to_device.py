@@ -15,11 +15,6 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool = False) -
 
     Looks into tuples, named tuples, lists, mappings and dataclasses, and calls `.to(device)` of other objects that have
     it. Everything else, such as strings and numbers, is returned as it is.
-
-    Args:
-        batch: result of a collate function.
-        device: the target device.
-        non_blocking: do not wait for copies from pinned memory.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=non_blocking)

@@ -97,14 +97,7 @@ class _Flag:
 
 
 class _Reader:
-    """Reads a queue of multiprocessing in the only process that does so; a message that never ends is not waited for.
-
-    Args:
-        source: the queue.
-        watched: the processes that write to it.
-        ends_wait: whether the end of one of them ends a wait. False for the thread that pins memory, which would ask
-            again at once; the main thread looks after the workers then.
-    """
+    """Reads a queue of multiprocessing in the only process that does so; a message that never ends is not waited for."""
 
     def __init__(self, source: Any, watched: Callable[[], Sequence[BaseProcess]], *, ends_wait: bool) -> None:
         self._connection = source._reader
@@ -114,11 +107,7 @@ class _Reader:
         self._incoming = bytearray()  # the beginning of a message
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next message, as `Queue.get`.
-
-        Raises:
-            queue.Empty: there is none within `timeout` seconds, or a process that writes to it has ended.
-        """
+        """The next message, as `Queue.get`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         watched = self._watched()
         ends = [worker.sentinel for worker in watched] if self._ends_wait else []

@@ -45,11 +45,7 @@ class WorkerDataLoader(DataLoader[Any]):
 
 
 def starting(context: Any) -> Any:
-    """A context whose workers begin, if this one forks them; else this one.
-
-    Args:
-        context: of multiprocessing; None for the default.
-    """
+    """A context whose workers begin, if this one forks them; else this one."""
     is_plain = context is None or type(context) is ForkContext
     is_fork = is_plain and (context or multiprocessing).get_start_method() == "fork"
     return _Context() if is_fork else context

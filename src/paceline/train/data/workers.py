@@ -27,13 +27,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class MapFetch(Dataset[Any]):
-    """A map-style data set whose items are whole shards, collated.
-
-    Args:
-        dataset: the user's data set.
-        collate_fn: makes a batch from a list of samples.
-        seed: seed of random augmentation.
-    """
+    """A map-style data set whose items are whole shards, collated."""
 
     def __init__(self, dataset: Any, collate_fn: Collate, seed: int) -> None:
         self._dataset = dataset
@@ -87,15 +81,6 @@ class StreamFetch(IterableDataset[Any]):
     start of the epoch, and elements are skipped. In both cases each element is used exactly once if the data set yields
     the same elements in the same order again. An order that is drawn from the global random generators is the same
     again, for the same global batch size.
-
-    Args:
-        dataset: the user's data set.
-        collate_fn: makes a batch from a list of samples.
-        seed: seed of what the data set draws from the global random generators.
-        rank: this rank.
-        world_size: number of ranks.
-        drop_last: leave out a last global batch that is smaller; if a stream is read in parts, that of each part.
-        stand_in: if this rank has no element of a global batch, read rank 0's instead of stopping.
     """
 
     def __init__(
@@ -126,12 +111,7 @@ class StreamFetch(IterableDataset[Any]):
         self._looks_ahead = False
 
     def begin(self, start: EpochPosition, parts: Parts | None = None) -> None:
-        """Set where the next iteration begins. The one after it is the next epoch, also in persistent workers.
-
-        Args:
-            start: the position of training.
-            parts: how the epoch is split, and how far each part was read; None: it is read whole.
-        """
+        """Set where the next iteration begins. The one after it is the next epoch, also in persistent workers."""
         self._start = (start.epoch, start.position, start.stream)
         self._parts = parts
         self._global_batch_size = start.global_batch_size

@@ -98,11 +98,7 @@ class Trace:
         return _did(self._recent[-1][0], _line(*self._recent[-1][1:3])) if self._recent else ""
 
     def place(self, line: str) -> Place:
-        """Where this rank is, for the other ranks.
-
-        Args:
-            line: where the main thread is now.
-        """
+        """Where this rank is, for the other ranks."""
         recent = [(name, _line(code, instruction), total) for name, code, instruction, total in self._recent]
         return {
             "number": self.number, "seconds": self.seconds, "failed": self.failed, "line": line, "recent": recent,
@@ -110,12 +106,7 @@ class Trace:
 
 
 def mismatch(places: Mapping[int, Place], departed: Mapping[int, Place]) -> str:
-    """Why the ranks can never come together; empty as long as they may.
-
-    Args:
-        places: of all ranks that are there, from about the same time.
-        departed: the last places of those that have left in good order.
-    """
+    """Why the ranks can never come together; empty as long as they may."""
     settled = all(place["seconds"] is not None and place["seconds"] >= SETTLED for place in places.values())
     if not settled and not any(place["failed"] for place in places.values()):
         return ""

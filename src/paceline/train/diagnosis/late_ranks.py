@@ -49,13 +49,7 @@ class LateRanks:
     def warn(
         self, late: Sequence[tuple[int, str | None]], waits: int | None = None, place: Place | None = None
     ) -> None:
-        """Name, once per collective, the ranks that have not entered the one that a rank is in.
-
-        Args:
-            late: each rank with the line where it is, or None if it does not answer.
-            waits: the rank that is in the collective; None means this one.
-            place: where that rank is.
-        """
+        """Name, once per collective, the ranks that have not entered the one that a rank is in."""
         seconds, last = self._trace.seconds, self._trace.last()
         if waits is not None and place is not None:
             seconds, last = place["seconds"], entered(place)

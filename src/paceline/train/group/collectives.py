@@ -42,18 +42,7 @@ class Collectives:
     @overload
     def all_reduce(self, value: float, op: Reduction = "sum") -> float: ...
     def all_reduce(self, value: Tensor | float, op: Reduction = "sum") -> Tensor | float:
-        """Return the sum, mean, maximum or minimum over all ranks. The argument is not changed.
-
-        Args:
-            value: a tensor of the same shape and type on every rank, or a number.
-            op: "mean" of integers is a floating-point tensor.
-
-        Returns:
-            A tensor of the same shape, or a float if `value` is a number.
-
-        Raises:
-            ValueError: `op` is unknown.
-        """
+        """Return the sum, mean, maximum or minimum over all ranks. The argument is not changed."""
         if not isinstance(value, torch.Tensor):
             return float(self.all_reduce(torch.tensor(value, dtype=torch.float64), op))
         if op not in ("sum", "mean", "max", "min"):
@@ -68,14 +57,7 @@ class Collectives:
         return result / self.world_size if op == "mean" else result
 
     def all_gather(self, tensor: Tensor, *, differentiable: bool = False) -> list[Tensor]:
-        """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only.
-
-        Args:
-            tensor: of any shape.
-            differentiable: whether gradients flow back to the ranks that the tensors come from, as a loss over the
-                samples of all ranks needs it. The gradient of `tensor` is then the sum of those that all ranks have for
-                it, so all must compute theirs. Second derivatives are an error.
-        """
+        """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only."""
         if differentiable:
             return list(_Gather.apply(self, tensor))  # type: ignore[no-untyped-call]
         return self._gathered(tensor)
@@ -97,12 +79,7 @@ class Collectives:
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def _sum_of_own(self, parts: Sequence[Tensor], own: torch.Size) -> Tensor:
-        """The sum over the ranks of what each has for this one.
-
-        Args:
-            parts: what this rank has for each, of that rank's shape.
-            own: the shape of this rank's.
-        """
+        """The sum over the ranks of what each has for this one."""
         if self.world_size == 1:
             return parts[0]
         sent = torch.cat([part.reshape(-1) for part in parts])
@@ -148,9 +125,6 @@ class Collectives:
 
         Both are of this rank alone: pass the number of its own samples, not that of the data set. If the sum of `count`
         is 0, the mean is nan.
-
-        Raises:
-            TypeError: one of them is a DTensor.
         """
         if kind := kind_of(total) or kind_of(count):
             raise TypeError(f"run.mean takes this rank's own numbers, not {kind}; pass what its to_local() returns")

@@ -23,12 +23,7 @@ _joined: list[str] = []
 
 
 def join(path: str, world_size: int) -> FileStore:
-    """Join the ranks that meet at a file.
-
-    Raises:
-        OSError: it cannot be written.
-        RuntimeError: the file is that of another run.
-    """
+    """Join the ranks that meet at a file."""
     with _locked(path + _COUNT) as count:
         inside = _read(count) if os.path.exists(path) else 0
         if inside >= world_size:

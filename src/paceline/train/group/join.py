@@ -77,12 +77,6 @@ def join(
     """Join the process group. A single process creates none.
 
     The arguments are those of `paceline.init`.
-
-    Raises:
-        Disagreement: this rank and rank 0 were started differently.
-        RuntimeError: the file of a `file://` init method is that of another run.
-        ValueError: the init method is unknown or lacks rank or world size.
-        paceline.ContractError: the launcher's variables contradict each other.
     """
     global _joined  # noqa: PLW0603 - counts the groups of this process, so that their keys differ
     placement, is_complete = _placement(init_method, rank, world_size)
@@ -120,20 +114,7 @@ def join(
 
 
 def meet(timeout: float, among: Sequence[int] | None = None) -> tuple[Placement, dict[int, str], Store | None]:
-    """Find the other ranks without creating a process group. A collective of all ranks, or of some.
-
-    Args:
-        timeout: seconds to wait for them.
-        among: the ranks that call this, if these are not all.
-
-    Returns:
-        This rank's placement among all ranks, the machine of every rank that calls this, and a store for this meeting
-        alone; none for a single rank.
-
-    Raises:
-        Disagreement: this rank and rank 0 were started differently.
-        paceline.ContractError: the launcher's variables contradict each other.
-    """
+    """Find the other ranks without creating a process group. A collective of all ranks, or of some."""
     global _joined  # noqa: PLW0603 - counts the meetings of this process, so that their keys differ
     placement, is_complete = _placement("env://", None, None)
     is_there = dist.is_initialized()

@@ -54,11 +54,7 @@ class LocalListener:
     """
 
     def __init__(self) -> None:
-        """Listen with a new name.
-
-        Raises:
-            OSError: that is impossible here.
-        """
+        """Listen with a new name."""
         name, self._key = f"paceline-{secrets.token_hex(16)}", secrets.token_bytes(32)
         self.address = json.dumps([name, self._key.hex()])
         self._links: dict[int, socket.socket] = {}
@@ -80,18 +76,7 @@ class LocalListener:
         self._handshakes.clear()
 
     def connect(self, own: int, addresses: Mapping[int, str], expected: Collection[int]) -> dict[int, socket.socket]:
-        """Connections to these processes, by their numbers; all of them must do their part at the same time.
-
-        Args:
-            own: the number of this process.
-            addresses: of those to connect to.
-            expected: those that connect to this one.
-
-        Raises:
-            TimeoutError: some did not connect in time.
-            ConnectionError: one of them listens no longer.
-            PermissionError: another program has its address.
-        """
+        """Connections to these processes, by their numbers; all of them must do their part at the same time."""
         self._expected = set(expected)
         until = time.monotonic() + SECONDS
         try:

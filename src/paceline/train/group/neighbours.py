@@ -33,19 +33,7 @@ class NeighboursError(RuntimeError):
 
 
 class Neighbours:
-    """Connections of this rank to others of its machine.
-
-    Args:
-        position: of this rank among them.
-        count: their number, 2 or more.
-        length: bytes of the file.
-        gather: gathers a text of each of these ranks, in order of position; called `GATHERS` times, also if this fails.
-        use: called with the descriptor of the file, which is closed afterwards.
-        timeout: seconds to wait for another rank; None waits until it is gone.
-
-    Raises:
-        NeighboursError: on all ranks, if one of them cannot do its part.
-    """
+    """Connections of this rank to others of its machine."""
 
     def __init__(
         self,
@@ -142,13 +130,6 @@ class Neighbours:
         """Wait until all ranks have called this as often. After log₂ of their number of rounds every rank knows.
 
         Source: the dissemination barrier of Hensgen, Finkel and Manber, 1988.
-
-        Args:
-            what: a number that must be the same on all ranks.
-
-        Raises:
-            ConnectionError: another rank is gone, or this one has called `close`.
-            RuntimeError: another rank has come for something else, or did not come in time.
         """
         try:
             with self._meeting:
@@ -200,9 +181,6 @@ def _file(length: int) -> int:
 
     In memory of its own, since /dev/shm is small in many containers; there if memfd_create is forbidden, or if Python
     was built without it.
-
-    Raises:
-        OSError: there is no room for it.
     """
     try:
         file = os.memfd_create("paceline")
@@ -218,11 +196,7 @@ def _file(length: int) -> int:
 
 
 def _read(one: socket.socket, size: int) -> bytes:
-    """Read so many bytes.
-
-    Raises:
-        EOFError: the other side has ended.
-    """
+    """Read so many bytes."""
     data = one.recv(size, socket.MSG_WAITALL)
     while len(data) < size:  # a time limit, or a large message, may divide it
         more = one.recv(size - len(data), socket.MSG_WAITALL)

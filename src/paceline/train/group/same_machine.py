@@ -20,13 +20,7 @@ def network() -> str:
 
 
 def with_neighbours(placement: Placement, machines: Mapping[int, str], env: Mapping[str, str]) -> Placement:
-    """A placement with local rank and local world size, from the machines of all ranks.
-
-    Args:
-        placement: this process; only its rank and world size are known.
-        machines: rank → `machine_id()` of every rank.
-        env: the environment; a LOCAL_RANK in it stays, if it can be right.
-    """
+    """A placement with local rank and local world size, from the machines of all ranks."""
     here = [rank for rank in sorted(machines) if machines[rank] == machines[placement.rank]]
     in_order = list(dict.fromkeys(machines[rank] for rank in sorted(machines)))
     known = replace(

@@ -56,11 +56,7 @@ def in_state(state: object, name: str = "its state") -> str | None:
 
 
 def check_savable(name: str, thing: object) -> None:
-    """Check that an object can be saved by one rank for all.
-
-    Raises:
-        TypeError: it is sharded; the message has its name, and the name of the first parameter that is.
-    """
+    """Check that an object can be saved by one rank for all."""
     found = in_object(thing)
     if found is not None:
         raise TypeError(why_refused(name, found))

@@ -33,17 +33,8 @@ _STEP = 16  # a share is a multiple of this many numbers, so that ranks write to
 class SharedMemory:
     """The memory that ranks of one machine share. All of them call the same methods in the same order.
 
-    Args:
-        position: of this rank among those that share it, 0 for the one that creates it.
-        count: number of these ranks, 2 or more.
-        gather: gathers a text of each of these ranks, in order of position; called `GATHERS` times, also if this fails.
-        timeout: seconds to wait for another rank; None waits until it is gone.
-
     Attributes:
         sent: bytes sent by the network: none.
-
-    Raises:
-        SharedMemoryError: on all ranks, if one of them cannot use it.
     """
 
     sent = 0
@@ -74,29 +65,17 @@ class SharedMemory:
     # -- what ranks do -------------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor, divisor: float = 1.0) -> None:
-        """Sum a contiguous CPU tensor over the ranks, in place, and divide by `divisor`.
-
-        Raises:
-            ConnectionError: another rank has ended.
-        """
+        """Sum a contiguous CPU tensor over the ranks, in place, and divide by `divisor`."""
         flat = [tensor.detach().view(-1)]
         self.sum(flat, flat, divisor=divisor)
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """Sum a contiguous CPU tensor over the ranks, in place on the rank of position 0; the others lose theirs.
-
-        Raises:
-            ConnectionError: another rank has ended.
-        """
+        """Sum a contiguous CPU tensor over the ranks, in place on the rank of position 0; the others lose theirs."""
         flat = [tensor.detach().view(-1)]
         self.sum(flat, flat, out=self.position == 0)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Copy a contiguous CPU tensor of the rank of position 0 to the others, in place.
-
-        Raises:
-            ConnectionError: another rank has ended.
-        """
+        """Copy a contiguous CPU tensor of the rank of position 0 to the others, in place."""
         flat = tensor.detach().view(-1)
         for piece in torch.split(flat, self._slot_bytes // flat.element_size()):
             shared = self._slots(piece, piece.numel())[0]
@@ -116,20 +95,7 @@ class SharedMemory:
         postscale: float = 1.0,
         out: bool = True,
     ) -> None:
-        """Sum CPU tensors over the ranks; 16-bit ones in fp32.
-
-        Args:
-            sources: contiguous, of one dimension and one floating-point or complex type, in all the same number of
-                elements on all ranks.
-            targets: where the sums go: tensors with as many elements, or the sources.
-            prescale: factor of the sources.
-            divisor: of the sums.
-            postscale: factor after it.
-            out: whether this rank wants all sums; it may get some anyway.
-
-        Raises:
-            ConnectionError: another rank has ended.
-        """
+        """Sum CPU tensors over the ranks; 16-bit ones in fp32."""
         total = sum(each.numel() for each in sources)
         if not total:
             return

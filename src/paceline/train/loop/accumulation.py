@@ -21,9 +21,6 @@ class Window:
     Each batch's loss is divided by the samples that the whole window is expected to have. If their number turns out to
     be different, as with batches of a user's own sizes or an epoch of unknown length, `correction` corrects it.
 
-    Args:
-        batches: number of batches, unless the epoch ends earlier.
-
     Attributes:
         batches: their number, as far as it is known.
         begun: batches so far.
@@ -90,10 +87,6 @@ class GivenWeights:
 
     The gradients of a step are the weighted mean over ranks and batches. The sum of all weights is known only at the
     last batch. So the gradients of earlier batches are divided by an estimate, which is corrected then.
-
-    Args:
-        group: the ranks.
-        batches: number of batches per step.
     """
 
     def __init__(self, group: Group, batches: int) -> None:
@@ -104,16 +97,7 @@ class GivenWeights:
         self._batch: object = None
 
     def begin(self, kind: str, batch: object, *, is_first: bool) -> None:
-        """Start a backward.
-
-        Args:
-            kind: how its loss is weighted.
-            batch: identifies the batch.
-            is_first: whether the batch is the first of its step.
-
-        Raises:
-            RuntimeError: the losses of a step are weighted in different ways, so their sum has no meaning.
-        """
+        """Start a backward."""
         if self._batches == 1:
             return
         if is_first and batch != self._batch:
@@ -130,10 +114,6 @@ class GivenWeights:
         """Factors for the gradients so far (None: leave them) and for the loss.
 
         In the last batch of a step, this is a collective of all ranks.
-
-        Args:
-            weight: weight of this rank's loss.
-            is_last: whether the batch is the last of its step.
         """
         own = torch.as_tensor(weight).detach().to(self._group.device, torch.float64).reshape(())
         ranks = self._group.world_size

@@ -34,11 +34,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Interval:
-    """How often to take a checkpoint: steps (`500`, `"500 steps"`) or time (`"90s"`, `"10m"`, `"1h"`).
-
-    Raises:
-        ValueError: the text is not an interval.
-    """
+    """How often to take a checkpoint: steps (`500`, `"500 steps"`) or time (`"90s"`, `"10m"`, `"1h"`)."""
 
     def __init__(self, text: int | str) -> None:
         self.steps, self.seconds = 0, 0.0
@@ -54,18 +50,7 @@ class Interval:
 
 
 def open_store(folder: Path, placement: Placement, keep: int, *, required: bool) -> CheckpointStore:
-    """Open the store of a run, and lock its folder. All ranks must call this.
-
-    Args:
-        folder: folder for the checkpoints.
-        placement: this rank's placement.
-        keep: number of checkpoints to keep.
-        required: whether a checkpoint that the disk does not take is an error.
-
-    Raises:
-        paceline.CheckpointFolderTaken: another job saves checkpoints into the folder.
-        paceline.CheckpointError: the folder cannot be written.
-    """
+    """Open the store of a run, and lock its folder. All ranks must call this."""
     exchange = SocketExchange() if placement.world_size > 1 else SingleExchange()
     store = CheckpointStore(
         folder,
@@ -87,14 +72,7 @@ class Checkpointing:
     """
 
     def __init__(self, group: Group, prepared: Prepared, store: CheckpointStore | None, every: Interval | None) -> None:
-        """Initialize without taking a checkpoint.
-
-        Args:
-            group: the ranks.
-            prepared: what checkpoints hold.
-            store: where checkpoints go; None for a run without checkpoints.
-            every: how often one is due; None if only the script requests them.
-        """
+        """Initialize without taking a checkpoint."""
         self.saved = 0
         self._group, self._prepared, self._store, self._every = group, prepared, store, every
         self._began = time.monotonic()  # on rank 0, when the interval under way began
@@ -112,24 +90,14 @@ class Checkpointing:
         return self._every is not None and self._store is not None
 
     def is_due(self, done: int, before: int) -> bool:
-        """Whether one is due after `done` steps; the same on all ranks.
-
-        Args:
-            done: steps done.
-            before: steps done when this was asked before, in the same loop.
-        """
+        """Whether one is due after `done` steps; the same on all ranks."""
         if self._every is None or self._store is None:
             return False
         every = self._every.steps or _AGREE_EVERY
         return done // every > before // every and (self._every.steps > 0 or self._is_time())
 
     def is_due_after(self, done: int, *, epoch_counts: bool) -> bool:
-        """Whether one is due at the end of an epoch for whose steps `is_due` was not called; the same on all ranks.
-
-        Args:
-            done: steps done.
-            epoch_counts: whether one is due after each epoch, since the epoch's steps are not known.
-        """
+        """Whether one is due at the end of an epoch for whose steps `is_due` was not called; the same on all ranks."""
         if self._every is None or self._store is None:
             return False
         if self._every.steps:
@@ -150,18 +118,7 @@ class Checkpointing:
         return self._store.lost if self._store is not None else None
 
     def save(self, step: int, progress: Mapping[str, Any], *, block: bool, compared: Saved | None = None) -> None:
-        """Take a checkpoint of everything that was set up.
-
-        Args:
-            step: steps done.
-            progress: position of the run.
-            block: wait until it is written.
-            compared: what must be the same on all ranks; None compares nothing.
-
-        Raises:
-            RuntimeError: the run has no folder for checkpoints.
-            paceline.CheckpointError: this checkpoint or the previous one could not be written.
-        """
+        """Take a checkpoint of everything that was set up."""
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
         with self._group.guard:
@@ -182,26 +139,14 @@ class Checkpointing:
         return self._store is not None and self._store.follows
 
     def find(self) -> Checkpoint | None:
-        """Read the newest checkpoint; None if there is none.
-
-        Raises:
-            paceline.CheckpointError: it is complete, but cannot be read.
-        """
+        """Read the newest checkpoint; None if there is none."""
         if self._store is None:
             return None
         with self._group.guard:
             return self._store.load(self._group.device)
 
     def load(self, found: Checkpoint, loaders: int) -> None:
-        """Load a checkpoint into everything that was set up.
-
-        Args:
-            found: result of `find`.
-            loaders: number of training loaders that the script has made.
-
-        Raises:
-            RuntimeError: it does not fit the script, or something is sharded. Nothing is loaded then.
-        """
+        """Load a checkpoint into everything that was set up."""
         progress = found.shared_state["progress"]
         self._prepared.train_as(progress["trained"])
         self._prepared.expect(found.shared_state)
@@ -214,12 +159,7 @@ class Checkpointing:
         self.saved = progress["step"]
 
     def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
-        """Load those parts of a checkpoint that were set up so far; returns their names.
-
-        Args:
-            found: result of `find`.
-            but: names of parts that are not loaded.
-        """
+        """Load those parts of a checkpoint that were set up so far; returns their names."""
         here = {name: thing for name, thing in self._prepared.stateful().items() if name in found.shared_state}
         check_whole(here, found.shared_state)
         for name, thing in here.items():
@@ -230,12 +170,7 @@ class Checkpointing:
         return set(here)
 
     def load_again(self, found: Checkpoint, *, whole: bool) -> None:
-        """Load a checkpoint for a second time, from the disk: the objects may have what was loaded first.
-
-        Args:
-            found: result of `find`, which is loaded.
-            whole: whether to load more than what each rank has of its own.
-        """
+        """Load a checkpoint for a second time, from the disk: the objects may have what was loaded first."""
         assert self._store is not None
         with self._group.guard:
             again = self._store.read_again(found, self._group.device, whole=whole)
@@ -245,11 +180,7 @@ class Checkpointing:
         self.load_rank_state(again)
 
     def load_rank_state(self, found: Checkpoint) -> None:
-        """Load this rank's own states; with another number of ranks, those that `reshard` returns.
-
-        Raises:
-            RuntimeError: there is no `reshard`; or the checkpoint lacks something.
-        """
+        """Load this rank's own states; with another number of ranks, those that `reshard` returns."""
         parts, rank, world_size = self._prepared.rank_parts(), self._group.rank, self._group.world_size
         if found.rank_state is not None and found.world_size == world_size:
             set_random_states(found.rank_state)
@@ -276,11 +207,7 @@ class Checkpointing:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, explain: Callable[[RuntimeError], None]) -> None:
-        """Wait for a checkpoint in progress, with the other ranks.
-
-        Args:
-            explain: raises what is known of the other ranks, if that is why they could not agree.
-        """
+        """Wait for a checkpoint in progress, with the other ranks."""
         if self._store is None:
             return
         try:
@@ -321,11 +248,7 @@ def _resharded(name: str, part: RankPart, states: Sequence[Any], rank: int, worl
 
 
 def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int, saved_loaders: int) -> None:
-    """Check that a checkpoint fits what was set up.
-
-    Raises:
-        RuntimeError: it does not; the message says what is missing in it, or in the script.
-    """
+    """Check that a checkpoint fits what was set up."""
     missing = sorted(set(here) - set(saved))
     surplus = sorted(set(saved) - set(here) - {"progress"})
     wrong = [f"it has no {' and no '.join(missing)}"] if missing else []
@@ -341,11 +264,7 @@ def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int,
 
 
 def check_whole(here: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> None:
-    """Check that the objects that a checkpoint has for all ranks, and what it has of them, are not sharded.
-
-    Raises:
-        RuntimeError: an object or a saved state is.
-    """
+    """Check that the objects that a checkpoint has for all ranks, and what it has of them, are not sharded."""
     for name, thing in here.items():
         if found := sharded.in_object(thing):
             raise RuntimeError(sharded.why_refused(name, found))
@@ -361,11 +280,7 @@ def _number(loaders: int) -> str:
 
 
 def load(name: str, thing: Any, state: Any) -> None:
-    """Load a part of a checkpoint.
-
-    Raises:
-        RuntimeError: it is of another model, or of another kind of optimizer.
-    """
+    """Load a part of a checkpoint."""
     if not isinstance(thing, torch.optim.Optimizer):
         thing.load_state_dict(state)
         return

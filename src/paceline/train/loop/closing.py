@@ -29,12 +29,7 @@ class Ending:
         self._group, self._checkpoints, self._metrics, self._watch = group, checkpoints, metrics, watch
 
     def close(self, save: Callable[[], None] | None, compare: Callable[[], None]) -> None:
-        """Write the last metrics, and wait for a checkpoint in progress.
-
-        Args:
-            save: takes the last checkpoint; None if there is nothing to save.
-            compare: begins to compare what was trained last; leaving the other ranks waits for the result.
-        """
+        """Write the last metrics, and wait for a checkpoint in progress."""
         if self._watch is not None:
             self._watch.ends()
         try:
@@ -54,16 +49,7 @@ class Ending:
         self._disconnect()
 
     def leave(self, error: BaseException | None, compare: Callable[[], None]) -> None:
-        """End with the process, without the other ranks. Metrics are still reduced if no rank has failed.
-
-        Args:
-            error: the exception that ends the process, if `sys.excepthook` is not called for it.
-            compare: see `close`.
-
-        Raises:
-            LeftEarly: this rank has left a loop too early, or another rank has left without what this one has called.
-            paceline.CheckpointError: a checkpoint in progress was not written, and nothing else ends the process.
-        """
+        """End with the process, without the other ranks. Metrics are still reduced if no rank has failed."""
         if self._watch is not None:
             if error is not None:
                 self._watch.failed(error)

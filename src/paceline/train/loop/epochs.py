@@ -23,11 +23,7 @@ class EpochLoops:
     """
 
     def __init__(self, *, keep_random: bool) -> None:
-        """Initialize before the first loop.
-
-        Args:
-            keep_random: remember the random states at the end of each loop, for `skip`.
-        """
+        """Initialize before the first loop."""
         self.number = -1
         self.epoch = 0
         self.count: int | None = None
@@ -51,11 +47,7 @@ class EpochLoops:
         self._target = body
 
     def enter(self, count: int) -> None:
-        """Start a loop over `count` epochs.
-
-        Raises:
-            RuntimeError: another loop is under way.
-        """
+        """Start a loop over `count` epochs."""
         if self.is_active:
             raise RuntimeError(
                 "run.epochs was called within an epoch of another run.epochs; "

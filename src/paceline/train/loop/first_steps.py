@@ -34,13 +34,7 @@ _ANY_RANK = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRand
 
 
 class FirstSteps:
-    """Looks at the first steps of a run, and warns on rank 0.
-
-    Args:
-        group: the ranks.
-        prepared: what was set up.
-        watch: through which ranks compare what they have seen, without waiting for each other; None with one rank.
-    """
+    """Looks at the first steps of a run, and warns on rank 0."""
 
     def __init__(self, group: Group, prepared: Prepared, watch: Watch | None) -> None:
         self._group, self._prepared, self._watch = group, prepared, watch
@@ -52,13 +46,7 @@ class FirstSteps:
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, divided: bool) -> bool:
-        """Look at a forward pass with gradients; returns whether to look at the next one.
-
-        Args:
-            args: of the model.
-            kwargs: of the model.
-            divided: whether this step's batch is from `Run.dataloader`.
-        """
+        """Look at a forward pass with gradients; returns whether to look at the next one."""
         if self._has_compared or divided:
             self._has_compared = True
             return False
@@ -84,13 +72,7 @@ class FirstSteps:
     # -- gradients -----------------------------------------------------------------------------------------------------
 
     def optimizer_stepped(self, gradients: Gradients, source: Loader | Pass | None, accumulate: int) -> bool:
-        """Look at a step of an optimizer; returns whether to look at the next one.
-
-        Args:
-            gradients: of the step.
-            source: loader of its batch; None if its batches are not counted.
-            accumulate: the batches per step, if `Run.backward` were called.
-        """
+        """Look at a step of an optimizer; returns whether to look at the next one."""
         self._steps += 1
         why = ""
         if gradients.are_plain():

@@ -34,12 +34,7 @@ class Gradients:
     """
 
     def __init__(self, group: Group, prepared: Prepared) -> None:
-        """Initialize without gradients.
-
-        Args:
-            group: the ranks.
-            prepared: what was set up.
-        """
+        """Initialize without gradients."""
         self.trained = self.has_seen = False
         self.number = 0
         self._group, self._prepared = group, prepared
@@ -102,20 +97,7 @@ class Gradients:
         is_sum: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Do a backward.
-
-        Args:
-            compute: computes the gradients; called with the factor for the loss of this rank's batch.
-            batch: the loader of the batch; None in a loop whose batches are not counted, where each backward is one.
-            step: number of the current step.
-            weight: weight of the loss; None means the number of samples of the batch.
-            is_sum: whether the loss is a sum over the samples, not their mean.
-            inputs: the tensors whose gradients are computed; None means all.
-
-        Raises:
-            RuntimeError: strategies differ, and it is not known which models the loss was computed with; or the losses
-                of an accumulation are weighted in different ways.
-        """
+        """Do a backward."""
         every = self._latest = self._prepared.accumulate_of_loss()
         self._prepared.check_partial()
         factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
@@ -172,12 +154,7 @@ class Gradients:
         return self._prepared.has_new_gradients or not self._is_weighted
 
     def is_accumulating(self, every: int | None, *, within: bool) -> bool:
-        """Whether the last backward only added to the gradients, so that the optimizer does not step yet.
-
-        Args:
-            every: the batches per step of the optimizer; None means those of the last backward.
-            within: whether the current batch is one that is counted.
-        """
+        """Whether the last backward only added to the gradients, so that the optimizer does not step yet."""
         every = every or self._latest
         if within:
             return not self._window(every).is_complete
@@ -196,31 +173,19 @@ class Gradients:
         return any(window.begun for window in self._windows.values())
 
     def is_open(self, done: int) -> bool:
-        """Whether there are gradients of this pass that an optimizer may still use.
-
-        Args:
-            done: batches trained on so far.
-        """
+        """Whether there are gradients of this pass that an optimizer may still use."""
         if self._has_computed:
             return self._unused and self._prepared.has_optimizers
         return not self._had_gradients and self.is_accumulating_by_hand(done)
 
     def is_accumulating_by_hand(self, done: int) -> bool:
-        """Whether there are gradients that an optimizer may use together with those of later batches.
-
-        Args:
-            done: batches trained on so far.
-        """
+        """Whether there are gradients that an optimizer may use together with those of later batches."""
         if self._stepped or not self._prepared.has_optimizers:
             return False
         return (self._has_ever_stepped or done <= _PATIENCE) and self._prepared.has_gradients()
 
     def check_saved(self, *, within: bool) -> bool:
-        """Whether a checkpoint taken here loses no gradients: checkpoints do not hold them.
-
-        Raises:
-            RuntimeError: it is in the middle of a step or of an accumulation.
-        """
+        """Whether a checkpoint taken here loses no gradients: checkpoints do not hold them."""
         is_look = within and not (self._has_computed or self.has_stepped)
         for window in (self._before if is_look else self._windows).values():
             begun = window.begun - (

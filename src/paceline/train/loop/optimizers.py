@@ -28,13 +28,7 @@ _handles: list[RemovableHandle] = []  # of the run that was made last
 
 
 class OtherOptimizers:
-    """Sees the steps of all optimizers of this process, by torch's global hooks; of several runs, the latest one does.
-
-    Args:
-        prepared: what was set up and registered.
-        stepped: called after each step of an optimizer that trains this run, with its id.
-        refuses: whether an optimizer whose state is in no checkpoint may not step now.
-    """
+    """Sees the steps of all optimizers of this process, by torch's global hooks; of several runs, the latest one does."""
 
     def __init__(self, prepared: Prepared, *, stepped: Callable[[int], None], refuses: Callable[[], bool]) -> None:
         self._prepared, self._stepped, self._refuses = prepared, stepped, refuses
@@ -59,11 +53,7 @@ class OtherOptimizers:
         self._ignored.update(optimizers)
 
     def check(self) -> None:
-        """Check that checkpoints hold the state of every optimizer that has stepped, and that still exists.
-
-        Raises:
-            RuntimeError: they do not.
-        """
+        """Check that checkpoints hold the state of every optimizer that has stepped, and that still exists."""
         if self._lost() is None:
             return
         gc.collect()  # one with a scheduler refers to itself, and so may be there when the script has released it

@@ -28,12 +28,7 @@ class Pass:
     weight = 1.0
 
     def __init__(self, items: Iterable[Any], world_size: int) -> None:
-        """Initialize a pass that was not iterated yet.
-
-        Args:
-            items: the iterable.
-            world_size: number of ranks; all take the same number of items.
-        """
+        """Initialize a pass that was not iterated yet."""
         self.total = world_size
         self.done = 0
         self._items = items
@@ -41,12 +36,7 @@ class Pass:
         self._size = _length(items)
 
     def skip(self, taken: int, began: Mapping[str, Any] | None) -> None:
-        """Before the first item: skip those that were trained on before a resume.
-
-        Args:
-            taken: their number.
-            began: random states at the start of the pass; None if they are not known.
-        """
+        """Before the first item: skip those that were trained on before a resume."""
         self.done, self._began = taken, began
 
     def __len__(self) -> int:
@@ -120,11 +110,7 @@ class Passes:
     """
 
     def __init__(self, *, keep_random: bool) -> None:
-        """Initialize before the first pass.
-
-        Args:
-            keep_random: remember random states, which `state_dict` returns.
-        """
+        """Initialize before the first pass."""
         self.source: Any = None
         self.trains = False
         self.target: Place | None = None
@@ -163,12 +149,7 @@ class Passes:
         return True
 
     def end(self, before: Any, *, is_whole: bool) -> None:
-        """End the pass under way.
-
-        Args:
-            before: if it was a look, what is kept of the loaders at its start.
-            is_whole: whether it has come to its end.
-        """
+        """End the pass under way."""
         self.left = self.place(before=False) if self.trains and not is_whole else None
         if not self.trains:
             self.looks[self._ended] = before
@@ -206,11 +187,7 @@ class Passes:
         return target.ended < self._ended or (target.ended == self._ended and not (target.trains or target.looks))
 
     def place(self, *, before: bool) -> Place:
-        """The place in the body.
-
-        Args:
-            before: do not count the current item.
-        """
+        """The place in the body."""
         if self.target is not None:
             return self.target
         if not self.trains:

@@ -30,11 +30,6 @@ class Replicas:
 
     How often that is, each rank chooses from what it measures; it is a power of two, and so ranks that choose
     differently compare where both do.
-
-    Args:
-        prepared: what was set up and registered.
-        watch: the connections to the other ranks.
-        device: of this rank.
     """
 
     def __init__(self, prepared: Prepared, watch: Watch, device: torch.device) -> None:
@@ -44,11 +39,7 @@ class Replicas:
         watch.parts = self._parts
 
     def begins(self, step: int) -> None:
-        """The training begins: compare what was set up, once.
-
-        Args:
-            step: steps of the run that were done.
-        """
+        """The training begins: compare what was set up, once."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -58,23 +49,14 @@ class Replicas:
                 one.compare(step)
 
     def stepped(self, number: int, step: int) -> None:
-        """An optimizer has stepped.
-
-        Args:
-            number: of one that was set up, or the id of another one.
-            step: of the run.
-        """
+        """An optimizer has stepped."""
         self._has_begun = True
         one = self._compared.get(number) or self._of(number)
         if one is not None:
             one.stepped(step, len(self._compared))
 
     def settle(self, step: int) -> None:
-        """Compare all optimizers that have stepped, on all ranks, and wait for the result.
-
-        Raises:
-            ReplicaMismatch: ranks differ.
-        """
+        """Compare all optimizers that have stepped, on all ranks, and wait for the result."""
         if self._send_last(step):
             self._watch.await_replicas()
 
@@ -203,11 +185,7 @@ class _Compared:
         return synchroniser.is_common and self._prepared.exchanges_after(self.optimizer)
 
     def stepped(self, step: int, optimizers: int) -> None:
-        """Compare after a step if it is time to.
-
-        Args:
-            optimizers: how many are compared.
-        """
+        """Compare after a step if it is time to."""
         self._steps += 1
         self.has_stepped = True
         self._version = self._probe._version
@@ -225,11 +203,7 @@ class _Compared:
         self._begin((self.place, self._waited, self._count), step, waits=False)
 
     def finish(self, step: int, *, unchanged: bool) -> None:
-        """Compare now, on all ranks, and let them wait for the result.
-
-        Args:
-            unchanged: only if parameters were not changed since the last step, as by a script that saves its best ones.
-        """
+        """Compare now, on all ranks, and let them wait for the result."""
         self._send_finished(wait=True)
         self.has_stepped = False
         self._waited += 1
@@ -260,12 +234,7 @@ class _Compared:
         return () if contents is None else contents.parts(lambda label: self.name(label, several=several))
 
     def name(self, label: Label, *, several: bool) -> str:
-        """The name of something, as users know it.
-
-        Args:
-            label: see `Label`.
-            several: whether there are other optimizers.
-        """
+        """The name of something, as users know it."""
         groups = self.optimizer.param_groups
         kind = type(self.optimizer).__name__
         whole = f"{kind} (optimizer {self.place})" if several else kind

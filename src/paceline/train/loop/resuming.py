@@ -62,11 +62,7 @@ class Resuming:
             self._found = None
 
     def peek(self) -> str:
-        """What there was before this run took its first checkpoint, as long as the script has not resumed.
-
-        Returns:
-            "" for nothing, "loops" for a checkpoint of a loop over epochs, "other" for another one.
-        """
+        """What there was before this run took its first checkpoint, as long as the script has not resumed."""
         if self.has_looked:
             return ""
         if self._first is None:
@@ -102,12 +98,7 @@ class Resuming:
         return True
 
     def load(self, feeds: Sequence[Feed], *, by_epochs: bool) -> None:
-        """Load it into everything that was set up.
-
-        Args:
-            feeds: the training loaders.
-            by_epochs: whether the body of the epoch that was under way begins again.
-        """
+        """Load it into everything that was set up."""
         assert self._found is not None
         found = self._found
         self._checkpoints.load(found, len(feeds))

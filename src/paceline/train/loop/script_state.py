@@ -44,12 +44,7 @@ class SavedState:
     """The part of a checkpoint with the values of a `State`, on each rank."""
 
     def __init__(self, state: State, device: torch.device) -> None:
-        """Initialize without loading.
-
-        Args:
-            state: the values.
-            device: for tensors that were on a device when they were saved.
-        """
+        """Initialize without loading."""
         self._state, self._device = state, device
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,15 +65,7 @@ class SavedState:
 
 
 def make_reshard(how: Callable[[Sequence[Any], int, int], Any] | str | None) -> Callable[..., dict[str, Any]]:
-    """Return the function that makes a rank's values from those of another number of ranks.
-
-    Args:
-        how: the user's function; "sum" for values that are sums over the batches of a rank; None for values that are
-            equal on all ranks.
-
-    Raises:
-        ValueError: `how` is none of these.
-    """
+    """Return the function that makes a rank's values from those of another number of ranks."""
     if how is not None and how != "sum" and not callable(how):
         raise ValueError(f"reshard={how!r} is neither a function nor 'sum'")
 

@@ -68,17 +68,7 @@ class Steps:
         close: Callable[[], None],
         trial: Trial | None = None,
     ) -> None:
-        """Initialize before the first step.
-
-        Args:
-            group: the ranks.
-            prepared: what was set up.
-            checkpoints: checkpoints of the run.
-            metrics: metrics of the run.
-            watch: agrees with the other ranks on the last step; None in a job of one process without checkpoints.
-            close: closes the run.
-            trial: measures some steps, after which the run ends; None goes on.
-        """
+        """Initialize before the first step."""
         self.done = 0
         self.in_loop = False
         self.feeds: list[Feed] = []
@@ -133,7 +123,6 @@ class Steps:
         return self.accumulates or (self._checkpoints.can_save and self.body is not None)
 
     def over_epochs(self, count: int) -> Iterator[int]:
-        """See `Run.epochs`."""
         self._settle()
         if self._epochs.number < 0 and not self._resuming.is_pending:
             self._resuming.find_in_loops()
@@ -209,7 +198,6 @@ class Steps:
     # -- a loop over batches -------------------------------------------------------------------------------------------
 
     def over(self, items: Iterable[Any]) -> Iterator[Any]:
-        """See `Run.steps`."""
         if self.in_loop:
             raise RuntimeError(
                 "run.steps was iterated within another loop whose steps are counted; iterate one of them only, or both "
@@ -435,7 +423,6 @@ class Steps:
             raise TrialOver
 
     def step_done(self) -> None:
-        """See `Run.step_done`."""
         self._stepped(-1)
 
     def _stepped(self, number: int) -> None:
@@ -490,11 +477,7 @@ class Steps:
             )
 
     def is_accumulating(self, every: int | None = None) -> bool:
-        """Whether the last backward only added to the gradients, so that the optimizer does not step yet.
-
-        Args:
-            every: the batches per step of the optimizer; None means those of the last backward.
-        """
+        """Whether the last backward only added to the gradients, so that the optimizer does not step yet."""
         return self._gradients.is_accumulating(every, within=self.within)
 
     @property
@@ -509,7 +492,6 @@ class Steps:
 
     @property
     def step(self) -> int:
-        """See `Run.step`."""
         return self.done + (self._pending + 1 if self.counts else 0)
 
     @property
@@ -529,10 +511,6 @@ class Steps:
 
         If a resumed run would repeat the rest of the epoch's body, without batches or with the same ones, the
         checkpoint is taken at the end of the body.
-
-        Raises:
-            RuntimeError: the run has no folder for checkpoints, or an accumulation of gradients has begun.
-            paceline.CheckpointError: this checkpoint or the previous one could not be written.
         """
         self._check_state()
         self.optimizers.check()
@@ -576,11 +554,7 @@ class Steps:
         return True
 
     def _check_seen(self) -> None:
-        """Check that it is known which steps were done; within a first step, that is known at its end.
-
-        Raises:
-            RuntimeError: they are those of a loop by hand.
-        """
+        """Check that it is known which steps were done; within a first step, that is known at its end."""
         if self._gradients.has_seen:
             return
         if self.within:
@@ -664,7 +638,6 @@ class Steps:
     # -- resuming ------------------------------------------------------------------------------------------------------
 
     def resume(self) -> bool:
-        """See `Run.resume`."""
         if not self._resuming.find():
             return False
         self._load()

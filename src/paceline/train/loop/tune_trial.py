@@ -30,15 +30,7 @@ class TrialOver(SystemExit):
 
 
 class Trial:
-    """Measures steps of the optimizer, and writes the result where `paceline tune` reads it.
-
-    Args:
-        steps: how many.
-        file: for the result, which rank 0 writes; None writes none.
-        group: the ranks.
-        method: returns the name of the method by which they exchange gradients; None if they do not.
-        sent: returns the bytes that this rank has sent.
-    """
+    """Measures steps of the optimizer, and writes the result where `paceline tune` reads it."""
 
     def __init__(
         self, steps: int, file: Path | None, group: Group, method: Callable[[], str | None], sent: Callable[[], int]

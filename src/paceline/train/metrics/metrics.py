@@ -51,17 +51,7 @@ class Metrics:
         method: Callable[[], str | None] = lambda: None,
         replicas: Callable[[], ReplicasRecord | None] = lambda: None,
     ) -> None:
-        """Initialize without writing.
-
-        Args:
-            folder: folder for the files; None writes none.
-            progress: whether rank 0 shows the progress of the epoch.
-            progress_file: file to which rank 0 writes the progress for other processes; None writes none.
-            every: steps between two lines; None takes 10, or up to 100 if 10 steps take less than a second.
-            sent: returns the bytes that this rank has sent for its gradients.
-            method: returns the name of the method by which ranks exchange them; None if they do not.
-            replicas: returns how often all ranks were equal, see `Moment`.
-        """
+        """Initialize without writing."""
         self._group = group
         self._sent, self._sent_before, self._method = sent, 0, method
         self._folder = folder
@@ -93,24 +83,12 @@ class Metrics:
     # -- events of the loop --------------------------------------------------------------------------------------------
 
     def body_begins(self, epoch: int, epochs: int) -> None:
-        """Start the body of an epoch of `Run.epochs`.
-
-        Args:
-            epoch: counted from 0.
-            epochs: number of epochs.
-        """
+        """Start the body of an epoch of `Run.epochs`."""
         if self._progress is not None:
             self._progress.epoch_begins(epoch, epochs)
 
     def epoch_begins(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
-        """Start the loop over the batches of an epoch, or of the rest of it. A collective of all ranks.
-
-        Args:
-            epoch: counted from 0.
-            epochs: number of epochs; None if unknown.
-            steps: batches of the whole epoch; None if unknown.
-            done: its batches that were trained on before.
-        """
+        """Start the loop over the batches of an epoch, or of the rest of it. A collective of all ranks."""
         # The previous epoch was left by a break; or values were logged after the last loop, outside of `Run.epochs`.
         if self._steps or (epochs is None and self._has_begun and self._may_have_values()):
             self.flush()
@@ -121,26 +99,14 @@ class Metrics:
             self._progress.begin(epoch, epochs, steps, done)
 
     def body_ends(self, epoch: int, step: int) -> None:
-        """At the end of an epoch's body: write what was logged in it after the loop over its batches.
-
-        Args:
-            epoch: counted from 0.
-            step: steps done, over all attempts.
-
-        Raises:
-            LogMismatch: the ranks have logged different names.
-        """
+        """At the end of an epoch's body: write what was logged in it after the loop over its batches."""
         self._last = (epoch, step)
         if self._steps or self._may_have_values():
             self.flush()
         self.settle()
 
     def stops(self) -> None:
-        """Before a stop: write and show what was logged. A collective of all ranks.
-
-        Raises:
-            LogMismatch: the ranks have logged different names.
-        """
+        """Before a stop: write and show what was logged. A collective of all ranks."""
         if self._steps or self._may_have_values():
             self.flush()
         self.settle()
@@ -151,11 +117,7 @@ class Metrics:
         return self.has_values or self._group.world_size > 1
 
     def epoch_ends(self) -> None:
-        """At the end of an epoch: show what was logged. A collective of all ranks.
-
-        Raises:
-            LogMismatch: the ranks have logged different names.
-        """
+        """At the end of an epoch: show what was logged. A collective of all ranks."""
         if self._steps:
             self.flush()
         self.settle()
@@ -170,12 +132,7 @@ class Metrics:
             self._progress.leave()
 
     def data_received(self, samples: int, total: int) -> None:
-        """The loop has received its batch: the time since the last step was spent waiting for data.
-
-        Args:
-            samples: samples in the batch of this rank, 0 for a stand-in.
-            total: samples in the batches of all ranks.
-        """
+        """The loop has received its batch: the time since the last step was spent waiting for data."""
         self._in_step, self._samples, self._total = True, samples, total
         self.times.data_received()
 
@@ -187,15 +144,7 @@ class Metrics:
         self.times.checkpoint_ends()
 
     def step_done(self, epoch: int, step: int) -> None:
-        """The loop has requested another batch.
-
-        Args:
-            epoch: the current epoch.
-            step: steps done, over all attempts.
-
-        Raises:
-            LogMismatch: the ranks have logged different names.
-        """
+        """The loop has requested another batch."""
         self._count(epoch, step)
         if self._steps >= self._every:
             self.flush()
@@ -218,11 +167,7 @@ class Metrics:
         self._steps += 1
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add values of this step, weighted by its samples; outside of a step their weight is 1.
-
-        Raises:
-            ValueError: a name is taken, or a value is not a single number.
-        """
+        """Add values of this step, weighted by its samples; outside of a step their weight is 1."""
         weight = float(self._samples) if self._in_step else 1.0
         for name, value in values.items():
             if name in _OWN_NAMES:
@@ -238,11 +183,7 @@ class Metrics:
     # -- reductions over the ranks -------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Start to reduce what was logged since the last call, after the previous reduction. A collective of all ranks.
-
-        Raises:
-            LogMismatch: the ranks have logged different names.
-        """
+        """Start to reduce what was logged since the last call, after the previous reduction. A collective of all ranks."""
         self.settle()
         times = self.times.read()
         self._write_times(times)
@@ -259,11 +200,7 @@ class Metrics:
             self.settle()
 
     def settle(self) -> None:
-        """Write and show what was reduced; waits for ranks that are not that far yet.
-
-        Raises:
-            LogMismatch: the ranks have logged different names.
-        """
+        """Write and show what was reduced; waits for ranks that are not that far yet."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -374,11 +311,7 @@ class Metrics:
             ) from error
 
     def close(self) -> None:
-        """Write what is left. A collective of all ranks; another `init` may follow.
-
-        Raises:
-            LogMismatch: the ranks have logged different names.
-        """
+        """Write what is left. A collective of all ranks; another `init` may follow."""
         try:
             if self._steps:
                 self.flush()

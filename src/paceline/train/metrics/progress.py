@@ -68,13 +68,7 @@ class Progress:
     def __init__(
         self, *, screen: bool, file: Path | None, replicas: Callable[[], ReplicasRecord | None] = lambda: None
     ) -> None:
-        """Initialize without showing anything.
-
-        Args:
-            screen: show a bar if a terminal shows this rank's output, else a plain line from time to time.
-            file: replaced at most once per second, and when the loop has ended or was left; None writes none.
-            replicas: see `Moment`.
-        """
+        """Initialize without showing anything."""
         self._screen, self._replicas = screen, replicas
         self._file = None if file is None else _File(file)
         self._views: list[_View] = []  # those of the loop under way
@@ -91,26 +85,14 @@ class Progress:
         self._window: list[tuple[float, int, int]] = []  # time, and the steps and samples done by then
 
     def epoch_begins(self, epoch: int, epochs: int | None) -> None:
-        """Start an epoch, in which a loop over batches may follow.
-
-        Args:
-            epoch: counted from 0.
-            epochs: number of epochs; None if unknown.
-        """
+        """Start an epoch, in which a loop over batches may follow."""
         self.leave()
         self._epoch, self._epochs = epoch, epochs
         self._label = f"epoch {epoch + 1}/{epochs}" if epochs is not None else f"epoch {epoch + 1}"
         self._epoch_means, self._last = {}, None
 
     def begin(self, epoch: int, epochs: int | None, steps: int | None, done: int) -> None:
-        """Start the loop over an epoch's batches, or the rest of it.
-
-        Args:
-            epoch: counted from 0.
-            epochs: number of epochs; None if unknown.
-            steps: steps of the whole epoch; None if unknown.
-            done: its steps that were done before.
-        """
+        """Start the loop over an epoch's batches, or the rest of it."""
         self.epoch_begins(epoch, epochs)
         self._steps, self._resumed_at, self._done, self._samples = steps, done, done, 0
         self._began = time.monotonic()
@@ -124,11 +106,7 @@ class Progress:
         self._next = min((view.next for view in self._views), default=math.inf)
 
     def step_done(self, samples: int) -> None:
-        """Count another step.
-
-        Args:
-            samples: samples of all ranks together.
-        """
+        """Count another step."""
         self._done += 1
         self._samples += samples
         now = time.monotonic()
@@ -186,13 +164,7 @@ class Progress:
             self._file.show(self._last)
 
     def _moment(self, now: float, *, has_ended: bool = False, is_over: bool = False) -> Moment:
-        """The progress after at least one step; when the loop has ended, with the rate of the whole loop.
-
-        Args:
-            now: the time.
-            has_ended: whether the loop has ended, or was left.
-            is_over: whether no steps of the epoch are left.
-        """
+        """The progress after at least one step; when the loop has ended, with the rate of the whole loop."""
         then, done, samples = (self._began, self._resumed_at, 0) if has_ended else self._window[0]
         seconds = max(now - then, 1e-9)
         step_seconds = seconds / (self._done - done) if self._done > done else None

@@ -63,12 +63,6 @@ class Reduction:
     The names that all ranks know determine the shape of the reduced tensor. Its first element is the number of ranks
     that have logged other names. If there are any, or if only some ranks have logged a name, the ranks must compare
     what they have logged.
-
-    Args:
-        names: the names that all ranks know.
-        values: for each name that was logged: the weighted sum, the weight, and 1 for this rank.
-        costs: this rank's seconds for each part of a step, and what else is always measured.
-        span: the steps that these belong to.
     """
 
     def __init__(

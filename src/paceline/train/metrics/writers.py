@@ -60,11 +60,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, first_step: int | None) -> None:
-        """Initialize without writing.
-
-        Args:
-            first_step: hide what earlier attempts wrote of this step and later ones; None hides nothing.
-        """
+        """Initialize without writing."""
         self._folder = folder
         self._first_step = first_step
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "paceline-tensorboard")
@@ -72,11 +68,7 @@ class TensorBoard:
         self._failed = False
 
     def add(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Write the values of a step; returns at once.
-
-        Args:
-            when: seconds since 1970.
-        """
+        """Write the values of a step; returns at once."""
         thread = self._thread
         if thread is None:
             return

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_kind(module: torch.nn.Module) -> None:
-    """Check that the ranks can train a model together, and that no other library has made it parallel.
-
-    Raises:
-        TypeError: it is wrapped in DistributedDataParallel or DataParallel, or sharded.
-        ValueError: it, or a model that it holds, was set up before; or a lazy layer does not know its shape yet.
-    """
+    """Check that the ranks can train a model together, and that no other library has made it parallel."""
     for part in module.modules():
         what = type(part).__name__
         if isinstance(part, ParallelModel):
@@ -53,11 +48,7 @@ def check_kind(module: torch.nn.Module) -> None:
 
 
 def check_options(module: torch.nn.Module, strategy: Strategy) -> None:
-    """Check that a strategy can change what TorchScript has compiled.
-
-    Raises:
-        TypeError: it cannot.
-    """
+    """Check that a strategy can change what TorchScript has compiled."""
     is_scripted = isinstance(module, RecursiveScriptModule)  # a traced one takes hooks
     has_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
     for option, refuses in [
@@ -73,11 +64,7 @@ def check_options(module: torch.nn.Module, strategy: Strategy) -> None:
 
 
 def check_optimizer_kind(optimizer: torch.optim.Optimizer) -> None:
-    """Check that an optimizer's state is the same on all ranks.
-
-    Raises:
-        TypeError: its parameters are sharded.
-    """
+    """Check that an optimizer's state is the same on all ranks."""
     found = sharded.in_object(optimizer)
     if found is not None:
         raise TypeError(
@@ -88,12 +75,7 @@ def check_optimizer_kind(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_alike(group: Group, module: torch.nn.Module, strategy: Strategy) -> None:
-    """Check that every rank has the same model and strategy as rank 0; otherwise, DDP would hang or corrupt the model.
-
-    Raises:
-        ModelMismatch: on every rank; a rank that differs names its first difference.
-        TypeError: see `check_options`.
-    """
+    """Check that every rank has the same model and strategy as rank 0; otherwise, DDP would hang or corrupt the model."""
     check_options(module, strategy)
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
     theirs, chosen = group.broadcast_object((mine, strategy))

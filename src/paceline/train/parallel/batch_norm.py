@@ -23,13 +23,6 @@ def update_bn(
 
     The parts that the ranks have of a step are one batch, by whose mean and variance all of them normalise, so the
     result is that of one process with batches of the same samples. A collective of all ranks in each layer.
-
-    Args:
-        ranks: the ranks.
-        batches: of this rank; ranks may have different numbers of them.
-        samples: number of samples in the current batch that count; 0 if it is a stand-in.
-        model: called with each batch, or with the first element of one that is a list or a tuple.
-        device: where batches go.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:

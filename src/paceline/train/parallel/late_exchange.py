@@ -24,10 +24,6 @@ class LateExchange:
     A mean of what is equal on all ranks changes nothing, so gradients may be a sum of some that were averaged and some
     that were not.
 
-    Args:
-        group: the ranks.
-        is_due: whether the backward pass that has just begun to give gradients is to end with an exchange.
-
     Attributes:
         parameters: those whose gradients are averaged.
         backwards: number of backward passes so far that have given some of them a gradient.
@@ -83,11 +79,7 @@ class LateExchange:
             self.exchange(self.parameters)
 
     def exchange(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Average the gradients of these parameters. One that has a gradient on some ranks gets one on all.
-
-        Raises:
-            NotExchanged: a gradient is sparse.
-        """
+        """Average the gradients of these parameters. One that has a gradient on some ranks gets one on all."""
         with self._group.guard:
             for dtype in dict.fromkeys(each.dtype for each in parameters):
                 self._exchange([each for each in parameters if each.dtype is dtype])

@@ -40,11 +40,7 @@ class LooseParameters:
         self._saved: dict[str, torch.Tensor] = {}  # by a checkpoint, of groups that the script has not added yet
 
     def hold(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Make these, by their names, the parameters. New ones get the values of the checkpoint, or of rank 0.
-
-        Raises:
-            paceline.ModelMismatch: on all ranks, if they are others on some rank.
-        """
+        """Make these, by their names, the parameters. New ones get the values of the checkpoint, or of rank 0."""
         new = {name: each for name, each in named.items() if self._named.get(name) is not each}
         self._named = dict(named)
         for each in new.values():

@@ -22,12 +22,7 @@ _LOSS = "_paceline_loss"  # attribute of a scaled loss
 
 
 class Stepping:
-    """The steps of an optimizer, as far as a GradScaler must know of them.
-
-    Args:
-        is_accumulating: whether an accumulation is not complete, so that the optimizer does not step yet.
-        stepped: called after each step, and after each one that was skipped, with `skipped`.
-    """
+    """The steps of an optimizer, as far as a GradScaler must know of them."""
 
     def __init__(self, is_accumulating: Callable[[], bool], stepped: Callable[[bool], None]) -> None:
         self.is_accumulating = is_accumulating

@@ -68,13 +68,7 @@ class Model:
     """
 
     def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy, look: Look | None = None) -> None:
-        """Set a model up, on all ranks.
-
-        Args:
-            module: the user's module.
-            strategy: how it is trained.
-            look: is called with the arguments of the first forward passes with gradients, until it returns False.
-        """
+        """Set a model up, on all ranks."""
         self.strategy = strategy
         self._group = group
         module.to(group.device)
@@ -129,12 +123,7 @@ class Model:
         self._compute, self._compute_together = self._compile()
 
     def refresh(self) -> None:
-        """Exchange the gradients of the parameters that are trained now; a collective of all ranks.
-
-        Raises:
-            NotExchanged: the method of exchange keeps what it has of each parameter, and does not follow.
-            paceline.ModelMismatch: other parameters are trained on some rank.
-        """
+        """Exchange the gradients of the parameters that are trained now; a collective of all ranks."""
         if self.synchroniser is not None and self.synchroniser.follows_optimizer:
             raise NotExchanged(
                 f"the parameters of {type(self.module).__name__} that are trained, or their types, have changed after "
@@ -229,11 +218,7 @@ class Model:
         return self._forward(args, kwargs)
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a forward pass, and check that tensors are on the model's device.
-
-        Raises:
-            WrongDevice: one is not; numbers, that is tensors without dimensions, may be.
-        """
+        """Note a forward pass, and check that tensors are on the model's device."""
         self.was_called = self.was_called or torch.is_grad_enabled()
         device = self._group.device
         for value in args:
@@ -322,11 +307,7 @@ class Model:
                 parameter.grad.mul_(factor)
 
     def check_inputs(self, inputs: set[int]) -> bool:
-        """Whether a backward for these tensors, given by their ids, gives gradients of this model.
-
-        Raises:
-            ValueError: it gives those of only some parameters, and the other ranks would wait for the rest.
-        """
+        """Whether a backward for these tensors, given by their ids, gives gradients of this model."""
         given = [id(parameter) in inputs for _, parameter in self._trained]
         if self._exchange is not None and any(given) and not all(given):
             missing = self._trained[given.index(False)][0]
@@ -337,11 +318,7 @@ class Model:
         return any(given)
 
     def check_partial(self) -> None:
-        """Check that the gradients of an accumulation were not changed since the last backward.
-
-        Raises:
-            AccumulationChanged: they were.
-        """
+        """Check that the gradients of an accumulation were not changed since the last backward."""
         for parameter, gradient, version in self._partial:
             if parameter.grad is not gradient or (gradient is not None and gradient._version != version):
                 self._partial = []
@@ -354,15 +331,7 @@ class Model:
                 )
 
     def check_gradients(self, complete: bool, again: bool = False) -> None:
-        """Check that the exchange of the gradients of a backward is complete, if there are any.
-
-        Args:
-            complete: whether this was the last backward of its accumulation, in which all parameters take part.
-            again: whether there may be another backward through the same forward pass.
-
-        Raises:
-            UnusedParameters: some parameters have no gradient, so the exchange of the others is not complete either.
-        """
+        """Check that the exchange of the gradients of a backward is complete, if there are any."""
         if not again:
             self.was_called = False
         self._partial = []

@@ -28,18 +28,7 @@ def prepare_optimizer(
     reduced_loss: Callable[[Any], Any],
     stepped: Callable[[bool], None],
 ) -> None:
-    """Load rank 0's state, scale learning rates as the strategy says, and step once per accumulation.
-
-    Args:
-        optimizer: the user's optimizer.
-        strategy: the strategy that it is set up with.
-        is_accumulating: whether an accumulation is not complete, so that the optimizer does not step yet.
-        reduced_loss: takes what a closure returns, and returns the loss over all ranks.
-        stepped: called after each step, and after each one that a GradScaler has skipped, with whether it has.
-
-    Raises:
-        ValueError: learning rates are to be scaled, but a scheduler has already stored them.
-    """
+    """Load rank 0's state, scale learning rates as the strategy says, and step once per accumulation."""
     scaling = strategy.lr_scaling
     if scaling != "none" and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise ValueError(

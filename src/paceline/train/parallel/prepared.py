@@ -128,20 +128,7 @@ class Prepared:
     # -- set up --------------------------------------------------------------------------------------------------------
 
     def add(self, thing: Any, strategy: Strategy | None, loop: Loop) -> Any:
-        """Set up a model or an optimizer. Returns what takes its place in the training loop.
-
-        Args:
-            thing: a model or an optimizer.
-            strategy: how to train it; None means for an optimizer the strategy of the model whose parameters it
-                updates, and otherwise the defaults.
-
-        Raises:
-            paceline.ModelMismatch: this rank's model differs from rank 0's.
-            TypeError: it is neither a module nor an optimizer, a model that another library has made parallel, or an
-                optimizer of one that is sharded.
-            ValueError: it was set up before; or learning rates are to be scaled, but a scheduler has already stored
-                them; or the optimizer's accumulation is not that of its model.
-        """
+        """Set up a model or an optimizer. Returns what takes its place in the training loop."""
         if isinstance(thing, torch.nn.Module):
             check_kind(thing)
             if any(thing is model.module for model in self._models):
@@ -194,12 +181,7 @@ class Prepared:
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
 
     def adopt(self) -> None:
-        """Make all that the optimizers train a part of the run; a collective of all ranks if something is new.
-
-        Raises:
-            paceline.ModelMismatch: other parameters are trained on some rank.
-            paceline.NotExchanged: a model got parameters, and its method of exchange does not follow.
-        """
+        """Make all that the optimizers train a part of the run; a collective of all ranks if something is new."""
         self._changes += 1
         self._refresh_models(self.optimizers)
         left_out = {id(p) for part in self._rank_parts.values() for p in _parameters(part.thing)}
@@ -287,18 +269,7 @@ class Prepared:
         return own
 
     def register(self, name: str, thing: Any, *, per_rank: bool = False, reshard: Reshard | None = None) -> None:
-        """Add an object to the checkpoints.
-
-        Args:
-            name: its name there.
-            thing: has `state_dict` and `load_state_dict`.
-            per_rank: whether each rank saves its own state.
-            reshard: see `RankPart`.
-
-        Raises:
-            TypeError: it lacks `state_dict` or `load_state_dict`; or it is sharded, and not `per_rank`.
-            ValueError: the name is taken, or `reshard` is given without `per_rank`.
-        """
+        """Add an object to the checkpoints."""
         if not callable(getattr(thing, "state_dict", None)) or not callable(getattr(thing, "load_state_dict", None)):
             value = repr(thing) if isinstance(thing, (bool, int, float, str, type(None))) else "…"
             raise TypeError(
@@ -322,9 +293,6 @@ class Prepared:
 
         Without `reshard`, it is loaded only if the number of ranks is the same as at the save; otherwise it is not
         changed.
-
-        Raises:
-            ValueError: the name is taken.
         """
         if name in self._rank_parts:
             raise ValueError(f"the name {name} is taken")
@@ -466,11 +434,7 @@ class Prepared:
         return any(self.optimizers[place] is optimizer for place in self._follows)
 
     def accumulate_of_loss(self) -> int:
-        """The number of batches per step of the models that the current loss was computed with.
-
-        Raises:
-            RuntimeError: strategies differ, and the loss was computed with models of several strategies, or of none.
-        """
+        """The number of batches per step of the models that the current loss was computed with."""
         found = self.accumulates
         if len(found) > 1:
             found = {model.strategy.accumulate for model in self._models if model.was_called}
@@ -491,19 +455,7 @@ class Prepared:
         step: int,
         inputs: Sequence[torch.Tensor] | None,
     ) -> None:
-        """Do a backward, which is a collective if gradients are exchanged.
-
-        Args:
-            compute: computes the gradients; called with `factor`.
-            factor: factor for the loss.
-            step: number of the current step.
-            inputs: the tensors whose gradients are computed; None means all.
-
-        Raises:
-            paceline.OptimizerMismatch: optimizers have stepped on some ranks only.
-            paceline.UnusedParameters: the loss depends on no model, but the other ranks wait for gradients.
-            ValueError: `inputs` has only some of a model's parameters.
-        """
+        """Do a backward, which is a collective if gradients are exchanged."""
         self._check_followed()
         self._factor = factor
         given = None if inputs is None else {id(tensor) for tensor in inputs}
@@ -566,11 +518,7 @@ class Prepared:
                 )
 
     def check_partial(self) -> None:
-        """Check that the gradients of an accumulation that is not complete were not changed.
-
-        Raises:
-            paceline.AccumulationChanged: they were.
-        """
+        """Check that the gradients of an accumulation that is not complete were not changed."""
         for model in self._models:
             model.check_partial()
 
@@ -651,23 +599,12 @@ class Prepared:
                     parameter.grad.mul_(factor)
 
     def check_gradients(self, loop: Loop, again: bool = False) -> None:
-        """Check that the gradients of a backward are complete if the optimizer steps next.
-
-        Args:
-            again: whether there may be another backward through the same forward pass.
-
-        Raises:
-            paceline.UnusedParameters: some parameters have no gradient.
-        """
+        """Check that the gradients of a backward are complete if the optimizer steps next."""
         for model in self._models:
             model.check_gradients(complete=not loop.is_accumulating(model.strategy.accumulate), again=again)
 
     def check_steps(self) -> None:
-        """Check that all ranks have stepped the same optimizers. A collective of all ranks.
-
-        Raises:
-            paceline.OptimizerMismatch: on all ranks, if they have not.
-        """
+        """Check that all ranks have stepped the same optimizers. A collective of all ranks."""
         self._step_counts.compare()
 
     def share_buffers(self) -> None:
@@ -683,11 +620,7 @@ class Prepared:
             model.evaluate(evaluating)
 
     def leaves_clipping(self) -> bool:
-        """Whether gradients are clipped after the exchange; if not, they were before it.
-
-        Raises:
-            RuntimeError: they can only be clipped before it, and were not.
-        """
+        """Whether gradients are clipped after the exchange; if not, they were before it."""
         return all([m.synchroniser is None or m.synchroniser.leaves_clipping() for m in self._models])
 
     def parameters_with_gradients(self) -> list[torch.Tensor]:

@@ -67,11 +67,7 @@ class StepCounts:
             span.calls[number] = script_call()
 
     def exchanges(self, step: int) -> None:
-        """Gradients are about to be exchanged, on all ranks.
-
-        Raises:
-            OptimizerMismatch: on all ranks, if the optimizers have stepped at different times.
-        """
+        """Gradients are about to be exchanged, on all ranks."""
         if not self._names or self._group.world_size == 1:
             return
         if self._total >= self._next:
@@ -81,11 +77,7 @@ class StepCounts:
         self._span.exchanges.append((step, script_call()))
 
     def compare(self) -> None:
-        """Compare now, on all ranks.
-
-        Raises:
-            OptimizerMismatch: on all ranks, if the optimizers have stepped at different times.
-        """
+        """Compare now, on all ranks."""
         if self._names and self._group.world_size > 1:
             self.begin()
             self._settle()

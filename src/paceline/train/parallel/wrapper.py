@@ -45,12 +45,7 @@ class ParallelModel(torch.nn.Module):
         own.update(module=module, _forward_together=forward, _no_sync=no_sync)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, and prepare to exchange gradients if there will be some.
-
-        Raises:
-            paceline.UnusedParameters: in the previous step, some parameters got no gradient.
-            paceline.WrongDevice: an argument is on another device.
-        """
+        """Run the module, and prepare to exchange gradients if there will be some."""
         return self._forward_together(args, kwargs)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -139,12 +134,7 @@ class ParallelModel(torch.nn.Module):
 
 
 class OwnNames:
-    """The state of a module under its own names: without those that `torch.compile` adds to it or to its parts.
-
-    Args:
-        module: the module.
-        stateful: has its state, under the names that the module has now.
-    """
+    """The state of a module under its own names: without those that `torch.compile` adds to it or to its parts."""
 
     def __init__(self, module: torch.nn.Module, stateful: Any) -> None:
         self._module, self._stateful = module, stateful
@@ -179,11 +169,7 @@ def own_name(name: str) -> str:
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The user's module of a model that was set up, and maybe compiled later. Another module is returned itself.
-
-    Raises:
-        TypeError: it is not a module.
-    """
+    """The user's module of a model that was set up, and maybe compiled later. Another module is returned itself."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"unwrap takes a model, not {type(model).__name__}")
     inner = getattr(model, _COMPILED, None)

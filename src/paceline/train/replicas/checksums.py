@@ -32,9 +32,6 @@ def is_comparable(tensor: torch.Tensor) -> bool:
 class Sums:
     """The checksums of some tensors, which a GPU may still compute.
 
-    Args:
-        tensors: on any devices; see `is_comparable`.
-
     Attributes:
         sizes: the numbers of their elements.
         gpu_seconds: that GPUs have needed, once `packed` was read.

@@ -57,15 +57,7 @@ class Contents:
             self._tensors.append(parameter)
 
     def add(self, values: Mapping[Any, Any], group: int, place: int, part: str = "", *, dimensions: bool) -> None:
-        """Add what is kept for a group or a parameter, without parameters.
-
-        Args:
-            values: by their keys.
-            group: see `Label`.
-            place: see `Label`.
-            part: see `Label`.
-            dimensions: whether also tensors that have dimensions.
-        """
+        """Add what is kept for a group or a parameter, without parameters."""
         for key, value in values.items():
             if isinstance(value, torch.Tensor):
                 if (dimensions or not value.dim()) and is_comparable(value):
@@ -88,11 +80,7 @@ class Contents:
         return hashlib.blake2b(self.sums.packed + texts, digest_size=16).hexdigest()
 
     def parts(self, name: Callable[[Label], str]) -> list[Part]:
-        """What exactly it is.
-
-        Args:
-            name: the name of something, as users know it.
-        """
+        """What exactly it is."""
         packed = self.sums.packed
         found: list[Part] = [(label.kind, name(label), text) for label, text in self._numbers]
         for number, label in enumerate(self._labels):
@@ -101,12 +89,7 @@ class Contents:
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer, count: int, *, alike: bool) -> Contents:
-    """The parameters that an optimizer trains, and its numbers.
-
-    Args:
-        count: of its steps.
-        alike: whether its numbers and those that it keeps for parameters are the same on all ranks, too.
-    """
+    """The parameters that an optimizer trains, and its numbers."""
     found = Contents()
     found.add({"steps": count}, -1, -1, dimensions=False)
     for number, group in enumerate(optimizer.param_groups):
@@ -124,12 +107,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer, count: int, *, alike: bool) -
 
 
 def of_states(states: Mapping[str, Any], parameters: Mapping[str, AbstractSet[str]]) -> Contents:
-    """What is compared of the states of models and optimizers.
-
-    Args:
-        states: by the names of their parts of a checkpoint.
-        parameters: of models, the names of their parameters.
-    """
+    """What is compared of the states of models and optimizers."""
     found = Contents()
     for part, state in states.items():
         if part in parameters:

@@ -58,10 +58,6 @@ class Comparisons:
     What they have at a moment is judged once all have sent it, and moments before that are forgotten: so ranks need not
     agree on how often to compare, if all count alike.
 
-    Args:
-        cause: says why ranks may differ, from a difference, the step after which they were equal last, and whether the
-            training has not begun; by default as users of `run.setup` know it.
-
     Attributes:
         equal: number of moments at which all were equal.
         step: the last step of the run after which they were.
@@ -168,12 +164,7 @@ class Difference(NamedTuple):
 
 
 def compare(answers: Mapping[int, Sequence[Part]], sums: Mapping[int, str]) -> Difference:
-    """Find out in what ranks differ.
-
-    Args:
-        answers: what each has; empty if it does not know any more.
-        sums: digests of that, which differ.
-    """
+    """Find out in what ranks differ."""
     names: dict[str, Kind] = {}
     found: dict[str, dict[int, str | tuple[int, ...]]] = {}
     ranks = sorted(rank for rank, parts in answers.items() if parts)
@@ -221,14 +212,7 @@ def sentence(
     begins: bool,
     cause: Callable[[Difference, int | None, bool], str] | None = None,
 ) -> str:
-    """A line that says in what ranks differ, and why that may be.
-
-    Args:
-        when: it was seen.
-        equal: the step after which they were equal last; None if they never were.
-        begins: whether the training has not begun.
-        cause: see `Comparisons`.
-    """
+    """A line that says in what ranks differ, and why that may be."""
     names = [f"{rank}" for rank in difference.apart]
     who = f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
     verb = "differs" if len(names) == 1 else "differ"

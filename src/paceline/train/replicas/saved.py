@@ -36,9 +36,5 @@ class Saved:
     differ: Callable[[str], None]
 
     def of(self, state: Callable[[str], Any]) -> Contents:
-        """What is compared.
-
-        Args:
-            state: returns that of a part.
-        """
+        """What is compared."""
         return of_states({part: state(part) for part in (*self.parameters, *self.optimizers)}, self.parameters)

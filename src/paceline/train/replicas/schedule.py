@@ -23,21 +23,11 @@ class Schedule:
         self._then, self._before = 0.0, 0  # time and steps of the last comparison
 
     def is_due(self, count: int) -> bool:
-        """Whether to compare now.
-
-        Args:
-            count: steps after which it could be compared.
-        """
+        """Whether to compare now."""
         return count >= self._next
 
     def compared(self, count: int, steps: int, optimizers: int = 1) -> None:
-        """Choose when to compare next.
-
-        Args:
-            count: see `is_due`.
-            steps: all.
-            optimizers: how many are compared.
-        """
+        """Choose when to compare next."""
         self._next = count + 1 if count < _FIRST else self._choose(count, steps, optimizers)
 
     def _choose(self, count: int, steps: int, optimizers: int) -> int:

@@ -155,11 +155,7 @@ class Cluster:
         self._deadline = deadline
 
     def ask_on(self, say: Callable[[str], None], until: Callable[[], float] = lambda: math.inf) -> None:
-        """From now on read again what the server does not answer, and say once that it does not.
-
-        Args:
-            until: when to give up (monotonic).
-        """
+        """From now on read again what the server does not answer, and say once that it does not."""
         self._silence = _Silence(say, until)
 
     def path(self, group: str, plural: str, name: str = "", sub: str = "") -> str:
@@ -198,12 +194,7 @@ class Cluster:
     def send(
         self, method: str, path: str, params: Mapping[str, Any], body: Any = None, kind: str = "application/json"
     ) -> Object:
-        """Send a request; tries again while the server is busy or starts anew.
-
-        Raises:
-            ApiError: the server refuses it.
-            Unreachable: it does not answer.
-        """
+        """Send a request; tries again while the server is busy or starts anew."""
         import httpx2
 
         content = None if body is None else _encoded(body)
@@ -243,11 +234,7 @@ class Cluster:
         return method == "GET" and self._silence is not None and self._silence.goes_on(why, self._deadline)
 
     def _read(self, answer: Any, method: str, path: str) -> Object:
-        """The object in an answer.
-
-        Raises:
-            ApiError: it is a refusal.
-        """
+        """The object in an answer."""
         try:
             found: Object = answer.json()
         except ValueError:
@@ -291,11 +278,7 @@ class Cluster:
         return next((it.problem for it in (self._mirrors or {}).values() if it.problem), None)
 
     def list(self, path: str, **params: Any) -> Iterator[Object]:
-        """All objects of a kind, in pages; the last page has the version of the list.
-
-        Yields:
-            Pages, as the server sends them.
-        """
+        """All objects of a kind, in pages; the last page has the version of the list."""
         if self._mirrors is None:
             yield from self.pages(path, **params)
             return
@@ -311,11 +294,7 @@ class Cluster:
         yield found.page()
 
     def pages(self, path: str, **params: Any) -> Iterator[Object]:
-        """All objects of a kind, as the server has them now, page by page; the last page has the version of the list.
-
-        Yields:
-            Pages, as the server sends them.
-        """
+        """All objects of a kind, as the server has them now, page by page; the last page has the version of the list."""
         token = version = ""
         tries = 3
         given: set[str] = set()
@@ -353,10 +332,6 @@ class Cluster:
         """Changes of objects of a kind since a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the object.
 
         It ends when the server ends it, or after this time, or when the server does not answer.
-
-        Raises:
-            Expired: the version is gone.
-            Unreachable: the server does not answer, unless `is_patient`.
         """
         import httpx2
 
@@ -395,12 +370,7 @@ class Cluster:
     def log(
         self, pod: str, container: str, *, follow: bool, since: str | None, tail: int | None = None
     ) -> Iterator[bytes]:
-        """The lines of a container's log, each behind its time.
-
-        Raises:
-            ApiError: it has none, or not yet.
-            Unreachable: the connection ended.
-        """
+        """The lines of a container's log, each behind its time."""
         import httpx2
 
         params: dict[str, Any] = {"container": container, "timestamps": "true"}

@@ -68,11 +68,7 @@ class Config(NamedTuple):
 
 
 def connect(options: Options, within: Limits) -> Access:
-    """A client for the cluster that the options name; makes no connection yet.
-
-    Args:
-        within: how long it is waited for.
-    """
+    """A client for the cluster that the options name; makes no connection yet."""
     try:
         import httpx2
     except ImportError:
@@ -100,12 +96,7 @@ def connect(options: Options, within: Limits) -> Access:
 
 
 def _trust(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
-    """The context for TLS: whom it trusts, and the certificate of the user.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: what is given is no certificate.
-    """
+    """The context for TLS: whom it trusts, and the certificate of the user."""
     import ssl
 
     if data := cluster.get("certificate-authority-data"):
@@ -300,10 +291,6 @@ def _plugin(base: Any, plugin: dict[str, Any], verify: ssl.SSLContext) -> Any:
     """Credentials that a program prints, as client-go has them; they are asked for again when they are refused.
 
     Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
-
-    Args:
-        plugin: the program; see `_exec_of`.
-        verify: the context for TLS, which gets a client certificate.
     """
 
     class Credentials(base):  # type: ignore[misc]  # its base is known only once the library is there

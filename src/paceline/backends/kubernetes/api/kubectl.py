@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def kubectl(verb: str, options: Options, namespace: str, *words: str) -> Shell:
-    """A command line of kubectl, with the cluster and the user of a target.
-
-    Args:
-        verb: of paceline, which needs it.
-    """
+    """A command line of kubectl, with the cluster and the user of a target."""
     program = shutil.which("kubectl")
     if program is None:
         raise UserError(f"paceline {verb} needs kubectl on Kubernetes, which is not on PATH; install it")

@@ -15,14 +15,7 @@ _VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "d
 def explained(
     code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str, template: Any
 ) -> str:
-    """A refusal in one line.
-
-    Args:
-        code: the HTTP status.
-        status: the `Status` object, or only a message.
-        where: the flags that select the cluster.
-        template: what the user has merged into the pod template.
-    """
+    """A refusal in one line."""
     message = " ".join(str(status.get("message") or f"HTTP {code}").split())
     if code == 401:
         return f"the cluster of context {context} does not accept your credentials ({message}); log in there again"

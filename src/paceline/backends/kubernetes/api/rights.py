@@ -11,14 +11,7 @@ if TYPE_CHECKING:
 
 
 def may(cluster: Cluster, group: str, resource: str, verb: str, *, is_global: bool = False) -> bool:
-    """Whether this user has a permission; any user may ask.
-
-    Args:
-        group: of the API; "" for the core.
-        resource: such as pods/log.
-        verb: such as create.
-        is_global: it is not of a namespace.
-    """
+    """Whether this user has a permission; any user may ask."""
     name, _, sub = resource.partition("/")
     attributes: dict[str, str] = {"verb": verb, "group": group, "resource": name}
     if sub:

@@ -38,12 +38,7 @@ class Forward:
         self, cluster: Cluster, options: Options, pod: str, url: str, *, warn: Callable[[str], None],
         end: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Take a port here: that of the pod, if it is free.
-
-        Args:
-            warn: gets a line about each connection that could not be made.
-            end: called when it is closed, or cannot be made.
-        """
+        """Take a port here: that of the pod, if it is free."""
         self._cluster, self._pod, self._warn, self._end = cluster, pod, warn, end
         try:
             lacking = missing(cluster, "", "pods/portforward", ("create", "get"))

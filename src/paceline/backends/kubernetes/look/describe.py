@@ -37,12 +37,7 @@ _CLIENT_GONE = "paceline run, which it belongs to, was killed, or did not reach 
 
 
 def described(job: Found, target: str, namespace: str, reports: Mapping[int, Report] | None = None) -> Job:
-    """A job as the verbs show it.
-
-    Args:
-        target: what its backend is called.
-        reports: node rank → what the agent in that pod recorded, of pods that were asked.
-    """
+    """A job as the verbs show it."""
     reports = reports or {}
     parts = _parts(job, reports)
     record = fold(_facts(job, target, reports.values()), parts, _scheduler(job, parts))
@@ -81,12 +76,7 @@ def _parts(job: Found, reports: Mapping[int, Report]) -> list[Part]:
 
 
 def _part(job: Found, pod: Pod, number: int, report: Report | None) -> Part:
-    """The part of a node whose pod has begun.
-
-    Args:
-        number: of the node, among those that the job has now.
-        report: what its agent recorded; None if it was not asked.
-    """
+    """The part of a node whose pod has begun."""
     where = f"{pod.node}/{pod.name}" if pod.node else pod.name
     if report is not None and not pod.is_over:
         part = report["part"]

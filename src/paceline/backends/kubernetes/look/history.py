@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def history(cluster: Cluster, job: Found, since: float) -> History:
-    """The history of a job.
-
-    Args:
-        since: only what was written after this time, in seconds since the epoch.
-    """
+    """The history of a job."""
     if job.is_plain:
         return History([], ("the job is a plain one: nothing of paceline is in its pods, so nothing is recorded",))
     running = [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]

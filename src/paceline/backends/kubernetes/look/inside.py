@@ -63,11 +63,7 @@ def output(cluster: Cluster, pod: Pod, command: Sequence[str], seconds: float) -
 
 
 def chunks(cluster: Cluster, pod: Pod, command: Sequence[str], until: float | None = None) -> Iterator[bytes]:
-    """What a command in a pod prints, as it comes.
-
-    Args:
-        until: when to give up (monotonic); None to wait as long as something comes.
-    """
+    """What a command in a pod prints, as it comes."""
     import queue
 
     import httpx2

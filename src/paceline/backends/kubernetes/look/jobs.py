@@ -153,11 +153,7 @@ def taken(cluster: Cluster, names: Sequence[str] | None, but: Kind | None = None
 def _objects(
     cluster: Cluster, kinds: Sequence[Kind], names: Sequence[str] | None, known: Mapping[str, Found] | None = None
 ) -> dict[str, Found]:
-    """The jobs of these names, or all, of these kinds, without their pods; the kinds are asked at once.
-
-    Args:
-        known: jobs of other kinds, to which they are added.
-    """
+    """The jobs of these names, or all, of these kinds, without their pods; the kinds are asked at once."""
     found, refusals = dict(known or {}), list[ApiError]()
     lists = cluster.at_once(*(partial(_listed, cluster, kind, _selector(names), refusals) for kind in kinds))
     for kind, items in zip(kinds, lists, strict=True):

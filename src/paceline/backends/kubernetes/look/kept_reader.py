@@ -134,15 +134,7 @@ def when_running(cluster: Cluster, name: str) -> Pod:
 def pod_with_volume(
     job: Found, claim: str, mount: str, command: Sequence[str], *, resources: Object, seconds: int
 ) -> Object:
-    """A pod with a volume of a job, on the nodes that the job's pods may run on; the Job owns it.
-
-    Args:
-        job: whose image it has.
-        mount: where the pod has it.
-        command: that it runs.
-        resources: that it requests, as limits too.
-        seconds: after which the cluster ends it.
-    """
+    """A pod with a volume of a job, on the nodes that the job's pods may run on; the Job owns it."""
     template, main = _template(job.object["spec"]), job.kind.main_container(job.object)
     container: Object = {
         "name": _READER, "image": main["image"], "resources": {"limits": resources, "requests": resources},

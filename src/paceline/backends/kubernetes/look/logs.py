@@ -62,12 +62,7 @@ class Follower(Generic[Item]):
     def __init__(
         self, cluster: Cluster, name: str, make: Callable[[Pod], Iterable[Item]], ranks: Iterable[int] | None = None
     ) -> None:
-        """Begin.
-
-        Args:
-            make: what reads the log of a pod.
-            ranks: only pods that have lines of these; None for all.
-        """
+        """Begin."""
         self._cluster, self._name, self._make, self._ranks = cluster, name, make, ranks
         self.readers: Readers[str, Item] = Readers()
         self.job_is_over = threading.Event()
@@ -126,13 +121,7 @@ class _Lines:
     """The lines of a pod that a query asks for: a source, see `backends/follow.py`."""
 
     def __init__(self, log: PodLog, query: LogQuery, attempts: _Attempts, *, starts_again: bool) -> None:
-        """Read nothing yet.
-
-        Args:
-            query: which lines, and whether they are followed.
-            attempts: of all pods.
-            starts_again: whether the job may have had several.
-        """
+        """Read nothing yet."""
         self._log, self._query, self._attempts, self._starts_again = log, query, attempts, starts_again
         self._found: Iterable[Entry] | None = None
         self._lost: Lost | None = None
@@ -174,7 +163,6 @@ class _Lines:
         return log.cut >= max(0, self._attempts.last if query.attempt is None else query.attempt)
 
     def __iter__(self) -> Iterator[LogLines]:
-        """See `Source`."""
         if self._found is None:
             self.open()
         assert self._found is not None
@@ -257,10 +245,6 @@ def events(cluster: Cluster, job: Found, silent: dict[str, UserError], *, is_ove
     """The events that the agents of a job have recorded, those of a node in their order.
 
     Agents that run are asked. Those of others are in their logs, or in the copies of the logs.
-
-    Args:
-        silent: gets the nodes that do not answer, and the pods whose logs lack their beginning, each with why.
-        is_over: whether it has ended.
     """
     where = kept.of(job.annotations)
     if where is not None and kept_reader.is_needed(job, is_over=is_over):

@@ -60,14 +60,7 @@ def amount(text: str | float | None) -> float:
 
 
 def machines(cluster: Cluster, warn: Callable[[str], None]) -> list[Machine]:
-    """The nodes, with what the pods of all namespaces have; with those of this namespace if others may not be listed.
-
-    Args:
-        warn: gets a line if something is not known.
-
-    Raises:
-        ApiError: nodes may not be listed.
-    """
+    """The nodes, with what the pods of all namespaces have; with those of this namespace if others may not be listed."""
     found: dict[str, Machine] = {}
     for page in cluster.list("/api/v1/nodes"):
         for node in page["items"]:
@@ -131,11 +124,7 @@ def gpus_of(machine: Machine, resource: str) -> int:
 
 
 def nodes(cluster: Cluster, warn: Callable[[str], None]) -> list[Node]:
-    """The nodes as `paceline top node` shows them; what pods have requested counts as used.
-
-    Raises:
-        ApiError: nodes may not be listed.
-    """
+    """The nodes as `paceline top node` shows them; what pods have requested counts as used."""
     found = []
     for machine in machines(cluster, warn):
         roles = (label.removeprefix(_ROLE) for label in machine.labels if label.startswith(_ROLE))
@@ -176,11 +165,7 @@ def usage(cluster: Cluster, names: Sequence[str], warn: Callable[[str], None]) -
 
 
 def volumes(cluster: Cluster) -> list[Volume]:
-    """The PersistentVolumeClaims of the namespace, which jobs can use with --data.
-
-    Raises:
-        ApiError: they may not be listed.
-    """
+    """The PersistentVolumeClaims of the namespace, which jobs can use with --data."""
     found = []
     for page in cluster.list(cluster.path("v1", "persistentvolumeclaims")):
         for claim in page["items"]:

@@ -58,12 +58,7 @@ class Parser:
     """
 
     def __init__(self, pod: Pod | None, *, is_plain: bool) -> None:
-        """Begin.
-
-        Args:
-            pod: that wrote them; None for lines of ranks and events only.
-            is_plain: whether the user's command wrote them itself.
-        """
+        """Begin."""
         self._pod, self._is_plain, self.attempt = pod, is_plain, 0
         self.is_begun, self.cut = is_plain, -1
 
@@ -132,13 +127,7 @@ class PodLog:
     def __init__(
         self, cluster: Cluster, pod: Pod, job_is_over: threading.Event, *, is_plain: bool, since: float | None = None
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            job_is_over: is set when the job has ended; a pod that is leaving may never do so.
-            is_plain: whether the user's command wrote the lines itself.
-            since: only what was written after this time.
-        """
+        """Read nothing yet."""
         self._cluster, self._pod, self._is_plain = cluster, pod, is_plain
         self._begin = None if since is None else _rfc(since)
         self._job_is_over, self._is_closed = job_is_over, threading.Event()
@@ -154,12 +143,7 @@ class PodLog:
         self._is_closed.set()
 
     def last(self, wanted: Callable[[Entry], bool], count: int, attempt: int | None) -> list[Entry]:
-        """The last lines, and no more read than they take; what is read next comes after them.
-
-        Args:
-            wanted: which lines count.
-            attempt: of this attempt; None for the last one.
-        """
+        """The last lines, and no more read than they take; what is read next comes after them."""
         asked: int | None = count + _MORE
         while True:
             found: collections.deque[Entry] = collections.deque(maxlen=count)
@@ -183,11 +167,7 @@ class PodLog:
             asked = 4 * (asked or 0) if asked is not None and 4 * asked <= _MOST else None
 
     def rest(self) -> Iterator[Entry]:
-        """What is there beyond that.
-
-        Raises:
-            Lost: its node does not answer.
-        """
+        """What is there beyond that."""
         yield from filter(None, map(self._take, self._lines(follow=False)))
 
     @property
@@ -215,11 +195,7 @@ class PodLog:
         )
 
     def _lines(self, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
-        """Lines that have not been read.
-
-        Raises:
-            Lost: its node does not answer.
-        """
+        """Lines that have not been read."""
         pod = self._pod
         try:
             yield from self._unread(follow=follow, tail=tail)

@@ -71,11 +71,7 @@ class Pod:
 
 
 def seen(pod: Mapping[str, Any], events: Sequence[dict[str, Any]] = ()) -> Pod:
-    """What is kept of a pod.
-
-    Args:
-        events: about it, the last one last.
-    """
+    """What is kept of a pod."""
     found = dict(pod)
     meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
     # What admits pods may put a container before ours.

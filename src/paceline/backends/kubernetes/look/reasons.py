@@ -21,11 +21,7 @@ _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 
 def why_waiting(pod: dict[str, Any], events: Sequence[dict[str, Any]] = ()) -> str | None:
-    """What a pod that does not run yet waits for, in one line; None if there is nothing to say.
-
-    Args:
-        events: about it, the last one last.
-    """
+    """What a pod that does not run yet waits for, in one line; None if there is nothing to say."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -90,12 +86,7 @@ def _line(event: dict[str, Any]) -> str:
 
 
 def why_ended(pod: dict[str, Any], container: dict[str, Any] | None, python: str) -> str | None:
-    """Why a pod has failed, in one line, for one whose program could not say it; None if it did not fail.
-
-    Args:
-        container: the status of its container; None if it has none.
-        python: the interpreter that the image should have.
-    """
+    """Why a pod has failed, in one line, for one whose program could not say it; None if it did not fail."""
     status = pod.get("status") or {}
     if status.get("reason") in (
         "Evicted",

@@ -66,11 +66,7 @@ def is_fetched_there(spec: JobSpec) -> bool:
 
 
 def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str, Any] | None) -> None:
-    """Refuse a repository whose credentials are missing, as far as that can be seen without asking its host.
-
-    Args:
-        record: of the code of the job that it resumes; None without one.
-    """
+    """Refuse a repository whose credentials are missing, as far as that can be seen without asking its host."""
     if not is_fetched_there(spec):
         return
     assert spec.code is not None
@@ -100,11 +96,7 @@ def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str
 def clone(
     cluster: Cluster, job: str, image: str, options: Options, spec: JobSpec, *, record: Mapping[str, Any] | None
 ) -> Clone:
-    """What the pods of a job fetch.
-
-    Args:
-        record: of the code of the job that it resumes, whose commit is taken again; None without one.
-    """
+    """What the pods of a job fetch."""
     assert spec.code is not None
     source = git_source.resolve(spec.code.source or "", Path.cwd())
     commit = record.get("commit") if record is not None else git.commit_of(source, spec.git_credentials)
@@ -143,13 +135,7 @@ def _credentials(
 
 
 def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy: str | None) -> Manifest:
-    """The init container.
-
-    Args:
-        here: the folder of its script.
-        work: the folder for the result.
-        resources: that it asks for; pods get the maximum of their containers, so this takes nothing more.
-    """
+    """The init container."""
     source = it.source
     arguments = [source.url, source.ref or "", it.commit or "", source.origin or "", source.user or "git", work, SECRET]
     mounts: list[Manifest] = [

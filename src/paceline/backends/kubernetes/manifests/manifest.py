@@ -21,9 +21,6 @@ def merged(base: Any, patch: Any, field: str = "") -> Any:
     """A manifest with a patch: tables are merged, and lists of tables by the key by which Kubernetes merges them.
 
     A null removes what is there. A list of words, such as a command, replaces the one that is there.
-
-    Args:
-        field: whose value both are.
     """
     if isinstance(base, dict) and isinstance(patch, dict):
         found = dict(base)

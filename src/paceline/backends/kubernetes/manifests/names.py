@@ -36,11 +36,7 @@ _PREFIX = re.compile(r"(?=.{1,253}/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-
 
 
 def check_name(name: str, nodes: int, margin: int = 0) -> None:
-    """Check that a job of so many nodes can have a name: its pods are hosts called NAME-0, NAME-1, …
-
-    Args:
-        margin: letters between the name and the number.
-    """
+    """Check that a job of so many nodes can have a name: its pods are hosts called NAME-0, NAME-1, …"""
     most = LONGEST - 1 - len(str(nodes - 1)) - margin
     if len(name) > most:
         raise UserError(f"--name {name}: a job of {nodes} pods has a name of up to {most} letters on Kubernetes")

@@ -149,12 +149,7 @@ def config_maps(order: Order) -> list[Manifest]:
 
 
 def split(files: Mapping[str, bytes], taken: int) -> list[dict[str, bytes]]:
-    """Files in pieces, each called FILE-000, FILE-001, …, for as many ConfigMaps as they need.
-
-    Args:
-        files: name → content.
-        taken: bytes of the first ConfigMap that are taken already.
-    """
+    """Files in pieces, each called FILE-000, FILE-001, …, for as many ConfigMaps as they need."""
     total = sum(map(len, files.values()))
     most = MOST_APPLIED if total <= MANY * MOST_APPLIED else MOST_BYTES
     bins: list[dict[str, bytes]] = [{}]

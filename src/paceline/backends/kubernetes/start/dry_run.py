@@ -36,11 +36,7 @@ def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
 
 
 def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool) -> list[str]:
-    """What is to be known of the manifests.
-
-    Args:
-        hides: whether values of secrets are left out.
-    """
+    """What is to be known of the manifests."""
     found = []
     if any(_size(manifest) > _MOST_NOTED for manifest in made):
         found.append("Some objects are too large for kubectl apply alone: kubectl apply --server-side -f FILE")

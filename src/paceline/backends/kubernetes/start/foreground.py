@@ -40,16 +40,7 @@ class KubeRun:
         let_go: Callable[[], None],
         is_plain: bool,
     ) -> None:
-        """Take over a job that has been started.
-
-        Args:
-            look: what it is now.
-            lease: moves the deadline on, while this process lives.
-            stop: stops it, at once if True.
-            pass_on: passes a signal on to the agents in its pods.
-            let_go: is called when the job has ended.
-            is_plain: whether it has no agent.
-        """
+        """Take over a job that has been started."""
         self.name, self.max_restarts = job.name, job.max_restarts
         self.first_line = (
             f"{job.ranks} rank{'' if job.ranks == 1 else 's'} in {job.nodes} pod{'' if job.nodes == 1 else 's'}; "

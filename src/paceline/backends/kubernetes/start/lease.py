@@ -25,12 +25,7 @@ class Lease:
     """While it is held, the deadline of a Job is moved on."""
 
     def __init__(self, cluster: Cluster, job: Object, most: int | None = None) -> None:
-        """Nothing is moved yet.
-
-        Args:
-            job: the object, whose deadline is `SECONDS` from now.
-            most: seconds after the start that the deadline may not pass; None for no limit.
-        """
+        """Nothing is moved yet."""
         self._cluster, self._most = cluster, most
         self._path = cluster.path("batch/v1", "jobs", job["metadata"]["name"])
         self._is_over = threading.Event()

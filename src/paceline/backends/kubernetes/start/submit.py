@@ -295,11 +295,7 @@ def _provisional(order: Order) -> Object:
 
 
 def _created(cluster: Cluster, kind: Kind, manifest: Object) -> Object:
-    """The object made from a manifest.
-
-    Raises:
-        NameTaken: another one has its name.
-    """
+    """The object made from a manifest."""
     name, wanted = manifest["metadata"]["name"], manifest["metadata"]["annotations"][JOB_ID]
     try:
         with _taken():
@@ -323,11 +319,7 @@ def _removed_on_failure(cluster: Cluster, kind: Kind, made: Object) -> Any:
 
 
 def _make_below(cluster: Cluster, order: Order) -> Object:
-    """Make all objects of a job whose object another Job owns meanwhile.
-
-    Raises:
-        NameTaken: a job has this name.
-    """
+    """Make all objects of a job whose object another Job owns meanwhile."""
     check_name(order.name, order.nodes, order.kind.margin)
     _refuse_taken(cluster, order.name)
     kind, holder_kind = kind_of(order), BatchJob()
@@ -345,11 +337,7 @@ def _make_below(cluster: Cluster, order: Order) -> Object:
 
 
 def _make(cluster: Cluster, order: Order) -> Object:
-    """Make all objects of a job.
-
-    Raises:
-        NameTaken: a job has this name.
-    """
+    """Make all objects of a job."""
     check_name(order.name, order.nodes, order.kind.margin)
     made = _created(cluster, kind_of(order), _provisional(order))
     with _removed_on_failure(cluster, kind_of(order), made):

@@ -56,15 +56,7 @@ class NoSuchJob(Rejected):
 def call(
     command: str, *args: str, env: Mapping[str, str] | None = None, text: str | None = None, seconds: float = SECONDS
 ) -> str:
-    """What a command prints.
-
-    Args:
-        env: its variables; None for those of this process.
-
-    Raises:
-        Away: Slurm does not answer.
-        Rejected: Slurm does not do it.
-    """
+    """What a command prints."""
     return _printed(command, args, env, text, seconds)[0]
 
 
@@ -104,10 +96,6 @@ def table(command: str, *args: str, columns: Mapping[str, int], seconds: float =
 
     All versions of Slurm from 22.05 to 25 have these texts of fixed columns, while their JSON differs. No row and a
     complaint is no answer: squeue ends with 0 when this machine cannot resolve the user for a moment.
-
-    Args:
-        command: see `call`, also for what it raises.
-        columns: names of fields as `-O` has them, and how wide each is.
     """
     form = ",".join(f"{name}:{width}" for name, width in columns.items())
     rows = []

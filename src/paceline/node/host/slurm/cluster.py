@@ -29,11 +29,7 @@ def known(root: Path) -> str | None:
 
 
 def asked(root: Path, seconds: float) -> str:
-    """The name of the cluster, "" if it has none; it is asked for once on each machine.
-
-    Args:
-        seconds: that Slurm may take.
-    """
+    """The name of the cluster, "" if it has none; it is asked for once on each machine."""
     found = known(root)
     if found is not None:
         return found

@@ -178,11 +178,7 @@ class JobFolder:
         return sorted(found, key=lambda start: _order(start, ids))
 
     def has(self, start: Start, number: str) -> bool:
-        """Whether the Slurm job of a start is one of its own, as far as its Slurm jobs are noted.
-
-        Args:
-            number: see `own_number`.
-        """
+        """Whether the Slurm job of a start is one of its own, as far as its Slurm jobs are noted."""
         ids = self.ids
         return not ids or number in ids or start.id in ids
 

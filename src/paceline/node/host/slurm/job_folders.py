@@ -50,11 +50,7 @@ class Jobs:
         return found
 
     def new(self, name: str) -> JobFolder:
-        """A folder to fill for a new job; it becomes the job by `settle`.
-
-        Raises:
-            OSError: it cannot be made.
-        """
+        """A folder to fill for a new job; it becomes the job by `settle`."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path / f".{name}.{os.uname().nodename}.{os.getpid()}{_BUILDING}" / name
         path.mkdir(mode=0o700, parents=True)

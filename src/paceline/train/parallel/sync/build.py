@@ -42,19 +42,7 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def make_synchroniser(options: Sync, group: Group, module: torch.nn.Module) -> Synchroniser | None:
-    """Make it; a collective of all ranks.
-
-    Args:
-        options: what the user has chosen.
-        group: the ranks.
-        module: the model.
-
-    Returns:
-        It; None if DistributedDataParallel's own exchange is the best.
-
-    Raises:
-        ValueError: the options do not fit the ranks.
-    """
+    """Make it; a collective of all ranks."""
     if isinstance(options, AutoSync) and len(set(group.gather_objects(machine_id()))) == 1:
         say(group, "allreduce, since all ranks are on one machine")
         options = AllReduce()
@@ -65,11 +53,7 @@ def make_synchroniser(options: Sync, group: Group, module: torch.nn.Module) -> S
 
 
 def best_bucket_mb(options: Sync, group: Group) -> int | None:
-    """Megabytes of gradients that are best exchanged at once; a collective of all ranks.
-
-    Returns:
-        It; None if what DistributedDataParallel does by itself is the best.
-    """
+    """Megabytes of gradients that are best exchanged at once; a collective of all ranks."""
     if isinstance(options, DGC) and options.clip is not None:
         return _ALL_MB
     if not isinstance(options, AllReduce) or not options.is_exact or group.device.type != "cpu":

@@ -116,27 +116,14 @@ def _shares(numel: int, element: int, ranks: int) -> int:
 
 
 def exchange_seconds(method: EveryStep, bucket: Bucket, link: Link, cost: float) -> float:
-    """Seconds of the exchange of a bucket.
-
-    Args:
-        method: see `sent_bytes`.
-        bucket: the gradients.
-        link: the network.
-        cost: seconds of compression per byte of gradients.
-    """
+    """Seconds of the exchange of a bucket."""
     sent = sent_bytes(method, bucket.gradients, link.ranks)
     rounds = 2 if isinstance(method, PowerSGD) else 1  # sums over the ranks, one after the other
     return rounds * link.latency + sent / link.bandwidth + cost * bucket.bytes
 
 
 def step_seconds(profile: Profile, exchanges: Sequence[float], delays: Sequence[float]) -> float:
-    """Seconds of a step whose buckets are exchanged one after the other, while others are computed.
-
-    Args:
-        profile: the step.
-        exchanges: seconds of each bucket's exchange.
-        delays: seconds by which it delays the computation of later buckets.
-    """
+    """Seconds of a step whose buckets are exchanged one after the other, while others are computed."""
     end = late = ready = 0.0
     for bucket, seconds, delay in zip(profile.buckets, exchanges, delays, strict=True):
         ready = bucket.ready + late
@@ -149,14 +136,7 @@ def step_seconds(profile: Profile, exchanges: Sequence[float], delays: Sequence[
 def forecast(
     profile: Profile, link: Link, costs: Mapping[EveryStep, float], *, shares_cores: bool
 ) -> dict[EveryStep, float]:
-    """Seconds of a step with each method.
-
-    Args:
-        profile: the step.
-        link: the network.
-        costs: method → seconds of compression per byte of gradients.
-        shares_cores: whether gradients are compressed by the cores that compute others.
-    """
+    """Seconds of a step with each method."""
     return {
         method: step_seconds(
             profile,
@@ -168,11 +148,7 @@ def forecast(
 
 
 def choose(steps: Mapping[EveryStep, float]) -> EveryStep:
-    """The first method, or a less exact one that saves enough of its step.
-
-    Args:
-        steps: method → seconds of a step; the more exact methods first.
-    """
+    """The first method, or a less exact one that saves enough of its step."""
     chosen, shortest = next(iter(steps.items()))
     for method, seconds in steps.items():
         if seconds <= shortest * (1 - (_LEAST_BY_POWERSGD if isinstance(method, PowerSGD) else LEAST_SAVED)):
@@ -181,26 +157,13 @@ def choose(steps: Mapping[EveryStep, float]) -> EveryStep:
 
 
 def local_seconds(profile: Profile, link: Link, every: int, share: float = 1.0) -> float:
-    """Seconds of a step if ranks exchange something after each `every` steps, without overlap, and train alone else.
-
-    Args:
-        profile: the step.
-        link: the network.
-        every: see above.
-        share: what they exchange, as a part of the bytes of all gradients.
-    """
+    """Seconds of a step if ranks exchange something after each `every` steps, without overlap, and train alone else."""
     size = sum(each.bytes for each in profile.buckets)
     return profile.compute + (link.latency + share * _ring(size, link.ranks) / link.bandwidth) / every
 
 
 def sentence(profile: Profile, link: Link, steps: Mapping[EveryStep, float]) -> str:
-    """What was measured, what is chosen, and what else there is, in one line.
-
-    Args:
-        profile: the step.
-        link: the network.
-        steps: method → seconds of a step; exact all-reduce first.
-    """
+    """What was measured, what is chosen, and what else there is, in one line."""
     exact, chosen = next(iter(steps)), choose(steps)
     exchange = sum(exchange_seconds(exact, each, link, 0.0) for each in profile.buckets)
     size = sum(each.bytes for each in profile.buckets)

@@ -59,11 +59,7 @@ class EveryStep(Sync):
 
 
 def _normalise_groups(options: EveryStep | LocalSGD, others: str) -> None:
-    """Turn the lists of `hierarchical` into tuples.
-
-    Raises:
-        ValueError: it is neither lists nor a bool nor "measured".
-    """
+    """Turn the lists of `hierarchical` into tuples."""
     if isinstance(options.hierarchical, list):
         object.__setattr__(options, "hierarchical", tuple(tuple(group) for group in options.hierarchical))
     if options.hierarchical != "measured" and not isinstance(options.hierarchical, (bool, tuple)):
@@ -89,12 +85,10 @@ class AllReduce(EveryStep):
 
     @property
     def keeps(self) -> bool:
-        """See `EveryStep.keeps`."""
         return self.wire == "int8"
 
     @property
     def is_exact(self) -> bool:
-        """See `EveryStep.is_exact`."""
         return self.wire == "fp32"
 
 

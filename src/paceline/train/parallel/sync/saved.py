@@ -21,12 +21,7 @@ log = logging.getLogger("paceline")
 
 
 class CommonState:
-    """A model in checkpoints, where ranks may differ.
-
-    Args:
-        module: the model.
-        synchroniser: its exchange.
-    """
+    """A model in checkpoints, where ranks may differ."""
 
     def __init__(self, module: torch.nn.Module, synchroniser: Synchroniser) -> None:
         self._module, self._synchroniser = module, synchroniser
@@ -49,13 +44,7 @@ class Synchronised(Protocol):
 
 
 class SavedSync:
-    """The part of a checkpoint with what this rank keeps for its exchange.
-
-    Args:
-        model: has the exchange.
-        options: what the user has chosen.
-        group: the ranks.
-    """
+    """The part of a checkpoint with what this rank keeps for its exchange."""
 
     def __init__(self, model: Synchronised, options: Sync, group: Group) -> None:
         self._model, self._method, self._group = model, describe(options), group

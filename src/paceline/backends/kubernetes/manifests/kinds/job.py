@@ -42,12 +42,10 @@ class BatchJob(Kind):
     replaces = True
 
     def spec(self, order: Order) -> Manifest:
-        """See `Kind`."""
         template = indexed(order)
         return {**template, "suspend": order.is_queued, **run_policy(order), "template": template["template"]}
 
     def host(self, name: str, number: int) -> str:
-        """See `Kind`."""
         return f"{name}-{number}"
 
     def services(self, order: Order) -> list[Manifest]:
@@ -61,10 +59,8 @@ class BatchJob(Kind):
         return [{"apiVersion": "v1", "kind": "Service", "metadata": objects.meta(order), "spec": spec}]
 
     def nodes(self, found: Object) -> int:
-        """See `Kind`."""
         return int(found["spec"].get("completions") or found["spec"].get("parallelism") or 1)
 
     def main_container(self, found: Object) -> Manifest:
-        """See `Kind`."""
         container: Manifest = found["spec"]["template"]["spec"]["containers"][0]
         return container

@@ -31,7 +31,6 @@ class JobSet(Kind):
     margin = len(f"-{ROLE}-0-xxxxx")
 
     def spec(self, order: Order) -> Manifest:
-        """See `Kind`."""
         policy, job = run_policy(order), indexed(order)
         if "activeDeadlineSeconds" in policy:
             job["activeDeadlineSeconds"] = policy.pop("activeDeadlineSeconds")
@@ -44,20 +43,16 @@ class JobSet(Kind):
         }
 
     def host(self, name: str, number: int) -> str:
-        """See `Kind`."""
         return f"{name}-{ROLE}-0-{number}"
 
     def nodes(self, found: Object) -> int:
-        """See `Kind`."""
         return int(_job(found)["completions"])
 
     def main_container(self, found: Object) -> Manifest:
-        """See `Kind`."""
         container: Manifest = _job(found)["template"]["spec"]["containers"][0]
         return container
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
-        """See `Kind`."""
         return [(self.title, name), ("Job", f"{name}-{ROLE}-0")]
 
 

@@ -45,16 +45,13 @@ class MPIJob(Replicated):
     _has_launcher_as_worker = True
 
     def learn(self, cluster: Cluster) -> None:
-        """See `Kind`."""
         super().learn(cluster)
         self._has_launcher_as_worker = self._schema is not None and self._schema.has("spec", _AS_WORKER)
 
     def knows(self, *path: str) -> bool:
-        """See `Kind`."""
         return path[-1] in _OF_FIRST if self.version == _FIRST else super().knows(*path)
 
     def check(self, order: Order) -> None:
-        """See `Kind`."""
         super().check(order)
         if self.version != _FIRST:
             asked = objects.resources(order.spec, order.options).get("limits", {})
@@ -71,7 +68,6 @@ class MPIJob(Replicated):
             raise self.refusal("--worker-image", f"of {self.api_version} has one template for all pods; leave it out")
 
     def spec(self, order: Order) -> Manifest:
-        """See `Kind`."""
         if self.version == _FIRST:
             template = self._launcher(order, keeps_gpus=True)
             return {"replicas": order.nodes, **self.policy(order), "template": template}
@@ -83,7 +79,6 @@ class MPIJob(Replicated):
         return spec
 
     def replicas(self, order: Order) -> Manifest:
-        """See `Replicated`."""
         if not order.options.plain:
             found = super().replicas(order)
             launcher = found["Launcher"]["template"]
@@ -117,15 +112,12 @@ class MPIJob(Replicated):
         return [{"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}]
 
     def address(self, name: str, number: int) -> str:
-        """See `Kind`."""
         return f"{name}-main" if number == 0 else f"{name}-worker-{number - 1}.{name}"
 
     def host(self, name: str, number: int) -> str:
-        """See `Kind`."""
         return f"{name}-launcher" if number == 0 else f"{name}-worker-{number - 1}"
 
     def ending(self, found: Object) -> Ending | None:
-        """See `Kind`."""
         if self.version != _FIRST:
             return super().ending(found)
         from paceline.backends.kubernetes.api.times import moment
@@ -137,18 +129,15 @@ class MPIJob(Replicated):
         return Ending(state == "Succeeded", moment(status.get("completionTime")), str(state), "its launcher failed")
 
     def nodes(self, found: Object) -> int:
-        """See `Kind`."""
         return int(found["spec"]["replicas"]) + 1 if self.version == _FIRST else super().nodes(found)
 
     def main_container(self, found: Object) -> Manifest:
-        """See `Kind`."""
         if self.version != _FIRST:
             return super().main_container(found)
         container: Manifest = found["spec"]["template"]["spec"]["containers"][0]
         return container
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
-        """See `Kind`."""
         return [(self.title, name), ("Job", f"{name}-launcher")]
 
 

@@ -24,14 +24,12 @@ class PyTorchJob(Replicated):
     ranks_field = "nprocPerNode"
 
     def check(self, order: Order) -> None:
-        """See `Kind`."""
         super().check(order)
         least, most = order.spec.node_range
         if least < most and not self.knows("spec", "elasticPolicy"):
             raise self.refusal("--nnodes MIN:MAX", f"of {self.api_version} here has no elasticPolicy; give one number")
 
     def spec(self, order: Order) -> Manifest:
-        """See `Kind`."""
         found = {self.ranks_field: str(order.spec.ranks), **super().spec(order)}
         least, most = order.spec.node_range
         if least < most:  # torchrun reads it from the pods' variables

@@ -36,7 +36,6 @@ class Replicated(Kind):
     ranks_field: ClassVar[str | None] = None
 
     def check(self, order: Order) -> None:
-        """See `Kind`."""
         if self.main_role is None:
             super().check(order)
         spec, policy, options = order.spec, self._policy, order.options
@@ -58,7 +57,6 @@ class Replicated(Kind):
         return ("spec", "runPolicy") if self.knows("spec", "runPolicy") else ("spec",)
 
     def spec(self, order: Order) -> Manifest:
-        """See `Kind`."""
         policy = self.policy(order)
         return {**({"runPolicy": policy} if len(self._policy) > 1 else policy), self.field: self.replicas(order)}
 
@@ -93,40 +91,32 @@ class Replicated(Kind):
         return found
 
     def address(self, name: str, number: int) -> str:
-        """See `Kind`."""
         return self.host(name, number)
 
     def host(self, name: str, number: int) -> str:
-        """See `Kind`."""
         if self.main_role is None:
             return f"{name}-worker-{number}"
         return f"{name}-{self.main_role.lower()}-0" if number == 0 else f"{name}-worker-{number - 1}"
 
     def can_suspend(self, found: Object) -> bool:
-        """See `Kind`."""
         return "suspend" in _policy_of(found)
 
     def suspension(self, found: Object, value: bool) -> Manifest:
-        """See `Kind`."""
         if not self.can_suspend(found):
             raise self.refusal("stop", f"of {self.api_version} here cannot be suspended; delete it")
         return {"runPolicy": {"suspend": value}}
 
     def is_suspended(self, found: Object) -> bool:
-        """See `Kind`."""
         return bool(_policy_of(found).get("suspend"))
 
     def ttl(self, found: Object) -> int | None:
-        """See `Kind`."""
         value = _policy_of(found).get("ttlSecondsAfterFinished")
         return None if value is None else int(value)
 
     def nodes(self, found: Object) -> int:
-        """See `Kind`."""
         return sum(int(it.get("replicas", 1)) for it in found["spec"][self.field].values())
 
     def main_container(self, found: Object) -> Manifest:
-        """See `Kind`."""
         replicas = found["spec"][self.field]
         main = replicas.get(self.main_role) or replicas["Worker"]
         container: Manifest = main["template"]["spec"]["containers"][0]

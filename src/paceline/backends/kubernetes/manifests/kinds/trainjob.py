@@ -50,7 +50,6 @@ class TrainJob(Kind):
     margin = len(f"-{ROLE}-0-xxxxx")
 
     def check(self, order: Order) -> None:
-        """See `Kind`."""
         super().check(order)
         options, spec = order.options, order.spec
         asked = {
@@ -69,7 +68,6 @@ class TrainJob(Kind):
         self.spec(order)
 
     def spec(self, order: Order) -> Manifest:
-        """See `Kind`."""
         template = objects.template(order)
         pod, (main, *others) = template["spec"], template["spec"]["containers"]
         if others:
@@ -101,18 +99,14 @@ class TrainJob(Kind):
         return found
 
     def host(self, name: str, number: int) -> str:
-        """See `Kind`."""
         return f"{name}-{ROLE}-0-{number}"
 
     def nodes(self, found: Object) -> int:
-        """See `Kind`."""
         return int(found["spec"]["trainer"].get("numNodes") or 1)
 
     def main_container(self, found: Object) -> Manifest:
-        """See `Kind`."""
         trainer: Manifest = found["spec"]["trainer"]
         return trainer
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
-        """See `Kind`."""
         return [(self.title, name), ("JobSet", name), ("Job", f"{name}-{ROLE}-0")]

@@ -66,13 +66,7 @@ def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
 
 
 def stop(folder: JobFolder, now: bool, number: int = signal.SIGTERM, patience: float = PATIENCE) -> None:
-    """Ask a job to stop, by this signal unless it is to be at once; one that waits leaves the queue.
-
-    Args:
-        now: at once.
-        number: of the signal.
-        patience: seconds for which it is tried while Slurm does not answer.
-    """
+    """Ask a job to stop, by this signal unless it is to be at once; one that waits leaves the queue."""
     _stop(folder, _Tries(patience), now, number)
 
 
@@ -111,11 +105,7 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
 
 
 def cancel(number: str, patience: float = PATIENCE) -> None:
-    """Cancel a Slurm job at once, all of it if it is an array.
-
-    Args:
-        patience: seconds for which it is tried while Slurm does not answer.
-    """
+    """Cancel a Slurm job at once, all of it if it is an array."""
     _Tries(patience).cancel(number)
 
 

@@ -38,12 +38,7 @@ class End(NamedTuple):
 
 
 def end_of(number: str, kept: Path, seconds: float = _SECONDS) -> End:
-    """How a job has ended.
-
-    Args:
-        kept: the file with the answer: sacct is asked once for each job, and once in a minute for one without.
-        seconds: that sacct may take, at most 10.
-    """
+    """How a job has ended."""
     with contextlib.suppress(OSError):
         end = _read(kept)
         if end.word or disk_time(kept.parent) < kept.stat().st_mtime + _AGAIN:

@@ -36,11 +36,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def limit(asked: str) -> float | None:
-    """The time limit in seconds of jobs that ask for none; None if they have none.
-
-    Args:
-        asked: the partitions that the job may use, separated by commas; "" for the default one.
-    """
+    """The time limit in seconds of jobs that ask for none; None if they have none."""
     found = []
     for line in call("scontrol", "show", "partition", "--oneliner").splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))

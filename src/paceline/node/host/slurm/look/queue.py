@@ -111,12 +111,7 @@ class Queue:
     """
 
     def __init__(self, root: Path, fresh: float = FRESH, seconds: float = QUICK) -> None:
-        """Ask nothing yet.
-
-        Args:
-            fresh: seconds for which an answer is used.
-            seconds: that Slurm may take, from now on and for all that it is asked.
-        """
+        """Ask nothing yet."""
         self._root, self._fresh, self._until = root, fresh, time.monotonic() + seconds
         self._found: dict[str, Entry] | None = None
         self._answer = _Answer(0.0, 0.0, [])
@@ -147,10 +142,6 @@ class Queue:
         """Whether Slurm has no such job: it does not list it, and says so, later than this, when asked for it alone.
 
         A list of a user's jobs proves nothing: what makes it may not know the user. Without an answer it is False.
-
-        Args:
-            number: of the Slurm job; None if it is not known, then it is looked for by its name among those of all.
-            is_shared: whether the Slurm job is not of this identity alone: it is an allocation of its user.
         """
         if not self.knows_since(since) or self.problem is not None:
             return False
@@ -261,11 +252,7 @@ class _Answer(NamedTuple):
         return self._replace(asked=now, failures=self.failures + 1, problem=str(error))
 
     def write(self, file: Path) -> None:
-        """Keep it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Keep it."""
         write_json(file, {"v": _VERSION, **self._asdict(), "entries": [entry._asdict() for entry in self.entries]})
 
     def is_fresh(self, now: float, fresh: float) -> bool:

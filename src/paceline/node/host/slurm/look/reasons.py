@@ -91,12 +91,7 @@ def ended(word: str) -> Scheduler:
 
 
 def waiting(reason: str, number: str, start: float | None) -> str:
-    """What a job waits for, in one line.
-
-    Args:
-        reason: Slurm's word for it.
-        start: Slurm's estimate of its start, in seconds since the epoch; None if there is none.
-    """
+    """What a job waits for, in one line."""
     word = reason.strip("()").partition(",")[0].strip()
     found = _WAITING.get(word)
     if found is None:

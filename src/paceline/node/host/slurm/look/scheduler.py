@@ -105,12 +105,7 @@ class SlurmJob:
     # -- once a node has written something -----------------------------------------------------------------------------
 
     def started(self, start: Start, seen: JobRecord) -> Scheduler | None:
-        """The report of a job that has started; None if Slurm says nothing that the nodes do not know better.
-
-        Args:
-            start: its last start.
-            seen: the record by its nodes alone.
-        """
+        """The report of a job that has started; None if Slurm says nothing that the nodes do not know better."""
         outcome = self._folder.outcome(start)
         if outcome is not None:
             return self._decided(start, outcome)

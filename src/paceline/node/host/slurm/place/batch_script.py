@@ -60,15 +60,7 @@ done
 
 
 def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: Mapping[str, Any], job_id: str) -> str:
-    """The script.
-
-    Args:
-        job: what the user asks for, as a `JobSpec` in JSON.
-        command: runs paceline's node side.
-        options: `slurm`, more options of sbatch; `limit`, the time limit of jobs that ask for none, if it is known;
-            `no_kill`, whether the job goes on without nodes that are lost; `container`, see `container.described`, and
-            `python`, that in it.
-    """
+    """The script."""
     asked = lines(directives(job, folder, options, job_id))
     srun = [
         '--nodes="$SLURM_JOB_NUM_NODES"', '--ntasks="$SLURM_JOB_NUM_NODES"', "--ntasks-per-node=1",
@@ -178,12 +170,7 @@ def _warning(job: Mapping[str, Any], limit: float | None) -> int:
 
 
 def limit_of(job: Mapping[str, Any], options: Mapping[str, Any], of_partition: float | None) -> float | None:
-    """The time limit of a job in seconds; None if it has none, or it is not known.
-
-    Args:
-        options: those of sbatch that the user gives.
-        of_partition: the limit of jobs that ask for none.
-    """
+    """The time limit of a job in seconds; None if it has none, or it is not known."""
     if "time" in options:
         return seconds_of(str(options["time"]))
     return float(job["time_limit"]) if job["time_limit"] is not None else of_partition

@@ -23,12 +23,7 @@ def described(
     place: Path,
     data: Iterable[Mapping[str, Any]],
 ) -> dict[str, Any] | None:
-    """The container of a job: its `program`, its `image` and the `binds`, folders that it sees; None if it has none.
-
-    Args:
-        given: the program and the image that the user has named.
-        job: as a `JobSpec` in JSON.
-    """
+    """The container of a job: its `program`, its `image` and the `binds`, folders that it sees; None if it has none."""
     if given is None:
         return None
     folders = [place.parent.parent, *(_whole(source["path"]) for source in data)]

@@ -45,10 +45,6 @@ def follow(
     Orders follow on stdin: `signal N` stops it, or reaches its ranks.
 
     The end of stdin stops it too: its client is gone.
-
-    Args:
-        rank_streams: which streams of which local ranks, for rank 0 ("first") and for the "others".
-        close: waits until nothing of the job is left here.
     """
     has_ended = threading.Event()
     refused: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -40,13 +40,7 @@ _LOOK = 0.5  # seconds between two looks for a stop; the kernel does not report 
 
 
 def argv(folder: Path, allocation: Mapping[str, Any], srun: Sequence[str], task: Sequence[str]) -> list[str]:
-    """The command that starts the agents.
-
-    Args:
-        allocation: `id`, and on how many `nodes` of it.
-        srun: flags that every job has.
-        task: the command of an agent, without its folder.
-    """
+    """The command that starts the agents."""
     nodes = allocation["nodes"]
     here = [f"--jobid={allocation['id']}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"]
     return ["srun", *here, *srun, "sh", "-c", SEES, str(folder), *task, str(folder)]

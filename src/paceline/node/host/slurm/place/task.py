@@ -90,11 +90,7 @@ def _give_up(why: str) -> NoReturn:
 
 
 def _placement() -> Placement:
-    """Where this process is in the step.
-
-    Raises:
-        SystemExit: it is not a task of srun.
-    """
+    """Where this process is in the step."""
     try:
         found = SlurmContract().read(os.environ)
     except ContractError as error:

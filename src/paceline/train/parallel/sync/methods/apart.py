@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 class ApartExchange(Synchroniser):
-    """Averages what the ranks of a model have learned after some steps of its optimizer.
-
-    Args:
-        module: the model.
-        averaging: averages tensors over all ranks.
-    """
+    """Averages what the ranks of a model have learned after some steps of its optimizer."""
 
     follows_optimizer = True
 
@@ -30,12 +25,10 @@ class ApartExchange(Synchroniser):
 
     @property
     def sent(self) -> int:  # type: ignore[override]  # it is counted elsewhere
-        """See `Synchroniser.sent`."""
         return self._averaging.sent
 
     @property
     def error(self) -> Exception | None:
-        """See `Synchroniser.error`."""
         return self._averaging.error
 
     def _load_own(self, state: Mapping[str, Any]) -> None:
@@ -46,17 +39,11 @@ class ApartExchange(Synchroniser):
             self._optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """See `Synchroniser.close`."""
         self._averaging.close()
 
 
 def means(tensors: Sequence[torch.Tensor], average: Callable[[torch.Tensor], Any]) -> list[torch.Tensor]:
-    """The means of tensors over all ranks, those of one type in one exchange.
-
-    Args:
-        tensors: of any shapes.
-        average: averages a tensor of one dimension over all ranks, in place.
-    """
+    """The means of tensors over all ranks, those of one type in one exchange."""
     found: dict[int, torch.Tensor] = {}
     for dtype in dict.fromkeys(each.dtype for each in tensors):
         alike = [number for number, each in enumerate(tensors) if each.dtype is dtype]

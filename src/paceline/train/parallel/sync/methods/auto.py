@@ -29,15 +29,7 @@ _RANKS = (16, 8, 4, 2)  # of PowerSGD
 
 
 class AutoExchange(EveryStepExchange):
-    """Averages gradients exactly for some steps, measures them, and goes on with the method that the forecast favours.
-
-    Args:
-        options: how many steps.
-        group: the ranks.
-        route: to the other ranks, with every method.
-        make_wire: makes a method's wire for a process group.
-        parameters: those of the model, in its order.
-    """
+    """Averages gradients exactly for some steps, measures them, and goes on with the method that the forecast favours."""
 
     def __init__(
         self,
@@ -59,7 +51,6 @@ class AutoExchange(EveryStepExchange):
         self.method = "auto"
 
     def begin(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """See `EveryStepExchange.begin`."""
         tensor = bucket.buffer()
         if self._watch is not None and bucket.index() == 0:
             if self._watch.steps >= self._options.warmup - 1:
@@ -110,11 +101,7 @@ class AutoExchange(EveryStepExchange):
         return everyone
 
     def _candidates(self, largest: float) -> list[EveryStep]:
-        """The methods to choose from besides `AllReduce()`, the more exact ones first.
-
-        Args:
-            largest: of all values of gradients so far.
-        """
+        """The methods to choose from besides `AllReduce()`, the more exact ones first."""
         if self._is_complex or not self._buckets:
             return []
         half = AllReduce(wire="fp16" if largest < _HALF_LIMIT else "bf16")
@@ -136,7 +123,6 @@ class AutoExchange(EveryStepExchange):
         return {} if self._watch is not None else {"choice": self.method, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Synchroniser.load_state_dict`."""
         if "choice" in state:
             self._go_on_with(state["choice"])
         super().load_state_dict({name: each for name, each in state.items() if name != "choice"})

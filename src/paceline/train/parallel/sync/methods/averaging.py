@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 def average(
     way: tuple[Route, Wire | None], world_size: int, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int
 ) -> torch.Tensor:
-    """Average a contiguous tensor of one dimension over all ranks, in place, and return it.
-
-    Args:
-        way: the route to the other ranks, and how tensors are sent to other machines; None on ranks that leave that to
-            another one.
-        world_size: number of ranks.
-        tensor: parts of parameters, one after the other.
-        keys: of each part the number of its parameter, and of its elements.
-        step: number of steps before.
-    """
+    """Average a contiguous tensor of one dimension over all ranks, in place, and return it."""
     route, wire = way
     if route.machines == 1 and route.within is not None:
         route.within.all_reduce(tensor, world_size)
@@ -54,14 +45,7 @@ def average_within(route: Route, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Averaging:
-    """Averages while the training goes on, or at once.
-
-    Args:
-        route: to the other ranks.
-        wire: how tensors are sent to other machines while the training goes on; None on ranks that leave that to
-            another one.
-        world_size: number of ranks.
-    """
+    """Averages while the training goes on, or at once."""
 
     def __init__(self, route: Route, wire: Wire | None, world_size: int) -> None:
         self._route, self._wire, self._world_size = route, wire, world_size
@@ -70,22 +54,12 @@ class Averaging:
         self._worker = Worker("exchange", self._part)
 
     def begin(self, tensor: torch.Tensor, key: tuple[int, int]) -> Future:
-        """Start to average a tensor in place, after all that was begun before.
-
-        Args:
-            tensor: see `average`.
-            key: a number for what is in it, under which the wire keeps what it has not sent, and that of its elements.
-        """
+        """Start to average a tensor in place, after all that was begun before."""
         way, world_size = (self._route, self._wire), self._world_size
         return self._worker.begin(lambda: average(way, world_size, tensor, [key], 0), tensor.device)
 
     def now(self, tensor: torch.Tensor, *, exact: bool) -> torch.Tensor:
-        """Average a tensor in place, and return it; nothing else is under way.
-
-        Args:
-            tensor: contiguous, of one dimension.
-            exact: whether it is sent as it is; otherwise in 16 bits, unless the wire is exact. Neither keeps anything.
-        """
+        """Average a tensor in place, and return it; nothing else is under way."""
         wire = self._exact if exact else self._short
         return average((self._route, wire), self._world_size, tensor, [], 0)
 

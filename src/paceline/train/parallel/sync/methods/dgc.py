@@ -27,12 +27,6 @@ class DGCExchange(EveryStepExchange):
     """Exchanges momentum in place of gradients, and lets the optimizer step by it as it is.
 
     If there is one machine only, gradients are averaged as they are, and the optimizer does all by itself.
-
-    Args:
-        options: what the user has chosen.
-        way: the route to the other ranks, and the wire on ranks that exchange with other machines.
-        world_size: number of ranks.
-        parameters: those of the model, in its order.
     """
 
     follows_optimizer = True
@@ -52,11 +46,6 @@ class DGCExchange(EveryStepExchange):
         self._taken: list[tuple[dict[str, Any], dict[str, Any]]] = []  # param groups, and what they had
 
     def begin(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """See `EveryStepExchange.begin`.
-
-        Raises:
-            RuntimeError: the gradients are sparse.
-        """
         if bucket.buffer().layout is not torch.strided and self._compresses:
             raise RuntimeError("DGC does not take sparse gradients; use Embedding(sparse=False), or another method")
         if isinstance(self._wire, DeepGradientCompression) and bucket.index() == 0:
@@ -72,11 +61,6 @@ class DGCExchange(EveryStepExchange):
         return [found.get(id(parameter), Rule()) for parameter in self._parameters]
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.follow`.
-
-        Raises:
-            ValueError: it makes its steps in another way than by momentum.
-        """
         if not isinstance(optimizer, torch.optim.SGD):
             problem = f"{type(optimizer).__name__} is another optimizer"
         else:
@@ -104,7 +88,6 @@ class DGCExchange(EveryStepExchange):
         self._taken.clear()
 
     def leaves_clipping(self) -> bool:
-        """See `Synchroniser.leaves_clipping`."""
         if self._compresses and self._options.clip is None:
             raise RuntimeError(
                 "with DGC, gradients are clipped before they are exchanged: say by how much, DGC(clip=1.0), and leave "
@@ -113,7 +96,6 @@ class DGCExchange(EveryStepExchange):
         return not self._compresses
 
     def close(self) -> None:
-        """See `Synchroniser.close`."""
         for hook in self._hooks:
             hook.remove()
         super().close()

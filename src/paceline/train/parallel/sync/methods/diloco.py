@@ -34,12 +34,6 @@ class DiLoCoExchange(ApartExchange):
 
     Sources: Douillard et al. 2023, arXiv:2311.08105; fragments, overlap and mixing (alpha there): Douillard et al.
     2025, arXiv:2501.18512, algorithm 2.
-
-    Args:
-        options: how often, and how.
-        module: the model.
-        fragments: of its trained parameters.
-        averaging: averages tensors over all ranks.
     """
 
     _averaging: Averaging
@@ -58,7 +52,6 @@ class DiLoCoExchange(ApartExchange):
 
     @property
     def exchanges_gradients(self) -> bool:
-        """See `Synchroniser.exchanges_gradients`."""
         return False
 
     @property
@@ -78,7 +71,6 @@ class DiLoCoExchange(ApartExchange):
                 fragment.start()
 
     def after_step(self) -> None:
-        """See `Synchroniser.after_step`."""
         self._start()
         self._steps += 1
         self._is_apart = True
@@ -96,7 +88,6 @@ class DiLoCoExchange(ApartExchange):
         return step > 0 and (step - (number + 1) * every // len(self._fragments)) % every == 0
 
     def settle(self) -> None:
-        """See `Synchroniser.settle`."""
         if self._is_apart:
             self._average()
             self._is_apart = False
@@ -133,7 +124,6 @@ class DiLoCoExchange(ApartExchange):
         self._steps, self._is_started, self._is_apart = 0, False, False
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Synchroniser.state_dict`."""
         if not self._is_started:
             return {}
         return {
@@ -145,7 +135,6 @@ class DiLoCoExchange(ApartExchange):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Synchroniser.load_state_dict`."""
         if not state:
             return
         self._steps, self._is_started = state["steps"], True

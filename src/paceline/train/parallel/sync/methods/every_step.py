@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class EveryStepExchange(Synchroniser):
-    """Averages the gradients of each bucket over all ranks, as soon as the backward pass has filled it.
-
-    Args:
-        ways: for each communicator its route, and its wire on ranks that exchange with other machines.
-        world_size: number of ranks.
-        parameters: those of the model, in its order.
-    """
+    """Averages the gradients of each bucket over all ranks, as soon as the backward pass has filled it."""
 
     def __init__(
         self, ways: Sequence[tuple[Route, Wire | None]], world_size: int, parameters: Sequence[torch.nn.Parameter]
@@ -43,7 +37,6 @@ class EveryStepExchange(Synchroniser):
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
 
     def attach(self, exchange: DistributedDataParallel) -> None:
-        """See `Synchroniser.attach`."""
         exchange.register_comm_hook(None, lambda state, bucket: self.begin(bucket))  # no types: torch compares them
 
     def begin(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -66,11 +59,7 @@ class EveryStepExchange(Synchroniser):
         return self._workers[number].begin(average_bucket, tensor.device)
 
     def begin_within(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start to average a bucket of gradients over the ranks of this machine.
-
-        Raises:
-            RuntimeError: they are sparse.
-        """
+        """Start to average a bucket of gradients over the ranks of this machine."""
         tensor = bucket.buffer()
         if tensor.layout is not torch.strided:
             raise RuntimeError("sparse gradients cannot be averaged within a machine; leave hierarchical=… out")
@@ -89,23 +78,19 @@ class EveryStepExchange(Synchroniser):
 
     @property
     def sent(self) -> int:  # type: ignore[override]
-        """See `Synchroniser.sent`."""
         within = sum(route.within.sent for route, _ in self._ways if route.within is not None)
         wires = [*(wire for _, wire in self._ways), *self._exact]
         return within + sum(wire.sent for wire in wires if wire is not None)
 
     @property
     def error(self) -> Exception | None:
-        """See `Synchroniser.error`."""
         return next((worker.error for worker in self._workers if worker.error is not None), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Synchroniser.state_dict`."""
         wires = {str(number): wire.state_dict() for number, (_, wire) in enumerate(self._ways) if wire is not None}
         return {"steps": self._steps, "wires": wires} if any(wires.values()) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Synchroniser.load_state_dict`."""
         if not state:
             return
         self._steps = state["steps"]
@@ -114,7 +99,6 @@ class EveryStepExchange(Synchroniser):
                 wire.load_state_dict(state["wires"][str(number)])
 
     def close(self) -> None:
-        """See `Synchroniser.close`."""
         self._part()
         for worker in self._workers:
             worker.close()

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 class Fragment:
     """Parameters in one tensor, with the state of their outer optimizer.
 
-    Args:
-        number: of this fragment.
-        parameters: its parameters, as `parameters` below.
-        dtype: of the tensors below.
-
     Attributes:
         parameters: in the order of the model.
         key: the number of this fragment, and that of its elements.
@@ -54,11 +49,7 @@ class Fragment:
         self.pending = None
 
     def received(self) -> torch.Tensor | None:
-        """The mean outer gradient, for which this waits; None if no exchange was begun.
-
-        Raises:
-            RuntimeError: the exchange has failed.
-        """
+        """The mean outer gradient, for which this waits; None if no exchange was begun."""
         if self.pending is not None and not isinstance(self.pending, torch.Tensor):
             try:
                 self.pending = self.pending.wait()
@@ -69,13 +60,7 @@ class Fragment:
         return self.pending
 
     def outer_step(self, rate: float, momentum: float, keep: float) -> None:
-        """A step of SGD with Nesterov momentum, as torch.optim.SGD takes it, by the outer gradient that was received.
-
-        Args:
-            rate: learning rate.
-            momentum: its factor.
-            keep: the part of this rank's own parameters that is kept; the rest becomes the common ones.
-        """
+        """A step of SGD with Nesterov momentum, as torch.optim.SGD takes it, by the outer gradient that was received."""
         gradient = self.received()
         if gradient is None:
             return
@@ -101,13 +86,6 @@ def deal(module: torch.nn.Module, count: int) -> list[Fragment]:
 
     Layers are the modules with trained parameters of their own. With layers of equal size, each fragment has every
     `count`-th of them, which Streaming DiLoCo (arXiv:2501.18512) calls strided.
-
-    Args:
-        module: the model.
-        count: number of fragments.
-
-    Raises:
-        ValueError: there are fewer layers.
     """
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     layers: dict[str, list[tuple[int, torch.nn.Parameter]]] = {}

@@ -25,11 +25,6 @@ class LocalExchange(ApartExchange):
 
     Sources: Stich 2018, arXiv:1805.09767; with steps at the start that exchange gradients, Lin et al. 2018,
     arXiv:1808.07217.
-
-    Args:
-        options: how often.
-        module: the model.
-        exchange: averages tensors over all ranks.
     """
 
     _averaging: EveryStepExchange
@@ -43,7 +38,6 @@ class LocalExchange(ApartExchange):
         self._have_momenta = False  # whether the optimizers of all ranks have a state
 
     def attach(self, exchange: DistributedDataParallel) -> None:
-        """See `Synchroniser.attach`."""
         exchange.register_comm_hook(None, lambda state, bucket: self._begin(bucket))  # no types: torch compares them
 
     def _begin(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -51,17 +45,14 @@ class LocalExchange(ApartExchange):
 
     @property
     def exchanges_gradients(self) -> bool:
-        """See `Synchroniser.exchanges_gradients`."""
         return not self._is_local or bool(self._options.hierarchical)
 
     @property
     def steps_alike(self) -> bool:
-        """See `Synchroniser.steps_alike`."""
         return not self._is_local
 
     @property
     def is_common(self) -> bool:
-        """See `Synchroniser.is_common`."""
         return not self._apart
 
     @property
@@ -70,12 +61,10 @@ class LocalExchange(ApartExchange):
         return self._steps >= self._options.warmup
 
     def saw_loss(self, loss: torch.Tensor) -> None:
-        """See `Synchroniser.saw_loss`."""
         if self._is_local:
             self._pace.add(loss)
 
     def after_step(self) -> None:
-        """See `Synchroniser.after_step`."""
         was_local = self._is_local
         self._steps += 1
         if was_local:
@@ -84,7 +73,6 @@ class LocalExchange(ApartExchange):
                 self.settle()
 
     def settle(self) -> None:
-        """See `Synchroniser.settle`."""
         if not self._apart:
             return
         self._apart = 0
@@ -109,7 +97,6 @@ class LocalExchange(ApartExchange):
         return own if self._have_momenta else []
 
     def common_state(self) -> dict[str, Any]:
-        """See `Synchroniser.common_state`."""
         state: dict[str, Any] = self._module.state_dict()
         if not self._apart:
             return state
@@ -120,7 +107,6 @@ class LocalExchange(ApartExchange):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Synchroniser.state_dict`."""
         return {
             "steps": self._steps,
             "apart": self._apart,
@@ -131,7 +117,6 @@ class LocalExchange(ApartExchange):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Synchroniser.load_state_dict`."""
         self._steps, self._apart = state["steps"], state["apart"]
         self._pace.load_state_dict(state["pace"])
         self._load_own(state)

@@ -113,14 +113,7 @@ def _sum_seconds(numel: int, group: dist.ProcessGroup, device: torch.device) -> 
 
 
 def compression_cost(wire: Wire, profile: Profile, numbers: Sequence[Sequence[int]], device: torch.device) -> float:
-    """Seconds that a wire without other ranks takes for each byte of gradients.
-
-    Args:
-        wire: of a group of this rank alone.
-        profile: has the buckets.
-        numbers: for each bucket the numbers of its parameters.
-        device: of the gradients.
-    """
+    """Seconds that a wire without other ranks takes for each byte of gradients."""
     total, seconds = 0, 0.0
     for bucket, of in zip(profile.buckets, numbers, strict=True):
         keys = [(number, each.numel) for number, each in zip(of, bucket.gradients, strict=True)]

@@ -60,11 +60,7 @@ class Synchroniser(ABC):
         self._optimizer = optimizer
 
     def leaves_clipping(self) -> bool:
-        """Whether gradients are clipped after the exchange; if not, they were before it.
-
-        Raises:
-            RuntimeError: they can only be clipped before it, and were not.
-        """
+        """Whether gradients are clipped after the exchange; if not, they were before it."""
         return True
 
     def saw_loss(self, loss: torch.Tensor) -> None:  # noqa: B027 - most need not know

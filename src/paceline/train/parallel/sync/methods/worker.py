@@ -23,10 +23,6 @@ class Worker:
 
     On the CPU that is a thread. On a GPU it is a stream, since the calls do not wait.
 
-    Args:
-        name: of the thread.
-        broken: called once, when something has failed: the ranks are no longer in step.
-
     Attributes:
         error: what has failed first; all that is begun later fails, too.
     """
@@ -42,14 +38,7 @@ class Worker:
         self._thread.start()
 
     def begin(self, do: Task, device: torch.device) -> Future:
-        """Do something after all that was begun before, and, on a GPU, after what its current stream has to do.
-
-        Returns:
-            A future of its result, or of its error.
-
-        Raises:
-            RuntimeError: the run is closed, or this is not a rank but a child of one.
-        """
+        """Do something after all that was begun before, and, on a GPU, after what its current stream has to do."""
         if self._is_closed or os.getpid() != self._pid:
             raise RuntimeError("gradients cannot be exchanged: the run is closed, or this process is no rank")
         if device.type == "cuda":

@@ -26,12 +26,7 @@ _REPEATS = 3  # of each message, of which the fastest counts
 
 
 def measured_groups(group: Group, machines: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The ranks of machines whose links are fast, as rank 0 has chosen; it says why. A collective of all ranks.
-
-    Args:
-        group: the ranks.
-        machines: the ranks of each machine.
-    """
+    """The ranks of machines whose links are fast, as rank 0 has chosen; it says why. A collective of all ranks."""
     speeds = _measured(group, [ranks[0] for ranks in machines]) if len(machines) > 2 else {}
     chosen = group.broadcast_object(fast_groups(len(machines), speeds))
     groups = [sorted(rank for machine in each for rank in machines[machine]) for each in chosen]
@@ -45,10 +40,6 @@ def fast_groups(count: int, speeds: Mapping[Pair, float]) -> list[list[int]]:
 
     Links are fast or slow by the largest gap between two speeds, or by that of the slower ones among equal gaps. If it
     is less than a factor of `GAP`, each machine is a group of its own.
-
-    Args:
-        count: of machines.
-        speeds: bytes per second between each two of them; none if they were not measured.
     """
     ordered = sorted(speeds.values())
     neighbours = itertools.pairwise(ordered)

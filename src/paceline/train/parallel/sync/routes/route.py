@@ -45,11 +45,7 @@ class Route:
 
 
 def make_groups(group: Group, options: EveryStep) -> list[list[int]]:
-    """The ranks that sum among themselves first. A collective of all ranks.
-
-    Raises:
-        ValueError: `options.hierarchical` does not name each rank once.
-    """
+    """The ranks that sum among themselves first. A collective of all ranks."""
     if isinstance(options.hierarchical, tuple):
         groups = [list(ranks) for ranks in options.hierarchical]
         if sorted(rank for ranks in groups for rank in ranks) != list(range(group.world_size)) or not all(groups):
@@ -69,12 +65,7 @@ def _by_machine(ranks: Sequence[int], names: Sequence[str]) -> list[list[int]]:
 
 
 def make_route(group: Group, groups: Sequence[Sequence[int]]) -> Route:
-    """The route of this rank. A collective of all ranks.
-
-    Args:
-        group: the ranks.
-        groups: those that sum among themselves first.
-    """
+    """The route of this rank. A collective of all ranks."""
     mine = next(ranks for ranks in groups if group.rank in ranks)
     between: dist.ProcessGroup | None = None
     if len(groups) > 1:

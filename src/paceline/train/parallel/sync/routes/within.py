@@ -48,12 +48,7 @@ class WithinGroup:
 
 
 class Nested:
-    """Sums on each machine first, and then among these machines.
-
-    Args:
-        inner: the ranks of this machine.
-        outer: the first ranks of the machines; None on other ranks.
-    """
+    """Sums on each machine first, and then among these machines."""
 
     def __init__(self, inner: Within, outer: Within | None) -> None:
         self._inner, self._outer = inner, outer

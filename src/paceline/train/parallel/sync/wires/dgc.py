@@ -44,11 +44,6 @@ class DeepGradientCompression(Wire):
     local gradient clipping and the fractions of its warm-up training. That vectors are sent whole is from the authors'
     code.
 
-    Args:
-        group: the ranks.
-        options: what the user has chosen.
-        parameters: those of the model, by their numbers.
-
     Attributes:
         rules: those of the parameters, by their numbers; the default is no momentum.
     """
@@ -61,7 +56,6 @@ class DeepGradientCompression(Wire):
         self._unsent = Residuals()
 
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
-        """See `Wire.sum`."""
         places = starts(keys)
         momenta = self._momenta.of(keys, places, tensor.numel(), tensor)
         unsent = self._unsent.of(keys, places, tensor.numel(), tensor)
@@ -147,10 +141,8 @@ class DeepGradientCompression(Wire):
             result.index_add_(0, part[1].long(), part[0].view(torch.float32).to(result.dtype))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Wire.state_dict`."""
         return {"momenta": self._momenta.state_dict(), "unsent": self._unsent.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Wire.load_state_dict`."""
         self._momenta.load_state_dict(state["momenta"])
         self._unsent.load_state_dict(state["unsent"])

@@ -24,5 +24,4 @@ class Int4(Int8):
         return shifted[:, : self.packed] | shifted[:, self.packed :] << 4
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """See `Int8.unpack`."""
         return torch.cat([packed & 15, packed >> 4], dim=-1).float() - 8

@@ -129,9 +129,7 @@ class Int8(Wire):
         return self.unpack(sent[..., _SCALE:].contiguous()) * scales
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Wire.state_dict`."""
         return self._residuals.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Wire.load_state_dict`."""
         self._residuals.load_state_dict(state)

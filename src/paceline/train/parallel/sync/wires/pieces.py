@@ -22,12 +22,7 @@ _AT_ONCE = 2  # pieces on the way; gloo has as many threads
 
 
 def all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """What all ranks have for this one, in the order of ranks.
-
-    Args:
-        parts: of one dimension: for each rank a part of the same size.
-        group: the ranks.
-    """
+    """What all ranks have for this one, in the order of ranks."""
 
     def start(received: torch.Tensor, sent: torch.Tensor) -> dist.Work:
         work: dist.Work = dist.all_to_all_single(received, sent, group=group, async_op=True)

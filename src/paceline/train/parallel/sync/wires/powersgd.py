@@ -27,12 +27,6 @@ class PowerSGD(Wire):
     of the bytes of all matrices, and of the gradients that are too small for that and sent as they are, with K ranks.
 
     Source: Vogels et al. 2019, arXiv:1905.13727, algorithms 1 and 2.
-
-    Args:
-        group: the ranks.
-        shapes: of the parameters, by their numbers.
-        rank: r.
-        warmup: steps in which gradients are sent as they are.
     """
 
     def __init__(self, group: dist.ProcessGroup, shapes: Sequence[torch.Size], rank: int, warmup: int) -> None:
@@ -43,7 +37,6 @@ class PowerSGD(Wire):
         self._seconds: dict[int, torch.Tensor] = {}  # Q by the number of the parameter
 
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
-        """See `Wire.sum`."""
         if step < self._warmup:
             self._all_reduce(tensor)
             return
@@ -69,11 +62,7 @@ class PowerSGD(Wire):
                 kept[begin : begin + count].zero_()
 
     def _sum(self, matrices: Sequence[tuple[int, torch.Tensor, torch.Tensor]], plain: Sequence[torch.Tensor]) -> bool:
-        """Sum gradients, those that are compressed as `(number, with residual, gradient)`.
-
-        Returns:
-            Whether all that are compressed are finite, on all ranks.
-        """
+        """Sum gradients, those that are compressed as `(number, with residual, gradient)`."""
         firsts = [torch.mm(each, self._second(number, each)) for number, each, _ in matrices]
         self._exchange(firsts, plain)
         if not matrices:
@@ -110,11 +99,9 @@ class PowerSGD(Wire):
         self.sent += ring_bytes([tensor], self.ranks)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Wire.state_dict`."""
         seconds = {str(number): each.clone() for number, each in self._seconds.items()}
         return {"residuals": self._residuals.state_dict(), "seconds": seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Wire.load_state_dict`."""
         self._residuals.load_state_dict(state["residuals"])
         self._seconds = {int(number): each for number, each in state["seconds"].items()}

@@ -23,14 +23,7 @@ class Residuals:
     def of(
         self, keys: Sequence[tuple[int, int]], offsets: Sequence[int], size: int, like: torch.Tensor
     ) -> torch.Tensor:
-        """The residuals of a bucket, in one tensor, to be changed in place.
-
-        Args:
-            keys: of each gradient in it the number of its parameter, and of its elements.
-            offsets: where each begins.
-            size: number of elements of the tensor.
-            like: has its device; the type is fp32, or its own if that is fp64.
-        """
+        """The residuals of a bucket, in one tensor, to be changed in place."""
         found = self._buckets.get(tuple(keys))
         if found is not None:
             return found

@@ -21,10 +21,6 @@ class TopK(Wire):
     """Sends the largest values of each gradient and their places, 8 bytes each, to K - 1 ranks.
 
     Source: Aji and Heafield 2017, arXiv:1704.05021.
-
-    Args:
-        group: the ranks.
-        fraction: of the values of each gradient.
     """
 
     def __init__(self, group: dist.ProcessGroup, fraction: float) -> None:
@@ -33,7 +29,6 @@ class TopK(Wire):
         self._residuals = Residuals()
 
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
-        """See `Wire.sum`."""
         del step
         kept = self._residuals.of(keys, starts(keys), tensor.numel(), tensor)
         kept += tensor
@@ -54,9 +49,7 @@ class TopK(Wire):
             tensor.index_add_(0, part[1].long(), part[0].view(torch.float32).to(tensor.dtype))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Wire.state_dict`."""
         return self._residuals.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Wire.load_state_dict`."""
         self._residuals.load_state_dict(state)

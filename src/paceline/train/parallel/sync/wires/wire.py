@@ -19,9 +19,6 @@ HALVES = (torch.float16, torch.bfloat16)  # summed as float32
 class Wire(ABC):
     """Sums tensors over the ranks of a process group.
 
-    Args:
-        group: the ranks.
-
     Attributes:
         sent: bytes that this rank has sent, by the method's formula.
     """
@@ -32,13 +29,7 @@ class Wire(ABC):
 
     @abstractmethod
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
-        """Sum a contiguous floating-point tensor over the ranks, in place.
-
-        Args:
-            tensor: of one dimension; gradients, one after the other.
-            keys: of each gradient the number of its parameter, and of its elements.
-            step: number of steps before.
-        """
+        """Sum a contiguous floating-point tensor over the ranks, in place."""
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps between steps."""
@@ -52,7 +43,6 @@ class Exact(Wire):
     """Sends gradients as they are: 2 (K - 1) / K of their bytes per rank, with K ranks."""
 
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
-        """See `Wire.sum`."""
         all_reduce(tensor, self.group)
         self.sent += ring_bytes([tensor], self.ranks)
 
@@ -94,16 +84,7 @@ def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
 
 
 def sum_sent_as(tensors: Sequence[tuple[torch.Tensor, torch.dtype]], group: dist.ProcessGroup) -> int:
-    """Sum tensors over ranks in place, in the order of ranks, all in one exchange.
-
-    Args:
-        tensors: contiguous, of one dimension, with the type in which each is sent. What is sent in 16 bits is summed in
-            fp32.
-        group: the ranks.
-
-    Returns:
-        The bytes that this rank has sent.
-    """
+    """Sum tensors over ranks in place, in the order of ranks, all in one exchange."""
     ranks = dist.get_world_size(group)
     shares = 1 if ranks == 2 else ranks  # two ranks send each other everything: as much as in shares, but at once
     rows = [_shares(each, dtype, shares).view(shares, -1).view(torch.uint8) for each, dtype in tensors]
@@ -139,5 +120,4 @@ class Cast(Wire):
         self._dtype = dtype
 
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
-        """See `Wire.sum`."""
         self.sent += sum_sent_as([(tensor, self._dtype)], self.group)
