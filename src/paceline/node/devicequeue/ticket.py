@@ -213,7 +213,7 @@ class Ticket:
         return RETRY_SECONDS if self.problem else None if self.watch.works else POLL_SECONDS
 
     def look(self) -> tuple[str, ...] | None:
-        """Join the queue if this ticket is not in it, and take the devices if it is its turn; returns them, else None."""
+        """Join the queue if this ticket is not in it; return the devices if it is its turn, else None."""
         self.problem = ""
         try:
             return self._look()

@@ -257,7 +257,7 @@ class Placed(NamedTuple):
 
 
 def place(stream: Readable, base: Path) -> Placed:
-    """Put the checkpoints of an archive in place: durable, whole, each with one rename. If this fails, nothing is left."""
+    """Put the checkpoints of an archive in place: durable, whole, each with one rename; all or none."""
     made = Placed([], [])
     try:
         _unpack(stream, base, made)

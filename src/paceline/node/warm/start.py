@@ -50,7 +50,7 @@ class WarmAgent:
 def start_agent(
     run: str, env: Mapping[str, str], descriptors: list[int], mask: Collection[int]
 ) -> tuple[WarmAgent | None, str]:
-    """The agent of a settled job, started by a warm server; or None, and why those that there are have not started it."""
+    """The agent of a settled job, started by a warm server; or None, and why none has started it."""
     where = folder.folder(env.get(folder.HOME))
     if not folder.is_private(where):
         return None, folder.unusable(where)

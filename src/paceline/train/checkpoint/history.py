@@ -60,7 +60,7 @@ def _record(note: Path, **record: object) -> None:
 
 
 def noted(folder: Path) -> int | None:
-    """The step of the checkpoint that this job, or the one that it resumes, has committed last; None if there is none."""
+    """The step of the last checkpoint of this job, or of the one that it resumes; None if there is none."""
     path = _path()
     steps = {Path(name).name: step for name, step in _steps(path).items()} if path is not None else {}
     if folder.name in steps:

@@ -45,7 +45,7 @@ class Staging:
         self._buffers: list[_Buffer] = []
 
     def stage(self, states: Mapping[str, object]) -> dict[str, Snapshot]:
-        """Copy each state. Tensors that share a storage, within a state or between states, also share it in the copy."""
+        """Copy each state. Tensors that share a storage, also between states, share it in the copy."""
         copier = _Copier(self._buffers)
         snapshots = {}
         for name, state in states.items():

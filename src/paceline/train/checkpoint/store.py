@@ -156,7 +156,7 @@ class CheckpointStore:
                 raise CheckpointFolderTaken(f"held by {error}; {_TAKEN}") from None
 
     def _keep_folder(self, serial: int) -> None:
-        """Check that no later attempt has taken the folder over, as from one whose machine did not answer for a while."""
+        """Check that no later attempt has taken the folder over, as from a machine that did not answer for a while."""
         if self._lock is None or self._lock.is_kept():
             return
         self._lock.release()

@@ -106,7 +106,7 @@ class Watch:
         return True
 
     def is_to_stop(self, step: int, *, may_stop: bool) -> bool:
-        """Whether the run is to stop at the end of `step`; waits for the ranks where they are about to agree on that."""
+        """Whether the run is to stop at the end of `step`; wait for the ranks where they are about to agree."""
         with self._condition:
             self._wait_while_held()
             if may_stop and self._stop is not None and (step, not self._stop["late"]) > (self._stop["after"], False):

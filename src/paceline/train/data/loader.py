@@ -248,7 +248,7 @@ class Loader:
         return self._position.mark()
 
     def go_back(self, mark: Mark, *, ends: bool = False) -> None:
-        """Go to the position of `mark`, and end an iteration that is under way. Does nothing if that is the position."""
+        """Go to the position of `mark` and end an iteration under way; do nothing if that is the position."""
         now = self._position.mark()
         if (now[:2], now[3:]) == (mark[:2], mark[3:]):  # the state of a data set may not be comparable
             return

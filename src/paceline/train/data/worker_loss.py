@@ -97,7 +97,7 @@ class _Flag:
 
 
 class _Reader:
-    """Reads a queue of multiprocessing in the only process that does so; a message that never ends is not waited for."""
+    """Reads a queue of multiprocessing as its only reader; a message that never ends is not waited for."""
 
     def __init__(self, source: Any, watched: Callable[[], Sequence[BaseProcess]], *, ends_wait: bool) -> None:
         self._connection = source._reader

@@ -28,7 +28,7 @@ _handles: list[RemovableHandle] = []  # of the run that was made last
 
 
 class OtherOptimizers:
-    """Sees the steps of all optimizers of this process, by torch's global hooks; of several runs, the latest one does."""
+    """Sees the steps of all optimizers of this process, by torch's global hooks; of several runs, the last does."""
 
     def __init__(self, prepared: Prepared, *, stepped: Callable[[int], None], refuses: Callable[[], bool]) -> None:
         self._prepared, self._stepped, self._refuses = prepared, stepped, refuses

@@ -183,7 +183,7 @@ class Metrics:
     # -- reductions over the ranks -------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Start to reduce what was logged since the last call, after the previous reduction. A collective of all ranks."""
+        """Start to reduce what was logged since the last call, after the last reduction. A collective of all ranks."""
         self.settle()
         times = self.times.read()
         self._write_times(times)

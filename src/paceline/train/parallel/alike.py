@@ -75,7 +75,7 @@ def check_optimizer_kind(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_alike(group: Group, module: torch.nn.Module, strategy: Strategy) -> None:
-    """Check that every rank has the same model and strategy as rank 0; otherwise, DDP would hang or corrupt the model."""
+    """Check that every rank has rank 0's model and strategy; otherwise, DDP would hang or corrupt the model."""
     check_options(module, strategy)
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
     theirs, chosen = group.broadcast_object((mine, strategy))

@@ -294,7 +294,7 @@ class Cluster:
         yield found.page()
 
     def pages(self, path: str, **params: Any) -> Iterator[Object]:
-        """All objects of a kind, as the server has them now, page by page; the last page has the version of the list."""
+        """All objects of a kind, as the server has them now, page by page; the last has the version of the list."""
         token = version = ""
         tries = 3
         given: set[str] = set()

@@ -60,7 +60,7 @@ def amount(text: str | float | None) -> float:
 
 
 def machines(cluster: Cluster, warn: Callable[[str], None]) -> list[Machine]:
-    """The nodes, with what the pods of all namespaces have; with those of this namespace if others may not be listed."""
+    """The nodes, with what the pods of all namespaces have; of this namespace if others may not be listed."""
     found: dict[str, Machine] = {}
     for page in cluster.list("/api/v1/nodes"):
         for node in page["items"]:

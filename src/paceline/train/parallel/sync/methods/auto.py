@@ -29,7 +29,7 @@ _RANKS = (16, 8, 4, 2)  # of PowerSGD
 
 
 class AutoExchange(EveryStepExchange):
-    """Averages gradients exactly for some steps, measures them, and goes on with the method that the forecast favours."""
+    """Averages gradients exactly for some steps, measures them, and goes on as the forecast favours."""
 
     def __init__(
         self,

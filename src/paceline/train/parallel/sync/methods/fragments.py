@@ -60,7 +60,7 @@ class Fragment:
         return self.pending
 
     def outer_step(self, rate: float, momentum: float, keep: float) -> None:
-        """A step of SGD with Nesterov momentum, as torch.optim.SGD takes it, by the outer gradient that was received."""
+        """A step of SGD with Nesterov momentum, as torch.optim.SGD takes it, by the outer gradient received."""
         gradient = self.received()
         if gradient is None:
             return
