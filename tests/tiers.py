@@ -53,7 +53,7 @@ def nightly() -> tuple[str, ...]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was not asked for: nightly tests, unless by name, file or marker; with `--quick` the command line."""
+    """Leave out what was not asked for: nightly tests, unless named or marked; with `--quick` the command line."""
     beginnings = nightly()
     for item in items:
         if item.nodeid.startswith(beginnings):
