@@ -345,17 +345,14 @@ class Run(Collectives):
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients down to a total norm of `max_norm` if they exceed it.
 
-        In the middle of an accumulation they are not scaled, nor where `DGC(clip=…)` has done so before the exchange.
+        In the middle of an accumulation they are not scaled.
 
         Returns:
             The total norm before scaling, a tensor with one element.
-
-        Raises:
-            RuntimeError: a model is trained with `DGC` without `clip`, whose gradients cannot be clipped any more.
         """
         self._prepared.average_rest()
         parameters = self._prepared.parameters_with_gradients()
-        if not self._prepared.leaves_clipping() or self.accumulating:
+        if self.accumulating:
             return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 

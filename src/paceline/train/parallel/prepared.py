@@ -619,10 +619,6 @@ class Prepared:
         for model in self._models:
             model.evaluate(evaluating)
 
-    def leaves_clipping(self) -> bool:
-        """Whether gradients are clipped after the exchange; if not, they were before it."""
-        return all([m.synchroniser is None or m.synchroniser.leaves_clipping() for m in self._models])
-
     def parameters_with_gradients(self) -> list[torch.Tensor]:
         """The parameters of all models that have a gradient."""
         parameters: list[torch.Tensor] = [p for model in self._models for p in model.module.parameters()]

@@ -19,21 +19,17 @@ class Pace:
     """How many steps lie between two averages; see `LocalSGD.every`.
 
     Attributes:
+        adapts: whether the number of steps depends on the loss.
         every: their number now.
     """
 
     def __init__(self, options: LocalSGD) -> None:
-        self._rule = options.every if isinstance(options.every, str) else None
+        self.adapts = options.every == "auto"
         self._initial = options.initial
         self.every = options.initial if isinstance(options.every, str) else options.every
         self._first: tuple[float, float] | None = None  # loss and learning rate until the first average
         self._sum: torch.Tensor | None = None
         self._count = 0
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the number of steps depends on the loss."""
-        return self._rule is not None
 
     def add(self, loss: torch.Tensor) -> None:
         """Add the loss of a batch of this rank."""
@@ -56,10 +52,7 @@ class Pace:
             self._first = loss, rate
         first_loss, first_rate = self._first
         ratio = first_rate * loss / (rate * first_loss)
-        if self._rule == "auto":
-            self.every = max(1, min(MOST_LOCAL, math.ceil(math.sqrt(ratio * self._initial))))
-        else:
-            self.every = max(1, math.ceil(math.sqrt(ratio) * self._initial))
+        self.every = max(1, min(MOST_LOCAL, math.ceil(math.sqrt(ratio * self._initial))))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""

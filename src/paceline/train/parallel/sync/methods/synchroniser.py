@@ -59,10 +59,6 @@ class Synchroniser(ABC):
         """Note the optimizer that updates the model."""
         self._optimizer = optimizer
 
-    def leaves_clipping(self) -> bool:
-        """Whether gradients are clipped after the exchange; if not, they were before it."""
-        return True
-
     def saw_loss(self, loss: torch.Tensor) -> None:  # noqa: B027 - most need not know
         """Note the loss of this rank's batch."""
 
