@@ -26,7 +26,7 @@ from paceline import AllReduce, PowerSGD, TopK  # noqa: E402
 from paceline.train.group import neighbours, shared_memory  # noqa: E402
 from paceline.train.group.shared_memory import SharedMemory, SharedMemoryError  # noqa: E402
 from paceline.train.parallel.sync.options import EveryStep, Sync, name_of, parse  # noqa: E402
-from paceline.train.parallel.sync.wires import pieces  # noqa: E402
+from paceline.train.parallel.sync.wires import wire  # noqa: E402
 from paceline.train.parallel.sync.wires.wire import all_reduce  # noqa: E402
 
 if TYPE_CHECKING:
@@ -639,7 +639,7 @@ def sums(sizes: Sequence[int]) -> list[bool]:
         for size in sizes:
             both = []
             for piece in (4096, 1 << 30):
-                pieces._PIECE = piece
+                wire._PIECE = piece
                 tensor = torch.randn(size, generator=torch.Generator().manual_seed(run.rank))
                 all_reduce(tensor, torch.distributed.group.WORLD)
                 both.append(tensor)

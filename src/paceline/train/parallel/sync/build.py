@@ -11,15 +11,13 @@ from paceline.contract.machine import machine_id
 
 from .methods.auto import AutoExchange, say
 from .methods.averaging import Averaging
-from .methods.diloco import DiLoCoExchange
+from .methods.diloco import DiLoCoExchange, deal
 from .methods.every_step import EveryStepExchange
-from .methods.fragments import deal
 from .methods.local_sgd import LocalExchange
 from .options import AllReduce, AutoSync, DiLoCo, EveryStep, LocalSGD, PowerSGD, TopK, name_of
-from .routes.route import make_groups, make_route
+from .route import make_groups, make_route
 from .wires import powersgd, topk
-from .wires.int4 import Int4
-from .wires.int8 import Int8
+from .wires.int8 import Int4, Int8
 from .wires.wire import Cast, Exact
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
     from .methods.synchroniser import Synchroniser
     from .options import Sync
-    from .routes.route import Route
+    from .route import Route
     from .wires.wire import Wire
 
 _BUCKET_MB = 4  # in shared memory
