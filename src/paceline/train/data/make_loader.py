@@ -20,7 +20,6 @@ from .loader import Loader
 from .random_state import derive_seed
 from .sampler import ElasticSampler, EpochPosition, Shard, ShardedSampler, UserBatchSampler, UserSampler, check_positive
 from .split import Split
-from .worker_start import WorkerDataLoader
 from .workers import Collate, MapFetch, StreamFetch
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ def make_loader(
     seed = generator.initial_seed() if generator is not None else seed or 0
     target = torch.device(device)
     build = functools.partial(
-        WorkerDataLoader,
+        DataLoader[Any],
         num_workers=num_workers,
         collate_fn=_as_it_is,  # the data set collates
         pin_memory=target.type == "cuda" if pin_memory is None else pin_memory,
