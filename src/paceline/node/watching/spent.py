@@ -31,7 +31,7 @@ _OF_FRAMES = tuple(
     for file, function, part in (
         (r"torch/utils/data/dataloader\.py", r"_(try_)?get_data", "workers"),
         (r"torch/utils/data/", "", "loading"),
-        (r"paceline/train/data/(workers|part_reader)\.py", "", "loading"),
+        (r"paceline/train/data/workers\.py", "", "loading"),
         (r"paceline/train/data/", "", "workers"),
         (r"torch/(serialization\.py|distributed/checkpoint/)|paceline/train/checkpoint/", "", "checkpoint"),
         (r"torch/_(dynamo|inductor|functorch)/", "", "forward"),  # what is compiled

@@ -29,17 +29,11 @@ class DataMismatch(RuntimeError):
 
 @dataclass
 class Description:
-    """The data and options that a rank has made a loader from.
+    """The data and options that a rank has made a loader from."""
 
-    Attributes:
-        what: the data set, as messages name it.
-        settings: options and lengths that must be the same on all ranks.
-        contents: of the data set, the sampler and the weights, by their names.
-    """
-
-    what: str
-    settings: dict[str, Any]
-    contents: dict[str, Content]
+    what: str  # the data set, as messages name it
+    settings: dict[str, Any]  # options and lengths that must be the same on all ranks
+    contents: dict[str, Content]  # of the data set, the sampler and the weights, by their names
 
     @classmethod
     def of(cls, loader: Loader) -> Description:
@@ -97,7 +91,7 @@ class SameData:
         loader.on_begin = functools.partial(self._begin, made)
 
     def _begin(self, made: _Made) -> None:
-        made.loader.on_begin = _nothing
+        made.loader.on_begin = lambda: None  # there is nothing left to compare
         if any(each is made for each in self._new) and not (made.evaluation and self._trains):
             self.compare()
 
@@ -196,7 +190,3 @@ def _length(thing: Any) -> int | None:
 def _in_row(ranks: Sequence[int]) -> str:
     few = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
-
-
-def _nothing() -> None:
-    """Does nothing: there is nothing left to compare."""

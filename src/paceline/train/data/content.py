@@ -20,15 +20,10 @@ CLOSE = 1e-3  # relative difference up to which numbers are equal: preprocessing
 
 @dataclass
 class Content:
-    """A sample of the elements of a list, array or tensor.
+    """A sample of the elements of a list, array or tensor."""
 
-    Attributes:
-        checksum: of everything but floating-point numbers.
-        numbers: the floating-point numbers.
-    """
-
-    checksum: int = 0
-    numbers: list[float] = field(default_factory=list)
+    checksum: int = 0  # of everything but floating-point numbers
+    numbers: list[float] = field(default_factory=list)  # the floating-point numbers
 
     @property
     def total(self) -> int:
