@@ -44,7 +44,6 @@ class OtherOptimizers:
         _handles.extend(self._handles)
 
     def stop(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
