@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.backends.kubernetes.look import history as looked
-from paceline.backends.kubernetes.look.history import history
+from paceline.backends.kubernetes.look import events as looked
+from paceline.backends.kubernetes.look.events import history
 from paceline.backends.kubernetes.look.pod_log import Parser
 from paceline.node.host.kept_log import KeptLog
 from paceline.node.host.pod import _Relay

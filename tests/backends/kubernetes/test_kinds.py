@@ -11,14 +11,10 @@ from fake_kubernetes import custom, resources, schema
 from paceline.backends.kubernetes.look.pods import seen
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.kinds.base import Kind
-from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
-from paceline.backends.kubernetes.manifests.kinds.jobset import JobSet
+from paceline.backends.kubernetes.manifests.kinds.job import BatchJob, JobSet, TrainJob
+from paceline.backends.kubernetes.manifests.kinds.kubeflow import PaddleJob, PyTorchJob, TFJob
 from paceline.backends.kubernetes.manifests.kinds.mpijob import MPIJob
-from paceline.backends.kubernetes.manifests.kinds.paddlejob import PaddleJob
-from paceline.backends.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
 from paceline.backends.kubernetes.manifests.kinds.served import KINDS
-from paceline.backends.kubernetes.manifests.kinds.tfjob import TFJob
-from paceline.backends.kubernetes.manifests.kinds.trainjob import TrainJob
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.packing import archive

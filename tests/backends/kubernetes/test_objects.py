@@ -20,7 +20,7 @@ from paceline.backends.kubernetes.manifests import manifest as manifests
 from paceline.backends.kubernetes.manifests import names, objects, replacing
 from paceline.backends.kubernetes.manifests.kinds.base import Kind
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
-from paceline.backends.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
+from paceline.backends.kubernetes.manifests.kinds.kubeflow import PyTorchJob
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.kubernetes.start import dry_run

@@ -34,8 +34,8 @@ def test_code_that_is_too_large_is_refused(user: User, monkeypatch: pytest.Monke
 
 CLIENT = """
 import sys
-from paceline.backends.kubernetes.start import holding, lease
-lease.SECONDS, lease._EVERY, holding.LEFTOVER = 120, 0.5, 1
+from paceline.backends.kubernetes.start import holding
+holding.LEASE_SECONDS, holding._EVERY, holding.LEFTOVER = 120, 0.5, 1
 from paceline.cli.main import main
 main()
 """

@@ -68,7 +68,6 @@ class Kubernetes(Backend):
         super().__init__(name, options, where)
         self._given = options
         self._cluster = Cluster(name, options, where)
-        self._board: str | None = None  # a pod with a TensorBoard alone
         self._answers: dict[str, tuple[float, dict[int, dict[str, Any]]]] = {}  # of the pods of a job, and when
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ class Kubernetes(Backend):
         from .manifests.kinds.base import kind_of
         from .start import holding, submit
         from .start.foreground import KubeRun
-        from .start.lease import Lease
+        from .start.holding import Lease
 
         job = self.start(prepared, progress)
         assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
@@ -208,7 +207,7 @@ class Kubernetes(Backend):
 
     def history(self, name: str, since: float = 0.0) -> History:
         """What a job has used and logged, in the pods that answer; see `Recorded`."""
-        from .look.history import history
+        from .look.events import history
 
         return history(self._cluster, self._find(name), since)
 
@@ -319,7 +318,7 @@ class Kubernetes(Backend):
 
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command (a shell if it is empty) in the pod of a rank, with its variables; kubectl connects to it."""
-        from .api.kubectl import kubectl
+        from .api.credentials import kubectl
 
         job = self._find(name)
         number = rank // max(1, job.ranks_per_pod)
@@ -339,33 +338,19 @@ class Kubernetes(Backend):
         return kubectl("attach or profile", self._given, self._cluster.namespace, *words)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
-        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none.
-
-        For a job whose pods are gone, a pod of its own shows what is on a volume, until `forward_tensorboard` ends.
-        """
-        from .change import boards
+        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none."""
         from .look.inside import answer_of
 
-        job, pod = self._first(name)
-        if pod is None:
-            self._board, url = boards.start(self._cluster, job, logdir)
-            return url
+        job, pod = self._with_board(name)
         request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
-        url = str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
-        return url
+        return str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
 
     def forward_tensorboard(self, name: str, url: str, warn: Callable[[str], None]) -> Forward:
         """Lead a port of this machine to the TensorBoard in its pod; see `Forwards`."""
-        from .change import boards
         from .change.forwarding import Forward
 
-        there = self._cluster, self._given
-        if (board := self._board) is not None:
-            return Forward(*there, board, url, warn=warn, end=lambda: boards.end(self._cluster, board))
-        _, pod = self._first(name)
-        if pod is None:
-            raise UserError(f"the pod of rank 0 of job {name} does not run any more, nor its TensorBoard")
-        return Forward(*there, pod.name, url, warn=warn)
+        _, pod = self._with_board(name)
+        return Forward(self._cluster, self._given, pod.name, url, warn=warn)
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
         _, pod = self._first(name)
@@ -380,6 +365,16 @@ class Kubernetes(Backend):
             return False
         request = {"do": "close_tensorboard", "name": name}
         return bool(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["ran"])
+
+    def _with_board(self, name: str) -> tuple[Found, Pod]:
+        """A job and the pod of rank 0, in which its TensorBoard runs or can be started."""
+        job, pod = self._first(name)
+        if pod is None:
+            raise UserError(
+                f"the pod of rank 0 of job {name} does not run, and so no TensorBoard; another job with its volume "
+                "(--data), --tensorboard and --logdir shows what is there"
+            )
+        return job, pod
 
     def _first(self, name: str) -> tuple[Found, Pod | None]:
         """A job with an agent, and the pod of rank 0 if it runs."""

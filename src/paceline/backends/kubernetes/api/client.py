@@ -245,7 +245,7 @@ class Cluster:
 
     def error(self, code: int, status: Object, method: str, path: str) -> ApiError:
         """What to say of a refusal."""
-        from .refusals import explained
+        from .errors import explained
 
         line = explained(
             code, status, method, path, context=self.access.context, where=self.where,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+from paceline.backends.base import Shell
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.kubernetes.options import Options
     from paceline.backends.limits import Limits
+
 
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
@@ -349,3 +351,16 @@ def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AssertionError):
         raise UserError(f"{name}, which the kubeconfig names, printed no ExecCredential") from None
     return status
+
+
+# -- kubectl, for what needs a terminal or a port of this machine ------------------------------------------------------
+
+
+def kubectl(verb: str, options: Options, namespace: str, *words: str) -> Shell:
+    """A command line of kubectl, with the cluster and the user of a target."""
+    program = shutil.which("kubectl")
+    if program is None:
+        raise UserError(f"paceline {verb} needs kubectl on Kubernetes, which is not on PATH; install it")
+    env = {**os.environ, **({"KUBECONFIG": options.kubeconfig} if options.kubeconfig else {})}
+    context = ("--context", options.context) if options.context else ()
+    return Shell((program, *context, "--namespace", namespace, *words), env, os.getcwd())

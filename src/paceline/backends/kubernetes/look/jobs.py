@@ -18,8 +18,7 @@ from paceline.job.errors import UserError
 from paceline.job.job import Job
 
 from .machines import amount
-from .pods import Pod, seen
-from .reasons import time_of
+from .pods import Pod, seen, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -44,7 +44,7 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
 
-from . import claims, dry_run, holding, lease
+from . import claims, dry_run, holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,7 +350,7 @@ def _confirm(cluster: Cluster, order: Order) -> Object:
     path, wanted = kind_of(order).path(cluster, order.name), kind_of(order).spec(order)
     confirmed = {key: wanted.get(key) for key in _CONFIRMED}
     if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
-        confirmed["activeDeadlineSeconds"] = lease.SECONDS
+        confirmed["activeDeadlineSeconds"] = holding.LEASE_SECONDS
     return cluster.patch(path, {"spec": confirmed})
 
 

@@ -16,7 +16,7 @@ from paceline.backends.kubernetes.manifests.order import Role
 from paceline.backends.kubernetes.options import PORT
 
 from .base import Ending
-from .replicas import WORKER_NUMBER, Replicated, replica
+from .kubeflow import WORKER_NUMBER, Replicated, replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
