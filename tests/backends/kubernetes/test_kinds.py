@@ -36,7 +36,8 @@ def checked(it: Order) -> dict[str, Any]:
     schemas = {key: found for name in resources.CUSTOM for key, found in custom.schemas(name, 31).items()}
     checker = schema.Checker(31, schemas)
     it.check()
-    made = [it.kind.manifest(it), *objects.dependents(it)]  # type: ignore[attr-defined]
+    it.kind.check(it)
+    made = [it.kind.manifest(it), *it.kind.dependents(it)]
     served = [*resources.BUILT_IN, *(one for several in resources.CUSTOM.values() for one in several)]
     for manifest in made:
         key = manifest["apiVersion"], manifest["kind"]
@@ -105,7 +106,7 @@ def test_every_kind_has_what_a_user_sets(kind: Kind) -> None:
 def test_gangs(kind: Kind, gang: str) -> None:
     it = order(kind, nodes=3, gang=gang, queue="fast", priority_class="high")
     found = checked(it)
-    groups = [one for one in objects.dependents(it) if one["kind"] == "PodGroup"]
+    groups = [one for one in it.kind.dependents(it) if one["kind"] == "PodGroup"]
     if kind.group == "kubeflow.org":
         policy = found["spec"]["runPolicy"]["schedulingPolicy"]
         assert (policy["minAvailable"], policy["priorityClass"]) == (3, "high") and not groups
@@ -135,7 +136,7 @@ def test_what_a_kind_cannot_do_is_refused() -> None:
         (old, {"plain": True, "ranks": 2}, "-n: an MPIJob of kubeflow.org/v1alpha1 here has no slotsPerWorker; leave"),
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
-            order(kind, **given).check()
+            kind.check(order(kind, **given))
         assert words in str(refused.value)
 
 

@@ -96,14 +96,13 @@ class Kubernetes(Backend):
 
     def run(self, prepared: Prepared, progress: ProgressReporter, wanted: RankStreams) -> KubeRun:
         """Start a job in the foreground."""
-        from .manifests.kinds.base import kind_of
         from .start import holding, submit
         from .start.foreground import KubeRun
         from .start.holding import Lease
 
         job = self.start(prepared, progress)
         assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
-        kind, is_held = kind_of(prepared.order), holding.is_held(prepared.order)
+        kind, is_held = prepared.order.kind, holding.is_held(prepared.order)
         held = holding.name_of(replace(prepared.order, name=job.name)) if is_held else job.name
         is_plain = prepared.order.options.plain
         limit = None if is_held or not is_plain else prepared.spec.time_limit

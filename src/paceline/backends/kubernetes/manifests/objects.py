@@ -85,8 +85,8 @@ def metadata(order: Order) -> Manifest:
 
 
 def dependents(order: Order) -> list[Manifest]:
-    """What the job's object owns, without the references to it."""
-    found = [*order.kind.services(order), *config_maps(order), *pod_groups(order, meta(order))]
+    """What the object of a job owns, besides the Services of its kind; without the references to it."""
+    found = [*config_maps(order), *pod_groups(order, meta(order))]
     if order.secrets:
         found.append(_secret(order))
     if order.clone is not None:

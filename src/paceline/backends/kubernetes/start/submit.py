@@ -32,7 +32,6 @@ from paceline.backends.kubernetes.look.jobs import find, taken
 from paceline.backends.kubernetes.manifests import cloning, kept, objects, replacing
 from paceline.backends.kubernetes.manifests import manifest as manifests
 from paceline.backends.kubernetes.manifests.gang import GROUPS
-from paceline.backends.kubernetes.manifests.kinds.base import kind_of
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.served import KINDS, chosen, discover
 from paceline.backends.kubernetes.manifests.manifest import PLURALS
@@ -104,6 +103,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     )  # fmt: skip
     order = replace(order, spec=replacing.patient(order))
     order.check()
+    kind.check(order)
     if nodes > 1 and not options.plain:
         order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
     if name.endswith("-"):
@@ -214,7 +214,7 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
     for name in names(spec) if spec.name.endswith("-") else (order.name,):
         progress(f"starting {name}", 0, None)
         try:
-            return make(cluster, replace(order, name=name)), kind_of(order)
+            return make(cluster, replace(order, name=name)), order.kind
         except NameTaken as error:
             refused = error
     raise refused
@@ -282,12 +282,12 @@ def _job(cluster: Cluster, name: str) -> Found:
 
 def _provisional(order: Order) -> Object:
     """The job's object, which has no pods; a Job ends soon unless it is confirmed."""
-    manifest = kind_of(order).manifest(order)
+    manifest = order.kind.manifest(order)
     if holding.is_held(order):
         manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
-        if not kind_of(order).can_suspend(manifest):  # its pods wait for what is not there yet
+        if not order.kind.can_suspend(manifest):  # its pods wait for what is not there yet
             return manifest
-        return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(manifest, True))}
+        return {**manifest, "spec": manifests.merged(manifest["spec"], order.kind.suspension(manifest, True))}
     changes = {
         "parallelism": 0, "activeDeadlineSeconds": holding.DEADLINE, "ttlSecondsAfterFinished": holding.LEFTOVER,
     }  # fmt: skip
@@ -322,7 +322,7 @@ def _make_below(cluster: Cluster, order: Order) -> Object:
     """Make all objects of a job whose object another Job owns meanwhile."""
     check_name(order.name, order.nodes, order.kind.margin)
     _refuse_taken(cluster, order.name)
-    kind, holder_kind = kind_of(order), BatchJob()
+    kind, holder_kind = order.kind, BatchJob()
     holder = _created(cluster, holder_kind, holding.manifest(order))
     with _removed_on_failure(cluster, holder_kind, holder):
         made = _created(cluster, kind, objects.owned(_provisional(order), holder))
@@ -339,15 +339,15 @@ def _make_below(cluster: Cluster, order: Order) -> Object:
 def _make(cluster: Cluster, order: Order) -> Object:
     """Make all objects of a job."""
     check_name(order.name, order.nodes, order.kind.margin)
-    made = _created(cluster, kind_of(order), _provisional(order))
-    with _removed_on_failure(cluster, kind_of(order), made):
+    made = _created(cluster, order.kind, _provisional(order))
+    with _removed_on_failure(cluster, order.kind, made):
         _make_dependents(cluster, order, made)
         return _confirm(cluster, order)
 
 
 def _confirm(cluster: Cluster, order: Order) -> Object:
     """Let a job go on, now that everything that it owns is there."""
-    path, wanted = kind_of(order).path(cluster, order.name), kind_of(order).spec(order)
+    path, wanted = order.kind.path(cluster, order.name), order.kind.spec(order)
     confirmed = {key: wanted.get(key) for key in _CONFIRMED}
     if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
         confirmed["activeDeadlineSeconds"] = holding.LEASE_SECONDS
@@ -356,7 +356,7 @@ def _confirm(cluster: Cluster, order: Order) -> Object:
 
 def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:
     """Make all that a job's object owns, several at once."""
-    cluster.at_once(*(partial(_make_owned, cluster, objects.owned(it, owner)) for it in objects.dependents(order)))
+    cluster.at_once(*(partial(_make_owned, cluster, objects.owned(it, owner)) for it in order.kind.dependents(order)))
 
 
 def _make_owned(cluster: Cluster, manifest: Object) -> None:

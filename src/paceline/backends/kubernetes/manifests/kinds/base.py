@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from paceline.backends.kubernetes.api.schema import fields_of
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.kubernetes.options import PORT
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Kind(ABC):
         plural: its name in paths.
         brought_by: what has to be installed for it.
         container: the name that the container must have.
+        hosts: what follows the job's name in the names of the pod of node 0, and of the others.
         index_variable: the variable of a pod that has its number in its role.
         sets_variables: whether its controller gives the pods of a plain job the variables by which ranks meet.
         replaces: whether its controller makes another pod for one that is lost, of the same number and name.
@@ -63,6 +65,7 @@ class Kind(ABC):
     plural: ClassVar[str]
     brought_by: ClassVar[str]
     container: ClassVar[str] = objects.CONTAINER
+    hosts: ClassVar[tuple[str, str]]
     index_variable: ClassVar[str] = objects.POD
     sets_variables: ClassVar[bool] = True
     replaces: ClassVar[bool] = False
@@ -119,9 +122,9 @@ class Kind(ABC):
     def spec(self, order: Order) -> Manifest:
         """Its spec as it is to be when all else is there."""
 
-    @abstractmethod
     def host(self, name: str, number: int) -> str:
         """What the pod of a node is called."""
+        return name + self.hosts[number > 0].format(number=number, before=number - 1)
 
     def address(self, name: str, number: int) -> str:
         """The host name at which other pods find the pod of a node; here by the Service that has the job's name."""
@@ -130,6 +133,10 @@ class Kind(ABC):
     def services(self, order: Order) -> list[Manifest]:
         """The Services that the pods need and nobody else makes."""
         return []
+
+    def dependents(self, order: Order) -> list[Manifest]:
+        """What the object owns, without the references to it."""
+        return [*self.services(order), *objects.dependents(order)]
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
@@ -174,10 +181,11 @@ class Kind(ABC):
         return [(self.title, name)]
 
 
-def kind_of(order: Order) -> Kind:
-    """The kind that a job becomes."""
-    assert isinstance(order.kind, Kind)
-    return order.kind
+def service(order: Order, name: str, selector: dict[str, str]) -> Manifest:
+    """A Service that gives pods a name, also before they are ready."""
+    ports = [{"name": "agents", "port": PORT}]
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": objects.meta(order, name), "spec": spec}
 
 
 def condition(found: Object, kind: str) -> Object | None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.manifests import cloning, objects, replacing
 from paceline.backends.kubernetes.manifests.names import GROUP
-from paceline.backends.kubernetes.options import PORT
 
-from .base import Kind, run_policy
+from .base import Kind, run_policy, service
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,26 +40,16 @@ class BatchJob(Kind):
     versions = ("v1",)
     plural = "jobs"
     brought_by = "Kubernetes"
+    hosts = ("-0", "-{number}")
     index_variable = COMPLETION_INDEX
     sets_variables = False
     replaces = True
 
     def spec(self, order: Order) -> Manifest:
-        template = indexed(order)
-        return {**template, "suspend": order.is_queued, **run_policy(order), "template": template["template"]}
-
-    def host(self, name: str, number: int) -> str:
-        return f"{name}-{number}"
+        return {"suspend": order.is_queued, **run_policy(order), **indexed(order)}
 
     def services(self, order: Order) -> list[Manifest]:
-        """The Service that gives each pod a name, also before it is ready."""
-        spec = {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {"job-name": order.name},
-            "ports": [{"name": "agents", "port": PORT}],
-        }
-        return [{"apiVersion": "v1", "kind": "Service", "metadata": objects.meta(order), "spec": spec}]
+        return [service(order, order.name, {"job-name": order.name})]
 
     def nodes(self, found: Object) -> int:
         return int(found["spec"].get("completions") or found["spec"].get("parallelism") or 1)
@@ -74,6 +63,7 @@ class BatchJob(Kind):
 
 
 ROLE = "node"  # the replicated Job
+_HOSTS = (f"-{ROLE}-0-0", f"-{ROLE}-0-{{number}}")
 
 
 class JobSet(Kind):
@@ -85,6 +75,7 @@ class JobSet(Kind):
     versions = ("v1alpha2",)
     plural = "jobsets"
     brought_by = "JobSet"
+    hosts = _HOSTS
     index_variable = COMPLETION_INDEX
     sets_variables = False
     success = "Completed"
@@ -101,9 +92,6 @@ class JobSet(Kind):
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": [{"name": ROLE, "replicas": 1, "template": {"spec": job}}],
         }
-
-    def host(self, name: str, number: int) -> str:
-        return f"{name}-{ROLE}-0-{number}"
 
     def nodes(self, found: Object) -> int:
         return int(_job(found)["completions"])
@@ -153,6 +141,7 @@ class TrainJob(Kind):
     plural = "trainjobs"
     brought_by = "Kubeflow Trainer"
     container = ROLE
+    hosts = _HOSTS
     index_variable = COMPLETION_INDEX
     margin = len(f"-{ROLE}-0-xxxxx")
 
@@ -195,18 +184,13 @@ class TrainJob(Kind):
         }  # fmt: skip
         if isinstance(order.spec.ranks, int):
             trainer["numProcPerNode"] = order.spec.ranks
-        found: Manifest = {
+        return {
             "runtimeRef": {"name": order.options.runtime},
             "suspend": order.is_queued,
+            **run_policy(order),
             "trainer": trainer,
             "runtimePatches": [{"manager": f"{GROUP}/submit", "trainingRuntimeSpec": runtime}],
         }
-        if order.options.plain and order.spec.time_limit is not None:
-            found["activeDeadlineSeconds"] = max(1, int(order.spec.time_limit))
-        return found
-
-    def host(self, name: str, number: int) -> str:
-        return f"{name}-{ROLE}-0-{number}"
 
     def nodes(self, found: Object) -> int:
         return int(found["spec"]["trainer"].get("numNodes") or 1)

@@ -34,6 +34,7 @@ class Replicated(Kind):
     success = "Succeeded"
     field: ClassVar[str]
     main_role: ClassVar[str | None] = "Master"
+    hosts = ("-master-0", "-worker-{before}")
     ranks_field: ClassVar[str | None] = None
 
     def check(self, order: Order) -> None:
@@ -93,11 +94,6 @@ class Replicated(Kind):
 
     def address(self, name: str, number: int) -> str:
         return self.host(name, number)
-
-    def host(self, name: str, number: int) -> str:
-        if self.main_role is None:
-            return f"{name}-worker-{number}"
-        return f"{name}-{self.main_role.lower()}-0" if number == 0 else f"{name}-worker-{number - 1}"
 
     def can_suspend(self, found: Object) -> bool:
         return "suspend" in _policy_of(found)
@@ -185,6 +181,7 @@ class TFJob(Replicated):
     field = "tfReplicaSpecs"
     container = "tensorflow"
     main_role = "Chief"
+    hosts = ("-chief-0", "-worker-{before}")
 
 
 # -- PaddleJob: workers ------------------------------------------------------------------------------------------------
@@ -199,3 +196,4 @@ class PaddleJob(Replicated):
     field = "paddleReplicaSpecs"
     container = "paddle"
     main_role = None
+    hosts = ("-worker-0", "-worker-{number}")
