@@ -260,8 +260,11 @@ class Kubernetes(Backend):
 
         found = find(self._cluster, [name]).get(name)
         if found is None:
-            raise UserError(f"no job {name} in namespace {self._cluster.namespace}")
+            raise self._no_job(name)
         return found
+
+    def _no_job(self, name: str) -> UserError:
+        return UserError(f"no job {name} in namespace {self._cluster.namespace}")
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
@@ -269,11 +272,17 @@ class Kubernetes(Backend):
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
         """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
+        from .look.jobs import find
+
         deadline = None if seconds is None else time.monotonic() + seconds
-        path = BatchJob().path(self._cluster)
+        path, known = BatchJob().path(self._cluster), set[str]()
         while True:
             version = self._version(path)
-            found = self._found(names)
+            there = find(self._cluster, names)
+            if missing := [name for name in names if name not in there and name not in known]:
+                raise self._no_job(missing[0])
+            known.update(there)  # one that is gone later has ended
+            found = list(there.values())
             jobs = self._described(found)
             over = sum(job.is_over for job in jobs)
             tick(over)

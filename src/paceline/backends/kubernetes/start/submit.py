@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline.backends.base import MOST_RANKS, Prepared
 from paceline.backends.kubernetes.api.errors import ApiError
@@ -35,7 +35,7 @@ from paceline.backends.kubernetes.manifests.gang import GROUPS
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.served import KINDS, chosen, discover
 from paceline.backends.kubernetes.manifests.manifest import PLURALS
-from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
+from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, QUEUE, SELECTOR, check_name, valid_name
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.packing import archive
 from paceline.backends.submission import NameTaken, check_script, checked, names, packed
@@ -229,22 +229,31 @@ def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
         return replace(order, clone=clone, record=clone.record)
     if spec.resume_from is not None:
         return _with_code_of(cluster, order, spec.resume_from)
-    with tempfile.TemporaryFile() as file:
-        with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as compressed:
-            record = packed(spec, compressed, progress)
-        size = file.tell()
-        if size > objects.MOST_CODE:
-            raise UserError(
-                f"the code has {_mebibytes(size)} MiB when packed, and pods get up to {_mebibytes(objects.MOST_CODE)}; "
-                "name what the job does not need in .pacelineignore, have the pods fetch a repository with --sync-mode "
-                "git --sync-source URL, or put it into the image"
-            )
+    with tempfile.TemporaryFile() as file, gzip.GzipFile(fileobj=_Limited(file), mode="wb", mtime=0) as compressed:
+        record = packed(spec, compressed, progress)
+        compressed.close()
         file.seek(0)
         return replace(order, code=file.read(), record=record)
 
 
-def _mebibytes(size: int) -> str:
-    return f"{size / (1 << 20):.1f}"
+class _Limited:
+    """A file that takes as much code as pods get, so that packing ends as soon as there is more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._room = file, objects.MOST_CODE
+
+    def write(self, data: bytes) -> int:
+        self._room -= len(data)
+        if self._room < 0:
+            raise UserError(
+                f"the code has more than {objects.MOST_CODE / (1 << 20):.1f} MiB when packed, which is what pods get; "
+                "name what the job does not need in .pacelineignore, have the pods fetch a repository with --sync-mode "
+                "git --sync-source URL, or put it into the image"
+            )
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
@@ -296,15 +305,8 @@ def _provisional(order: Order) -> Object:
 
 def _created(cluster: Cluster, kind: Kind, manifest: Object) -> Object:
     """The object made from a manifest."""
-    name, wanted = manifest["metadata"]["name"], manifest["metadata"]["annotations"][JOB_ID]
-    try:
-        with _taken():
-            made = cluster.create(kind.path(cluster), manifest)
-    except NameTaken:
-        made = cluster.get(kind.path(cluster, name))  # our own if the answer to the first try was lost
-        if (made["metadata"].get("annotations") or {}).get(JOB_ID) != wanted:
-            raise
-    return {"apiVersion": kind.api_version, "kind": kind.title, **made}
+    with _taken():
+        return {"apiVersion": kind.api_version, "kind": kind.title, **cluster.create(kind.path(cluster), manifest)}
 
 
 @contextlib.contextmanager
@@ -375,8 +377,6 @@ def _make_owned(cluster: Cluster, manifest: Object) -> None:
         try:
             old = cluster.get(f"{path}/{name}")["metadata"]
             owners = {it["uid"] for it in old.get("ownerReferences") or ()}
-            if owner["uid"] in owners:
-                return  # the answer to the first try was lost, perhaps for longer than an old object is waited for
             if time.monotonic() > until:
                 raise exists
             if not owners or (old.get("labels") or {}).get(INSTANCE) != owner["name"]:
