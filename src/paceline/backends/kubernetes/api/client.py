@@ -16,7 +16,7 @@ from paceline.job.errors import UserError
 from paceline.job.text import printable
 
 from .credentials import connect
-from .errors import ApiError, Expired, Unreachable
+from .errors import ApiError, Expired, Gone, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -74,16 +74,14 @@ class Cluster:
 
     Attributes:
         where: the flags that select it.
-        calls: how many requests were sent.
-        warnings: what the server has warned of in its answers to changes.
         pod_template: what the job that is made adds to the template of its pods, for messages.
     """
 
     def __init__(self, name: str, options: Options, where: str) -> None:
         """Make no connection yet."""
         self.name, self.where = name, where
-        self.calls = 0
-        self.warnings: list[str] = []
+        self.calls = 0  # how many requests were sent
+        self.warnings: list[str] = []  # what the server has warned of in its answers to changes
         self.pod_template = options.pod_template
         self._options = options
         self._found: Access | None = None
@@ -264,7 +262,7 @@ class Cluster:
             code, status, method, path, context=self.access.context, where=self.where,
             template=self.pod_template,
         )  # fmt: skip
-        return ApiError(line, code, str(status.get("reason", "")))
+        return (Gone if code == 404 else ApiError)(line, code, str(status.get("reason", "")))
 
     def _unreachable(self, error: Exception) -> Unreachable:
         access = self.access

@@ -35,33 +35,21 @@ _INSTALL = "the Kubernetes backend needs httpx2; pip install 'httpx2[ws]'"
 
 
 class Access(NamedTuple):
-    """How to reach a cluster.
+    """How to reach a cluster."""
 
-    Attributes:
-        http: a client for its API server.
-        context: the name of the context, for messages.
-        namespace: where jobs go.
-        server: the address of the API server.
-    """
-
-    http: httpx2.Client
-    context: str
-    namespace: str
-    server: str
+    http: httpx2.Client  # a client for its API server
+    context: str  # the name of the context, for messages
+    namespace: str  # where jobs go
+    server: str  # the address of the API server
 
 
 class Config(NamedTuple):
-    """A context of the kubeconfig.
-
-    Attributes:
-        cluster: as it is written, with absolute paths.
-        user: the same.
-    """
+    """A context of the kubeconfig."""
 
     context: str
     namespace: str
-    cluster: Mapping[str, Any]
-    user: Mapping[str, Any]
+    cluster: Mapping[str, Any]  # as it is written, with absolute paths
+    user: Mapping[str, Any]  # the same
 
     @property
     def server(self) -> str:

@@ -23,6 +23,10 @@ class ApiError(UserError):
         self.code, self.reason = code, reason
 
 
+class Gone(ApiError):
+    """There is no such object, or kind of object."""
+
+
 class Unreachable(UserError):
     """The API server does not answer."""
 

@@ -20,17 +20,12 @@ _REFUSED = (401, 403)
 
 
 class Mirror:
-    """Objects of one path, as the server has them; while it does not answer, as it had them last.
-
-    Attributes:
-        is_refused: whether this user may list the objects, and not watch them.
-        problem: why nothing new is known; None if all is well.
-    """
+    """Objects of one path, as the server has them; while it does not answer, as it had them last."""
 
     def __init__(self, cluster: Cluster, path: str, params: Mapping[str, Any]) -> None:
         """List the objects, and begin to watch them."""
-        self.is_refused = False
-        self.problem: str | None = None
+        self.is_refused = False  # whether this user may list the objects, and not watch them
+        self.problem: str | None = None  # why nothing new is known; None if all is well
         self._cluster, self._path, self._params = cluster, path, dict(params)
         self._lock = threading.Lock()
         self._items: dict[str, Object] = {}

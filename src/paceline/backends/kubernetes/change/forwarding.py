@@ -28,11 +28,7 @@ _PAUSE = 0.5
 
 
 class Forward:
-    """Leads connections to a port in a pod, until it is closed.
-
-    Attributes:
-        url: the address here.
-    """
+    """Leads connections to a port in a pod, until it is closed."""
 
     def __init__(self, cluster: Cluster, options: Options, pod: str, url: str, *, warn: Callable[[str], None]) -> None:
         """Take a port here: that of the pod, if it is free."""
@@ -47,7 +43,7 @@ class Forward:
         here = _free(there.port or 80)
         words = ("port-forward", "--address", _HOST, f"pod/{pod}", f"{here}:{there.port}")
         self._command = kubectl("tensorboard", options, cluster.namespace, *words)
-        self.url = f"http://{_HOST}:{here}{there.path}"
+        self.url = f"http://{_HOST}:{here}{there.path}"  # the address here
         self._process = self._started()
 
     def __enter__(self) -> Forward:

@@ -12,7 +12,6 @@ from paceline.backends.kubernetes.api.times import moment
 from paceline.node.host.pod_format import HISTORY
 
 from . import logs
-from .describe import described
 from .inside import asked
 from .pods import time_of
 
@@ -37,7 +36,7 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     reported: set[tuple[str, Any, Any]] = set()
     silent: dict[str, UserError] = {}
-    for entry in logs.events(cluster, job, silent, is_over=described(job, "", "").is_over):
+    for entry in logs.events(cluster, job, silent):
         event = {
             "time": entry.time,
             **{key: value for key, value in (entry.event or {}).items() if key not in _OF_LOGS},
@@ -88,12 +87,11 @@ def history(cluster: Cluster, job: Found, since: float) -> History:
     """The history of a job."""
     if job.is_plain:
         return History([], ("the job is a plain one: nothing of paceline is in its pods, so nothing is recorded",))
-    running = [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]
-    answers = asked(cluster, running, {"do": "history", "name": job.name, "since": since}, job.python)
+    answers = asked(cluster, job.running, {"do": "history", "name": job.name, "since": since}, job.python)
     nodes: list[NodeHistory] = [node for answer in answers.values() for node in answer["nodes"]]
     warnings: dict[str, UserError] = {}
     if len(answers) < len(job.pods):
-        entries = logs.events(cluster, job, warnings, is_over=described(job, "", "").is_over)
+        entries = logs.events(cluster, job, warnings)
         ended = (entry.event["node"] for entry in entries if entry.event and entry.event["event"] == HISTORY)
         nodes += (node for node in ended if not node["telemetry"] or node["telemetry"][-1]["time"] > since)
     nodes.sort(key=lambda node: node["node_rank"])

@@ -63,11 +63,10 @@ class Kept(NamedTuple):
     """What the copies have.
 
     Attributes:
-        last: attempt.
         lines: the node ranks and the lines, each behind its time and without its end. Those of a node are in order.
     """
 
-    last: int
+    last: int  # attempt
     lines: Iterator[tuple[int, bytes]]
 
 
@@ -88,11 +87,8 @@ def read(cluster: Cluster, job: Found, it: Place, *, only_events: bool = False) 
 
 def _lines(cluster: Cluster, job: Found, it: Place, what: str) -> Iterator[bytes]:
     """The lines that the program prints."""
-    running = [
-        pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over and not pod.is_leaving
-    ]
-    if running:
-        yield from _read(cluster, running[0], job.python, it.folder, what)
+    if job.running:
+        yield from _read(cluster, job.running[0], job.python, it.folder, what)
         return
     path = cluster.path("v1", "pods")
     try:
@@ -121,7 +117,7 @@ def _when_running(cluster: Cluster, name: str) -> Pod:
     until = time.monotonic() + _START_SECONDS
     while True:
         pod = seen(cluster.get(cluster.path("v1", "pods", name)))
-        if pod.phase == "Running" and not pod.is_over:
+        if pod.runs:
             return pod
         if pod.is_over or time.monotonic() > until:
             why = pod.error or pod.waiting or f"it does not run after {_START_SECONDS:g} seconds"

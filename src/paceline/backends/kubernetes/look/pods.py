@@ -25,44 +25,34 @@ _INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/r
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of a job.
-
-    Attributes:
-        index: the node rank.
-        node: where it runs; "" before it has a node.
-        phase: Pending, Running, Succeeded, Failed or Unknown.
-        container: the name of its container.
-        created: seconds since the epoch.
-        started: when its program began; None before.
-        finished: when it ended; None before.
-        exit_code: of its program; None before its end.
-        report: the termination message of paceline's program; empty if there is none.
-        waiting: what it waits for; None if it runs or nothing is known.
-        error: why it failed, if its program could not say it.
-        is_out_of_memory: its program was killed because it used more than it may.
-    """
+    """A pod of a job."""
 
     name: str
     job: str
-    index: int
-    node: str
-    phase: str
-    container: str
-    created: float
-    started: float | None
-    finished: float | None
+    index: int  # the node rank
+    node: str  # where it runs; "" before it has a node
+    phase: str  # Pending, Running, Succeeded, Failed or Unknown
+    container: str  # the name of its container
+    created: float  # seconds since the epoch
+    started: float | None  # when its program began; None before
+    finished: float | None  # when it ended; None before
     restarts: int
-    exit_code: int | None
-    report: Mapping[str, Any]
-    waiting: str | None
-    error: str | None
+    exit_code: int | None  # of its program; None before its end
+    report: Mapping[str, Any]  # the termination message of paceline's program; empty if there is none
+    waiting: str | None  # what it waits for; None if it runs or nothing is known
+    error: str | None  # why it failed, if its program could not say it
     is_leaving: bool
-    is_out_of_memory: bool
+    is_out_of_memory: bool  # its program was killed because it used more than it may
 
     @property
     def is_over(self) -> bool:
         """Whether its program has ended, or never will begin."""
         return self.phase in ("Succeeded", "Failed") or self.finished is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether its program runs."""
+        return self.phase == "Running" and not self.is_over
 
     @property
     def has_log(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.errors import ApiError, Gone
 from paceline.contract import GIT_CREDENTIALS
 from paceline.job.code import git, git_source
 from paceline.job.errors import UserError
@@ -36,20 +36,13 @@ _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 @dataclass(frozen=True)
 class Clone:
-    """A repository that pods fetch.
+    """A repository that pods fetch."""
 
-    Attributes:
-        source: its URL and the ref.
-        commit: that all pods fetch; None if the client does not know it.
-        secret: the name of the Secret with the credentials; None without any.
-        credentials: what that Secret is made of; empty if it is there already.
-    """
-
-    source: git_source.Source
-    commit: str | None
+    source: git_source.Source  # its URL and the ref
+    commit: str | None  # that all pods fetch; None if the client does not know it
     image: str
-    secret: str | None
-    credentials: Mapping[str, str]
+    secret: str | None  # the name of the Secret with the credentials; None without any
+    credentials: Mapping[str, str]  # what that Secret is made of; empty if it is there already
     env: Mapping[str, str]
 
     @property
@@ -83,12 +76,12 @@ def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str
         return
     try:
         keys = cluster.get(cluster.path("v1", "secrets", name)).get("data") or {}
-    except ApiError as error:
-        if error.code == 404:
-            raise UserError(
-                f"--git-secret {name}: no such Secret in namespace {cluster.namespace}; make it with: kubectl create "
-                f"secret generic {name} --from-literal=username=… --from-literal=password=…"
-            ) from None
+    except Gone:
+        raise UserError(
+            f"--git-secret {name}: no such Secret in namespace {cluster.namespace}; make it with: kubectl create "
+            f"secret generic {name} --from-literal=username=… --from-literal=password=…"
+        ) from None
+    except ApiError:
         return  # it may be read by pods alone
     if not any(key in keys for key in _KEYS):
         raise UserError(f"--git-secret {name}: that Secret has no key named {' or '.join(_KEYS)}; add one")

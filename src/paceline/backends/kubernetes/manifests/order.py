@@ -32,7 +32,7 @@ class Role:
             variable.
     """
 
-    first: int = 0
+    first: int = 0  # the node rank of the first one
     index: str | None = None
 
 
@@ -41,30 +41,20 @@ ALL = Role()  # of a job whose pods have one template
 
 @dataclass(frozen=True)
 class Order:
-    """A job to be made.
-
-    Attributes:
-        job_id: identifier that its nodes share.
-        archive: of paceline, in gzip; b"" for a job without an agent.
-        code: of the job, packed (tar.gz); None if it has none of its own.
-        clone: the code, if the pods fetch it by git; then `code` is None.
-        secrets: variables that are never shown.
-        kind: the kind of object that it becomes.
-        minor: version of the server: 24 is 1.24.
-    """
+    """A job to be made."""
 
     name: str
     spec: JobSpec
     options: Options
     namespace: str
-    job_id: str
-    archive: bytes = b""
-    code: bytes | None = None
-    clone: Clone | None = None
+    job_id: str  # identifier that its nodes share
+    archive: bytes = b""  # of paceline, in gzip; b"" for a job without an agent
+    code: bytes | None = None  # of the job, packed (tar.gz); None if it has none of its own
+    clone: Clone | None = None  # the code, if the pods fetch it by git; then `code` is None
     record: Mapping[str, Any] | None = None
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    kind: Kind = field(kw_only=True)
-    minor: int = 24
+    secrets: Mapping[str, str] = field(default_factory=dict)  # variables that are never shown
+    kind: Kind = field(kw_only=True)  # the kind of object that it becomes
+    minor: int = 24  # version of the server: 24 is 1.24
 
     @property
     def image(self) -> str:

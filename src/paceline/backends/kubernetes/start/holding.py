@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from paceline.backends.kubernetes.api.errors import Gone
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.names import JOB_ID, LONGEST
@@ -120,9 +121,9 @@ class Lease:
             try:
                 if not self._note(self._cluster.patch(self._path, {"spec": {"activeDeadlineSeconds": wanted}})):
                     return
-            except UserError as error:
-                if getattr(error, "code", 0) == 404:
-                    return
+            except Gone:
+                return
+            except UserError:
                 pause = _SOON
             else:
                 pause, self._moved = _EVERY, began

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from paceline.backends.base import MOST_RANKS, Prepared
-from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.errors import ApiError, Gone
 from paceline.backends.kubernetes.look.jobs import find, taken
 from paceline.backends.kubernetes.manifests import cloning, kept, objects, replacing
 from paceline.backends.kubernetes.manifests import manifest as manifests
@@ -63,17 +63,11 @@ _CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 
 @dataclass(frozen=True)
 class KubePrepared(Prepared):
-    """A job for a cluster.
+    """A job for a cluster."""
 
-    Attributes:
-        order: the job, under a name that was free, without its code.
-        shown: returns the manifests, with the code.
-        warnings: what the server says of the job, which it takes all the same.
-    """
-
-    order: Order | None = None
-    shown: Callable[[], str] | None = None
-    warnings: tuple[str, ...] = ()
+    order: Order | None = None  # the job, under a name that was free, without its code
+    shown: Callable[[], str] | None = None  # returns the manifests, with the code
+    warnings: tuple[str, ...] = ()  # what the server says of the job, which it takes all the same
 
     def text(self) -> str:
         """The manifests, in YAML that `kubectl apply` takes."""
@@ -398,8 +392,6 @@ def _is_there(cluster: Cluster, reference: Object) -> bool:
         return False
     try:
         meta = cluster.get(cluster.path(reference["apiVersion"], plural, reference["name"]))["metadata"]
-    except ApiError as error:
-        if error.code != 404:
-            raise
+    except Gone:
         return False
     return bool(meta["uid"] == reference["uid"] and not meta.get("deletionTimestamp"))

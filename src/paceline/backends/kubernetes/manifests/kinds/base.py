@@ -24,54 +24,37 @@ UNASKED = frozenset(("enableServiceLinks", "terminationGracePeriodSeconds", "npr
 
 
 class Ending(NamedTuple):
-    """How a job has ended, as its object says.
-
-    Attributes:
-        time: when, in seconds since the epoch; None if the object does not say so.
-        reason: such as BackoffLimitExceeded.
-        is_late: whether a deadline ended it.
-    """
+    """How a job has ended, as its object says."""
 
     is_success: bool
-    time: float | None
-    reason: str = ""
+    time: float | None  # when, in seconds since the epoch; None if the object does not say so
+    reason: str = ""  # such as BackoffLimitExceeded
     message: str = ""
-    is_late: bool = False
+    is_late: bool = False  # whether a deadline ended it
 
 
 class Kind(ABC):
     """A kind of object that runs a job's pods, in a version that a server has.
 
     Attributes:
-        name: as `--kind` calls it.
-        title: as manifests call it.
-        versions: those that paceline can make, the best one first.
-        plural: its name in paths.
-        brought_by: what has to be installed for it.
-        container: the name that the container must have.
-        hosts: what follows the job's name in the names of the pod of node 0, and of the others.
-        index_variable: the variable of a pod that has its number in its role.
         sets_variables: whether its controller gives the pods of a plain job the variables by which ranks meet.
         replaces: whether its controller makes another pod for one that is lost, of the same number and name.
-        makes_groups: whether its controller makes the PodGroup of a gang.
-        success: the condition that is true when it has succeeded.
-        margin: letters that its objects have in their names besides the job's name and a number.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str]  # as `--kind` calls it
+    title: ClassVar[str]  # as manifests call it
     group: ClassVar[str]
-    versions: ClassVar[tuple[str, ...]]
-    plural: ClassVar[str]
-    brought_by: ClassVar[str]
-    container: ClassVar[str] = objects.CONTAINER
-    hosts: ClassVar[tuple[str, str]]
-    index_variable: ClassVar[str] = objects.POD
+    versions: ClassVar[tuple[str, ...]]  # those that paceline can make, the best one first
+    plural: ClassVar[str]  # its name in paths
+    brought_by: ClassVar[str]  # what has to be installed for it
+    container: ClassVar[str] = objects.CONTAINER  # the name that the container must have
+    hosts: ClassVar[tuple[str, str]]  # what follows the job's name in the names of the pod of node 0, and of the others
+    index_variable: ClassVar[str] = objects.POD  # the variable of a pod that has its number in its role
     sets_variables: ClassVar[bool] = True
     replaces: ClassVar[bool] = False
-    makes_groups: ClassVar[bool] = False
-    margin: ClassVar[int] = 0
-    success: ClassVar[str] = "Complete"
+    makes_groups: ClassVar[bool] = False  # whether its controller makes the PodGroup of a gang
+    margin: ClassVar[int] = 0  # letters that its objects have in their names besides the job's name and a number
+    success: ClassVar[str] = "Complete"  # the condition that is true when it has succeeded
 
     def __init__(self, version: str | None = None) -> None:
         """Take a version; the best one by default."""

@@ -18,13 +18,7 @@ WORKER_NUMBER = "metadata.name"  # the field of a worker's pod that ends with it
 
 
 class Replicated(Kind):
-    """A kind whose pods have roles. Its operator makes a Service for each, called as the pod.
-
-    Attributes:
-        field: the replicas in the spec.
-        main_role: of node 0, if it has a role of its own; otherwise all are workers.
-        ranks_field: says how many ranks a pod has.
-    """
+    """A kind whose pods have roles. Its operator makes a Service for each, called as the pod."""
 
     group = "kubeflow.org"
     versions: ClassVar[tuple[str, ...]] = ("v1",)
@@ -32,10 +26,10 @@ class Replicated(Kind):
     margin = len("-worker")
     makes_groups = True
     success = "Succeeded"
-    field: ClassVar[str]
-    main_role: ClassVar[str | None] = "Master"
+    field: ClassVar[str]  # the replicas in the spec
+    main_role: ClassVar[str | None] = "Master"  # of node 0, if it has a role of its own; otherwise all are workers
     hosts = ("-master-0", "-worker-{before}")
-    ranks_field: ClassVar[str | None] = None
+    ranks_field: ClassVar[str | None] = None  # says how many ranks a pod has
 
     def check(self, order: Order) -> None:
         if self.main_role is None:
