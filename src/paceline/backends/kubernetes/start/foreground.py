@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
     from paceline.job.job import Job
 
-    from .lease import Lease
+    from .holding import Lease
 
 _PATIENCE = 2.0  # seconds; the pod of a node that was lost never reports a restart
 
