@@ -172,7 +172,7 @@ def test_slurm_says_when_a_job_has_ended_whose_nodes_could_not(slurm: Cluster, r
     slurm.rows.write_text("")  # some minutes later
     for path in (slurm.it.of(FIRST), slurm.it.path / "ids"):
         os.utime(path, (1.0, 1.0))
-    (slurm.it.root / "queue-here.json").unlink()
+    (slurm.it.root / "queue.json").unlink()
     assert slurm.shown()["finished"] == finished
 
 

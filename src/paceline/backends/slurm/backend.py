@@ -150,7 +150,6 @@ class Slurm(Backend):
         warnings: tuple[str, ...] = ()
         if answer["problem"]:
             warnings = (f"{self._login.says}{answer['problem']}; the states are those that the nodes wrote last",)
-        warnings += _elsewhere(answer["elsewhere"])
         if names is None:
             jobs.sort(key=lambda job: job.created, reverse=True)
             return Listing(jobs, len(answer["names"]) - len(jobs), warnings)
@@ -297,14 +296,3 @@ class Slurm(Backend):
         for name in names:
             noted.forget(self.name, name)
         return []
-
-
-def _elsewhere(jobs: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for the jobs of each other cluster: names, and why Slurm is not asked for them here."""
-    names: dict[str, list[str]] = {}
-    for name, why in jobs.items():
-        names.setdefault(why, []).append(name)
-    return tuple(
-        f"{', '.join(those)}: {why.replace('it is in', 'in', 1)}; shown is what the nodes wrote last"
-        for why, those in names.items()
-    )

@@ -23,7 +23,6 @@ def slurm_delete(home: Home, request: Request) -> Answer:
     for folder in folders:
         record = job_record.record(folder, queue)
         if record is not None and record["state"] not in FINAL:
-            job_record.refuse_elsewhere(folder, queue)
             raise Refused(f"job {folder.name} has not ended; stop it first: paceline stop {folder.name}")
         if users := _users(jobs, folder):
             raise Refused(

@@ -33,8 +33,6 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     folders = jobs.named(request["names"])
     found = [(folder, job_record.record(folder, queue)) for folder in folders]
     going = [(folder, it["state"]) for folder, it in found if it is not None and it["state"] not in FINAL]
-    for folder, _ in going:
-        job_record.refuse_elsewhere(folder, queue)
     _stop_all(going, request["now"])
     return {"names": [folder.name for folder in folders]}
 

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
 from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.journal.fold import is_recent
@@ -49,17 +48,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
         elif names is not None or is_recent(record, since):
             found.append(record)
     problem = None if queue.problem is None else str(queue.problem)
-    going = [record["name"] for record in found if record["state"] not in FINAL]
-    elsewhere = {name: why for name in going if (why := _elsewhere(jobs, queue, name))}
-    return {
-        "jobs": found, "names": [folder.name for folder in folders], "problem": problem, "elsewhere": elsewhere,
-    }  # fmt: skip
-
-
-def _elsewhere(jobs: Jobs, queue: Queue, name: str) -> str:
-    """Why Slurm is not asked for a job here; "" if it is."""
-    folder = jobs.find(name)
-    return queue.elsewhere(read_json(folder.job) or {}) if folder is not None else ""
+    return {"jobs": found, "names": [folder.name for folder in folders], "problem": problem}
 
 
 def slurm_spec(home: Home, request: Request) -> Answer:
@@ -145,10 +134,9 @@ def slurm_shell(home: Home, request: Request) -> Answer:
                 record = job_record.record(folder, queue)
                 has_ended = record is None or record["state"] in FINAL
                 is_over = has_ended or folder.outcome(start) is not None
-                if record is not None and not is_over:
-                    job_record.refuse_elsewhere(folder, queue)
-                    if status.get("state") in FINAL or job_record.is_requeued(folder, start, queue):
-                        raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
+                has_no_node = status.get("state") in FINAL or job_record.is_requeued(folder, start, queue)
+                if record is not None and not is_over and has_no_node:
+                    raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
                 node = folder.node(start, status.get("node_rank") or 0) or status["agent"]["host"]
                 return {"run": str(run.path), "id": start.id, "node": node, "is_over": is_over}
     raise Refused(f"job {folder.name} has no rank {request['rank']} that has started")

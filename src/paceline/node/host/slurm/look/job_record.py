@@ -1,8 +1,8 @@
 """The record of a Slurm job: its nodes' run directories and what Slurm reports, folded.
 
 The nodes write into the run directories on the shared disk. Whether a node still works on the job is not asked of its
-lock, which may not work between machines: Slurm knows it. While Slurm does not answer, and for a job of another cluster
-that shares the disk, what the nodes have written last is taken for true.
+lock, which may not work between machines: Slurm knows it. While Slurm does not answer, what the nodes have written last
+is taken for true.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.journal.fold import fold, order, part_of
 from paceline.node.store import records
@@ -151,12 +150,6 @@ def is_requeued(folder: JobFolder, start: Start, queue: Queue) -> bool:
     job = read_json(folder.job)
     entry = SlurmJob(folder, job, queue).entry() if job is not None else None
     return entry is not None and not entry.is_over and entry.id == start.id and entry.restarts > start.restarts
-
-
-def refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
-    """Refuse a job that goes on in another cluster."""
-    if elsewhere := queue.elsewhere(folder.read()):
-        raise Refused(f"job {folder.name} cannot be reached: {elsewhere}; go to a login node of its cluster")
 
 
 def runs_of(folder: JobFolder) -> list[tuple[Start, list[RunDirectory]]]:

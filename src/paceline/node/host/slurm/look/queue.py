@@ -1,9 +1,8 @@
 """What Slurm says of this user's jobs, asked at most once in ten seconds by all of the user's clients together.
 
 Many clusters forbid frequent polling. So the answer is kept in a file in paceline's root, with its time; whoever finds
-it too old asks again, and the others meanwhile use what is there. Each cluster has a file of its own, see `cluster.py`.
-A file of another version is not used: Slurm is asked again. All times are those of the disk with the root, since the
-clocks of machines may differ.
+it too old asks again, and the others meanwhile use what is there. All times are those of the disk with the root, since
+the clocks of machines may differ.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
-from paceline.node.host.slurm import cluster
 from paceline.node.host.slurm.call import NoSuchJob, table
 from paceline.node.host.slurm.job_folder import COMMENT
 from paceline.node.host.slurm.job_folders import disk_time
@@ -39,7 +37,6 @@ QUICK = 12.0  # seconds that Slurm may take to answer one who only looks
 _LEAST = 1.0  # seconds that a command may take at least
 _LOOK = 0.1  # seconds between two looks whether another process has the answer
 _OURS = re.compile(re.escape(COMMENT) + r"(\w+)")  # a site may put words of its own beside it
-_VERSION = 3  # of the file; earlier versions of paceline had one of another name
 _FIELDS = {
     "JobID": 24, "ArrayJobID": 24, "ArrayTaskID": 24, "State": 24, "Reason": 80, "StartTime": 24, "EndTime": 24,
     "RestartCnt": 12, "Partition": 64, "Name": 128, "WorkDir": 1024, "Comment": 1024, "BatchHost": 64,
@@ -112,10 +109,10 @@ class Queue:
 
     def __init__(self, root: Path, fresh: float = FRESH, seconds: float = QUICK) -> None:
         """Ask nothing yet."""
-        self._root, self._fresh, self._until = root, fresh, time.monotonic() + seconds
+        self._root, self._file = root, root / "queue.json"
+        self._fresh, self._until = fresh, time.monotonic() + seconds
         self._found: dict[str, Entry] | None = None
         self._answer = _Answer(0.0, 0.0, [])
-        self._cluster: str | None = None
         self.problem: Refused | None = None
 
     @property
@@ -165,18 +162,10 @@ class Queue:
         """Whether a time of the disk is longer ago than this."""
         return disk_time(self._root) > moment + seconds
 
-    def elsewhere(self, job: Mapping[str, object]) -> str:
-        """Why Slurm is not asked for a job here: it is of another cluster; "" if it is of this one."""
-        theirs = job.get("cluster")
-        self._all()
-        if not theirs or not self._cluster or theirs == self._cluster:
-            return ""
-        return f"it is in the Slurm cluster {theirs}, and this machine belongs to {self._cluster}"
-
     def forget(self) -> None:
         """Let the next look of any client ask Slurm: the answer that is kept was true before this client's command."""
         with contextlib.suppress(OSError):
-            _file(self._root, self._cluster).unlink()
+            self._file.unlink()
 
     def _all(self) -> dict[str, Entry]:
         if self._found is None:
@@ -184,13 +173,11 @@ class Queue:
         return self._found
 
     def _read(self) -> dict[str, Entry]:
-        self._cluster = cluster.known(self._root)
-        file = _file(self._root, self._cluster)
-        kept = _Answer.read(file)
+        kept = _Answer.read(self._file)
         now = disk_time(self._root)
         if kept is None or not kept.is_fresh(now, self._fresh):
-            with _only_one(file, self._until):
-                kept, now = _Answer.read(file), disk_time(self._root)
+            with _only_one(self._file, self._until):
+                kept, now = _Answer.read(self._file), disk_time(self._root)
                 if kept is None or not kept.is_fresh(now, self._fresh):
                     kept = self._ask(kept, now)
         self._use(kept)
@@ -204,17 +191,16 @@ class Queue:
         """Use an answer, and let all clients use it."""
         self._use(answer)
         with contextlib.suppress(OSError):
-            answer.write(_file(self._root, self._cluster))
+            answer.write(self._file)
 
     def _ask(self, before: _Answer | None, begun: float) -> _Answer:
         try:
-            self._cluster = cluster.asked(self._root, self.remaining)
             entries = _listed(self.remaining)
             answer = _Answer(begun, begun, entries, lost=before.lost[-_MOST_LOST:] if before is not None else ())
         except Refused as error:  # now: the next one does not wait as long at once
             answer = (before or _Answer(0.0, 0.0, [])).failed(error, disk_time(self._root))
         with contextlib.suppress(OSError):
-            answer.write(_file(self._root, self._cluster))
+            answer.write(self._file)
         return answer
 
 
@@ -238,13 +224,12 @@ class _Answer(NamedTuple):
 
     @classmethod
     def read(cls, file: Path) -> _Answer | None:
-        """What is kept in a file; None if there is none, or it is damaged or of another version."""
+        """What is kept in a file; None if there is none, or it is damaged."""
         kept = read_json(file) or {}
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
-            if kept["v"] == _VERSION:
-                entries = [Entry(**entry) for entry in kept["entries"]]
-                numbers = float(kept["time"]), float(kept["asked"]), entries, int(kept["failures"])
-                return cls(*numbers, str(kept["problem"]), list(map(str, kept["lost"])))
+            entries = [Entry(**entry) for entry in kept["entries"]]
+            numbers = float(kept["time"]), float(kept["asked"]), entries, int(kept["failures"])
+            return cls(*numbers, str(kept["problem"]), list(map(str, kept["lost"])))
         return None
 
     def failed(self, error: Refused, now: float) -> _Answer:
@@ -253,7 +238,7 @@ class _Answer(NamedTuple):
 
     def write(self, file: Path) -> None:
         """Keep it."""
-        write_json(file, {"v": _VERSION, **self._asdict(), "entries": [entry._asdict() for entry in self.entries]})
+        write_json(file, {**self._asdict(), "entries": [entry._asdict() for entry in self.entries]})
 
     def is_fresh(self, now: float, fresh: float) -> bool:
         """Whether it may be used at this time; an answer that did not come counts for longer."""
@@ -265,11 +250,6 @@ class NothingAsked(Queue):
 
     def _read(self) -> dict[str, Entry]:
         return {}
-
-
-def _file(root: Path, name: str | None) -> Path:
-    """The file with the answer of a cluster."""
-    return root / (f"queue-{name}.json" if name else "queue.json")
 
 
 @contextlib.contextmanager

@@ -61,8 +61,6 @@ class SlurmJob:
         if self._is_allocated and (outcome := next(filter(None, outcomes), None)) is not None:
             result: FinalState = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
             return Scheduler("ended", outcome.get("why"), result, _code(result), float(outcome["time"]))
-        if elsewhere := self._queue.elsewhere(self._job):
-            return Scheduler("queued", elsewhere)
         entry = self.entry()
         if entry is None:
             return self._never_listed() if self._is_known_gone(self._asked_since()) else Scheduler("queued", NEW)
@@ -112,8 +110,6 @@ class SlurmJob:
         if seen["state"] == "SUCCEEDED":
             return None
         over = seen["state"] in FINAL
-        if self._queue.elsewhere(self._job):
-            return Scheduler("running") if over and not self._is_silent(start) else None
         entry = self.entry()
         if self._is_allocated:
             return self._of_step(start, seen, entry)
@@ -149,8 +145,6 @@ class SlurmJob:
             code, cause = outcome.get("exit_code"), outcome.get("cause")
             return Scheduler("ended", outcome.get("why"), outcome.get("state"), code, time, cause)
         why = str(outcome["why"])
-        if self._queue.elsewhere(self._job):
-            return Scheduler("restarting", why)
         entry, decided = self.entry(), _time(self._folder.of(start) / "outcome.json")
         is_old = entry is not None and entry.id == start.id and entry.restarts <= start.restarts
         if entry is None and not self._is_known_gone(max(decided, self._asked_since())):

@@ -20,7 +20,6 @@ from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.host.protocol import Bytes, client_is_gone, next_order
-from paceline.node.host.slurm import cluster
 from paceline.node.host.slurm.call import SECONDS, found
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
@@ -228,7 +227,6 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
             "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
             "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
             "allocation": request["allocation"], "task": request.get("task"), "index": index,
-            "cluster": cluster.asked(jobs.root, SECONDS),
         },
     )  # fmt: skip
     folder.job.chmod(0o600)
