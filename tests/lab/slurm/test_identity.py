@@ -63,7 +63,7 @@ def test_a_controller_that_hangs(user: Client, cluster: Cluster) -> None:
     assert job(user)["state"] == "RUNNING"
     stopped = user.paceline("stop", "--on", "lab", "it", check=False)
     assert stopped.returncode == 2 and len(stopped.stderr.splitlines()) == 1, stopped.stderr
-    assert "it was tried for 30 s, nothing was stopped, try again" in stopped.stderr
+    assert "it was tried for 30 s; nothing was stopped; try again" in stopped.stderr
     for name in ("squeue", "scancel"):
         cluster.break_command(name, 'exec "$real" "$@"')
     user.paceline("stop", "--on", "lab", "it")
@@ -76,7 +76,9 @@ def test_a_job_that_is_suspended(user: Client, cluster: Cluster) -> None:
     cluster.slurm("scontrol", "suspend", job(user)["external_id"])
     until(user, lambda it: "Slurm has suspended it" in (it["waiting"] or ""), "it is shown")
     refused = user.paceline("stop", "--on", "lab", "it", check=False)
-    assert refused.returncode == 2 and re.fullmatch(r".*job it is suspended in Slurm, .*\n", refused.stderr), refused
+    assert refused.returncode == 2 and re.fullmatch(
+        r".*job it is suspended in Slurm, .*; nothing was stopped; end it with .*\n", refused.stderr
+    ), refused
     user.paceline("stop", "--on", "lab", "--now", "it")
     reaches(user, "STOPPED")
 

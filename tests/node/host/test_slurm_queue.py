@@ -214,10 +214,10 @@ def test_an_sacct_that_fails_is_not_asked_for_each_job(
     assert accounts.end_of("16", tmp_path / "16").word == "TIMEOUT"
 
 
-def job(folder: Path, **fields: Any) -> JobFolder:
+def job(folder: Path, name: str = "it", **fields: Any) -> JobFolder:
     """A job, made as a client does it."""
     jobs = Jobs(folder / "root")
-    new = jobs.new("it")
+    new = jobs.new(name)
     new.job.write_text(json.dumps({"job_id": "abc", "task": None, "allocation": None, **fields}))
     (new.path / "lives").mkdir()
     made = jobs.settle(new)
@@ -281,7 +281,7 @@ def test_stop_is_tried_for_a_while_and_says_so(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         stopping, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.append(clock.pop() + s))
     )
-    with pytest.raises(Refused, match=r"slurmctld.*it was tried for 30 s, nothing was stopped, try again"):
+    with pytest.raises(Refused, match=r"slurmctld.*it was tried for 30 s; nothing was stopped; try again"):
         stopping.stop(it, now=True, patience=30.0)
     assert not it.is_stopped
     assert len((tmp_path / "calls").read_text().splitlines()) == 1 + clock[0] / stopping._PAUSE == 16
@@ -315,11 +315,34 @@ def test_a_suspended_job_can_only_be_ended(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "rows").write_text(line(JobID="7", State="SUSPENDED", Comment="paceline:abc") + "\n")
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
-    with pytest.raises(Refused, match=r"job it is suspended in Slurm, so it cannot save; end it with .* --now it, or"):
+    with pytest.raises(
+        Refused, match=r"job it is suspended in Slurm, so it cannot save; nothing .*; end it with .* --now it, or"
+    ):
         stopping.stop(it, now=False)
     assert not it.is_stopped and not (tmp_path / "cancelled").exists()
     stopping.stop(it, now=True)
     assert it.is_stopped and (tmp_path / "cancelled").read_text() == "--quiet 7\n"
+
+
+@pytest.mark.parametrize("suspended", ["7", "8"])
+def test_a_stop_of_several_jobs_says_how_many_were_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suspended: str
+) -> None:
+    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
+    rows = []
+    for name, number in (("one", "7"), ("two", "8")):
+        it = job(tmp_path, name, job_id=number, spec=spec, created=1.0, options={}, data=[], node={"working_dir": "/"})
+        it.add_id(number)
+        state = "SUSPENDED" if number == suspended else "RUNNING"
+        rows.append(line(JobID=number, State=state, Comment=f"paceline:{number}"))
+    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    why = r"job (one|two) is suspended in Slurm, .*; 1 of 2 jobs was asked to stop, the others go on; end it with"
+    with pytest.raises(Refused, match=why):
+        stopping.slurm_stop(Home(it.root), {"names": ["one", "two"], "now": False})
+    going = "7" if suspended == "8" else "8"
+    assert (tmp_path / "cancelled").read_text() == f"--quiet --state=PENDING {going}\n--quiet --signal=15 {going}\n"
 
 
 def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

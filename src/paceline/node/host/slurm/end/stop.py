@@ -27,6 +27,14 @@ _AT_ONCE = 8  # jobs that are stopped at the same time: scancel takes 5 s for a 
 _PAUSE, _LEAST = 2.0, 5.0  # seconds between two tries, and that a command may take at least
 
 
+class NotStopped(Refused):
+    """A job was not asked to stop: why, what to do, and for how many seconds a Slurm was asked that did not answer."""
+
+    def __init__(self, why: str, do: str = "", tried: float = 0.0, then: str = "nothing was stopped") -> None:
+        super().__init__("; ".join(filter(None, (why, f"it was tried for {tried:g} s" if tried else "", then, do))))
+        self.why, self.do, self.tried = why, do, tried
+
+
 def slurm_stop(home: Home, request: Request) -> Answer:
     """Stop jobs: those that run are asked to save and to end, unless it is to be at once; others leave the queue."""
     jobs, queue = Jobs(home.root), Queue(home.root)
@@ -39,28 +47,39 @@ def slurm_stop(home: Home, request: Request) -> Answer:
 
 def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
     """Stop jobs, each with its state."""
-    slurm, asked = _Tries(PATIENCE), 0
-    waiting = [folder for folder, state in going if state == "PENDING"]
-    others = [folder for folder, state in going if state != "PENDING"]
-    try:
-        for folder in waiting:  # first, lest they start in the place of others
-            _stop(folder, slurm, now)
-            asked += 1
-        if len(others) < 2:
-            for folder in others:
-                _stop(folder, slurm, now)
+    slurm = _Tries(PATIENCE)
+    asked: list[str] = []
+    problems: list[NotStopped] = []
+
+    def ask(folder: JobFolder) -> None:
+        if any(problem.tried for problem in problems):  # Slurm does not answer
             return
+        try:
+            _stop(folder, slurm, now)
+            asked.append(folder.name)
+        except NotStopped as error:
+            problems.append(error)
+        except Refused as error:
+            problems.append(NotStopped(str(error)))
+
+    for folder, state in going:
+        if state == "PENDING":  # first, lest they start in the place of others
+            ask(folder)
+    others = [folder for folder, state in going if state != "PENDING"]
+    if len(others) > 1:
         from concurrent.futures import ThreadPoolExecutor  # takes long to import
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for done in [pool.submit(_stop, folder, slurm, now) for folder in others]:
-                done.result()
-                asked += 1
-    except Refused as error:
-        if not asked:
-            raise
-        counts = f"{asked} of {len(going)} jobs or more were asked to stop, the others go on"
-        raise Refused(str(error).replace("nothing was stopped", counts)) from None
+            list(pool.map(ask, others))
+    elif others:
+        ask(others[0])
+    if problems and asked:
+        then = (
+            f"{len(asked)} of {len(going)} jobs {'were' if len(asked) > 1 else 'was'} asked to stop, the others go on"
+        )
+        raise NotStopped(problems[0].why, problems[0].do, problems[0].tried, then)
+    if problems:
+        raise problems[0]
 
 
 def stop(folder: JobFolder, now: bool, number: int = signal.SIGTERM, patience: float = PATIENCE) -> None:
@@ -82,9 +101,9 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
                 slurm.ask_again(entry)
                 continue
             if entry.state == "SUSPENDED":  # scancel would try for ever
-                raise Refused(
-                    f"job {folder.name} is suspended in Slurm, so it cannot save; end it with paceline stop --now"
-                    f" {folder.name}, or stop it after: scontrol resume {entry.number}"
+                raise NotStopped(
+                    f"job {folder.name} is suspended in Slurm, so it cannot save",
+                    f"end it with paceline stop --now {folder.name}, or stop it after: scontrol resume {entry.number}",
                 )
             if not entry.task:
                 slurm.cancel("--state=PENDING", entry.number)
@@ -147,7 +166,7 @@ class _Tries:
             except Rejected as error:
                 self._answered()
                 if error.output and not _ENDED.search(error.output):  # it is quiet about jobs that have ended
-                    raise Refused(f"{error}; nothing was stopped") from None
+                    raise NotStopped(str(error)) from None
                 return  # it has ended, or has no step
             except Away as error:
                 self._pause(error)
@@ -167,5 +186,5 @@ class _Tries:
     def _pause(self, error: Refused) -> None:
         """Wait before the next try."""
         if time.monotonic() + _PAUSE > self._until:
-            raise Refused(f"{error}; it was tried for {self._patience:g} s, nothing was stopped, try again") from None
+            raise NotStopped(str(error), "try again", self._patience) from None
         time.sleep(_PAUSE)  # nothing says when the controller is back

@@ -10,7 +10,7 @@ from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.journal.state import FINAL
 from paceline.node.logs.query import LogQuery
-from paceline.node.logs.reader import attempts, check, read
+from paceline.node.logs.reader import NoLog, attempts, check, read
 from paceline.node.logs.readers import Ended, Readers, in_order
 
 from . import job_record
@@ -53,16 +53,21 @@ def _check(folder: JobFolder, query: LogQuery) -> None:
         elif query.attempt is not None:
             raise Refused(f"job {folder.name} has no attempt {query.attempt}; none has started yet; correct --attempt")
         return
-    problems = []
-    for run in having[-1]:
-        try:
-            check(run.path, query)
-        except Refused as error:
-            problems.append(error)
-    if len(problems) == len(having[-1]) and (len(problems) == 1 or "correct --attempt" in str(problems[0])):
-        raise problems[0]
-    if len(problems) == len(having[-1]) and not query.follow and query.ranks is not None:
-        raise Refused(str(problems[0]).partition(" wrote no log here")[0] + " wrote no log yet; correct -i")
+    for rank in sorted(query.ranks or ()):
+        problems = list(filter(None, (_absent(run, replace(query, ranks=(rank,))) for run in having[-1])))
+        if len(problems) == len(having[-1]) == 1:
+            raise problems[0]
+        if len(problems) == len(having[-1]) and not query.follow:  # else it may write one yet
+            raise Refused(f"rank {rank} of job {folder.name} wrote no log yet; correct -i")
+
+
+def _absent(run: RunDirectory, query: LogQuery) -> NoLog | None:
+    """Why a node has no lines of the chosen rank, which another one may have."""
+    try:
+        check(run.path, query)
+    except NoLog as error:
+        return error
+    return None
 
 
 def _written(folder: JobFolder, query: LogQuery) -> Iterator[LogLines]:
