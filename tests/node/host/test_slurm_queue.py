@@ -18,7 +18,7 @@ from paceline.node.errors import Refused
 from paceline.node.host.slurm.end import stop as stopping
 from paceline.node.host.slurm.job_folder import Identity, JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.host.slurm.look import accounts, describe, queue
+from paceline.node.host.slurm.look import describe, queue, scheduler
 from paceline.node.host.slurm.look.queue import _FIELDS, Queue
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.home import Home
@@ -172,7 +172,7 @@ def test_a_file_of_another_form_says_nothing(
 def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Sets what sacct runs."""
     squeue(tmp_path, monkeypatch, "exit 0")
-    monkeypatch.setattr(accounts._Silence, "until", 0.0)
+    monkeypatch.setattr(scheduler._Silence, "until", 0.0)
     program = tmp_path / "bin" / "sacct"
 
     def runs(body: str) -> None:
@@ -192,10 +192,10 @@ def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
 def test_sacct_is_asked_once(tmp_path: Path, sacct: Callable[[str], None], said: str, word: str) -> None:
     sacct(f"echo '{said}|1700000000'")
     for _ in range(3):
-        assert accounts.end_of("12", tmp_path / "kept") == (word, 1.7e9 if word else None)
+        assert scheduler.end_of("12", tmp_path / "kept") == (word, 1.7e9 if word else None)
     assert (tmp_path / "calls").read_text() == "-n -X -P -o State,End -j 12\n"
     os.utime(tmp_path / "kept", (1, 1))
-    assert accounts.end_of("12", tmp_path / "kept").word == word
+    assert scheduler.end_of("12", tmp_path / "kept").word == word
     assert (tmp_path / "calls").read_text().count("\n") == (1 if word else 2), "without an answer it is asked again"
 
 
@@ -207,11 +207,11 @@ def test_an_sacct_that_fails_is_not_asked_for_each_job(
 ) -> None:
     sacct(f"echo '{said}' >&2; exit 1")
     for number in ("13", "14", "15"):
-        assert accounts.end_of(number, tmp_path / number).word == ""
+        assert scheduler.end_of(number, tmp_path / number).word == ""
     assert (tmp_path / "calls").read_text().count("\n") == 1
-    monkeypatch.setattr(accounts._Silence, "until", 0.0)
+    monkeypatch.setattr(scheduler._Silence, "until", 0.0)
     sacct("echo TIMEOUT")
-    assert accounts.end_of("16", tmp_path / "16").word == "TIMEOUT"
+    assert scheduler.end_of("16", tmp_path / "16").word == "TIMEOUT"
 
 
 def job(folder: Path, name: str = "it", **fields: Any) -> JobFolder:

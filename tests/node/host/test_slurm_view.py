@@ -272,4 +272,4 @@ def test_the_folder_of_a_job(slurm: Cluster) -> None:
     slurm.lists("PENDING", Reason="Priority")
     found = slurm.shown()
     assert JobFolder(slurm.it.path).path.samefile(found["folder"])
-    assert (found["external_id"], found["job_id"], found["command"], found["nodes"]) == ("7", "abc", "train.py", 2)
+    assert (found["external_id"], found["command"], found["nodes"]) == ("7", "train.py", 2)

@@ -134,8 +134,7 @@ class Slurm(Backend):
         return job
 
     def _job(self, record: Mapping[str, Any]) -> Job:
-        kept = cast("JobRecord", {key: value for key, value in record.items() if key != "job_id"})
-        return Job.from_record({**kept, "backend": self.name})
+        return Job.from_record(cast("JobRecord", {**record, "backend": self.name}))
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
@@ -164,14 +163,14 @@ class Slurm(Backend):
         """What `delete` would remove of these jobs."""
         from paceline.job.job import Contents
 
-        found = self._login.ask({"do": "slurm_contents", "names": list(names)})["contents"] if names else {}
+        found = self._login.ask({"do": "contents", "names": list(names), "jobs": "slurm"})["contents"] if names else {}
         return {name: Contents(**it) for name, it in found.items()}
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""
         from paceline.job.spec import JobSpec
 
-        return JobSpec.from_stored(self._login.ask({"do": "slurm_spec", "name": name})["spec"])
+        return JobSpec.from_stored(self._login.ask({"do": "spec", "name": name, "jobs": "slurm"})["spec"])
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of a job; if it has several nodes, each event names its host."""

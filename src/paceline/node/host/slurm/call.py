@@ -38,15 +38,11 @@ class Away(Refused):
 
 
 class Rejected(Refused):
-    """Slurm has answered, and does not do it.
-
-    Attributes:
-        output: what Slurm printed.
-    """
+    """Slurm has answered, and does not do it."""
 
     def __init__(self, command: str, output: str) -> None:
         super().__init__(f"{command}: {output or 'it failed without a word'}")
-        self.output = output
+        self.output = output  # what Slurm printed
 
 
 class NoSuchJob(Rejected):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import end_with_stdin
+from paceline.node.host.queries import is_shown
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.journal.fold import is_recent
 from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
@@ -29,31 +29,20 @@ _LOOK = 1.0  # seconds between two looks; the kernel does not report what other 
 def slurm_describe(home: Home, request: Request) -> Answer:
     """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
     jobs, queue = Jobs(home.root), Queue(home.root, seconds=request.get("seconds") or QUICK)
-    names, since, now = request["names"], request["since"] or 0.0, time.time()
-    if names is None:
+    if request["names"] is None:
         jobs.sweep()
-    folders = list(jobs) if names is None else jobs.named(names)
+    folders = list(jobs) if request["names"] is None else jobs.named(request["names"])
     found = []
     for folder in folders:
         record = job_record.record(folder, queue)
         if record is None:
             continue
-        if names is None:
+        if request["names"] is None:
             record["traceback"] = None  # a list has none
-        is_over = record["state"] in FINAL
-        has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
-        if has_expired and not request.get("keeps"):
-            with contextlib.suppress(Refused):  # it is tried again at the next call
-                jobs.remove(folder)
-        elif names is not None or is_recent(record, since):
+        if is_shown(record, request, functools.partial(jobs.remove, folder)):
             found.append(record)
     problem = None if queue.problem is None else str(queue.problem)
     return {"jobs": found, "names": [folder.name for folder in folders], "problem": problem}
-
-
-def slurm_spec(home: Home, request: Request) -> Answer:
-    """What the user of a job asked for."""
-    return {"spec": Jobs(home.root).of(request["name"]).read()["spec"]}
 
 
 def slurm_events(home: Home, request: Request) -> Answer:
@@ -113,13 +102,6 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
         if remaining:
             time.sleep(_LOOK)
     yield {"end": True}
-
-
-def slurm_contents(home: Home, request: Request) -> Answer:
-    """What the removal of jobs would remove on the disk of this machine."""
-    from paceline.node.store.contents import contents_of
-
-    return {"contents": {folder.name: contents_of([folder.path]) for folder in Jobs(home.root).named(request["names"])}}
 
 
 def slurm_shell(home: Home, request: Request) -> Answer:

@@ -44,34 +44,20 @@ _FIELDS = {
 
 
 class Entry(NamedTuple):
-    """A Slurm job.
+    """A Slurm job."""
 
-    Attributes:
-        id: its number.
-        state: Slurm's word for it.
-        reason: why it waits, or has ended, in Slurm's word.
-        start: its start, or Slurm's estimate of it; seconds since the epoch.
-        end: its end, or that of its time limit.
-        restarts: how often it has been requeued.
-        partition: where it is.
-        job_id: paceline's identifier; "" if its comment has none.
-        task: its number as a task of an array, such as 12_3; "" if it is none.
-        folder: where it works.
-        host: its first node, where its batch script runs; "" before it has one.
-    """
-
-    id: str
-    state: str
-    reason: str
-    start: float | None
-    restarts: int
+    id: str  # its number
+    state: str  # in Slurm's word
+    reason: str  # why it waits, or has ended, in Slurm's word
+    start: float | None  # its start, or Slurm's estimate of it, in seconds since the epoch
+    restarts: int  # how often it has been requeued
     partition: str
-    job_id: str
-    task: str = ""
+    job_id: str  # paceline's identifier; "" if its comment has none
+    task: str = ""  # its number as a task of an array, such as 12_3; "" if it is none
     name: str = ""
-    folder: str = ""
-    host: str = ""
-    end: float | None = None
+    folder: str = ""  # where it works
+    host: str = ""  # its first node, where its batch script runs; "" before it has one
+    end: float | None = None  # its end, or that of its time limit
 
     @property
     def number(self) -> str:
@@ -101,19 +87,20 @@ class Entry(NamedTuple):
 
 
 class Queue:
-    """Slurm's answer, asked for when it is first needed.
+    """Slurm's answer, asked for when it is first needed."""
 
-    Attributes:
-        problem: why Slurm has not answered now; None if it has, or was not asked.
-    """
-
-    def __init__(self, root: Path, fresh: float = FRESH, seconds: float = QUICK) -> None:
+    def __init__(
+        self,
+        root: Path,
+        fresh: float = FRESH,  # seconds for which an answer is used
+        seconds: float = QUICK,  # that Slurm may take for all that it is asked
+    ) -> None:
         """Ask nothing yet."""
         self._root, self._file = root, root / "queue.json"
         self._fresh, self._until = fresh, time.monotonic() + seconds
         self._found: dict[str, Entry] | None = None
         self._answer = _Answer(0.0, 0.0, [])
-        self.problem: Refused | None = None
+        self.problem: Refused | None = None  # why Slurm has not answered now
 
     @property
     def remaining(self) -> float:
@@ -158,10 +145,6 @@ class Queue:
         self._keep(self._answer._replace(lost=[*self._answer.lost, key]))
         return True
 
-    def is_past(self, moment: float, seconds: float) -> bool:
-        """Whether a time of the disk is longer ago than this."""
-        return disk_time(self._root) > moment + seconds
-
     def forget(self) -> None:
         """Let the next look of any client ask Slurm: the answer that is kept was true before this client's command."""
         with contextlib.suppress(OSError):
@@ -184,8 +167,7 @@ class Queue:
         return {entry.number: entry for entry in kept.entries}
 
     def _use(self, answer: _Answer) -> None:
-        self._answer = answer
-        self.problem = Refused(answer.problem) if answer.problem else None
+        self._answer, self.problem = answer, Refused(answer.problem) if answer.problem else None
 
     def _keep(self, answer: _Answer) -> None:
         """Use an answer, and let all clients use it."""
@@ -194,33 +176,24 @@ class Queue:
             answer.write(self._file)
 
     def _ask(self, before: _Answer | None, begun: float) -> _Answer:
+        before = before or _Answer(0.0, 0.0, [])
         try:
-            entries = _listed(self.remaining)
-            answer = _Answer(begun, begun, entries, lost=before.lost[-_MOST_LOST:] if before is not None else ())
+            answer = _Answer(begun, begun, _listed(self.remaining), lost=before.lost[-_MOST_LOST:])
         except Refused as error:  # now: the next one does not wait as long at once
-            answer = (before or _Answer(0.0, 0.0, [])).failed(error, disk_time(self._root))
-        with contextlib.suppress(OSError):
-            answer.write(self._file)
+            answer = before.failed(error, disk_time(self._root))
+        self._keep(answer)
         return answer
 
 
 class _Answer(NamedTuple):
-    """An answer of Slurm, as it is kept.
+    """An answer of Slurm, as it is kept."""
 
-    Attributes:
-        time: when Slurm was asked that has answered; 0 if it never has.
-        asked: when it was asked last.
-        failures: how often it has not answered since.
-        problem: why; "" if it has answered.
-        lost: numbers of jobs of which it has said that it does not know them.
-    """
-
-    time: float
-    asked: float
+    time: float  # when Slurm was asked that has answered; 0 if it never has
+    asked: float  # when it was asked last
     entries: list[Entry]
-    failures: int = 0
-    problem: str = ""
-    lost: Sequence[str] = ()
+    failures: int = 0  # how often it has not answered since
+    problem: str = ""  # why
+    lost: Sequence[str] = ()  # numbers of jobs of which it has said that it does not know them
 
     @classmethod
     def read(cls, file: Path) -> _Answer | None:

@@ -105,8 +105,7 @@ def _stop_with_client(folder: JobFolder) -> None:
 def _outcome(folder: JobFolder, start: Start, code: int) -> dict[str, Any]:
     """How the step ended, if its nodes do not say that."""
     from paceline.node.failure import TIMED_OUT
-    from paceline.node.host.slurm.end.finish import why_unheard
-    from paceline.node.host.slurm.end.own_job import scontrol_job
+    from paceline.node.host.slurm.end.finish import scontrol_job, why_unheard
     from paceline.node.host.slurm.look import job_record, reasons
 
     found = job_record.ended(folder, start)
