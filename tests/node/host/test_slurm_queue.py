@@ -338,7 +338,7 @@ def test_a_stop_of_several_jobs_says_how_many_were_asked(
     (tmp_path / "rows").write_text("\n".join(rows) + "\n")
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
-    why = r"job (one|two) is suspended in Slurm, .*; 1 of 2 jobs was asked to stop, the others go on; end it with"
+    why = r"job (one|two) is suspended in Slurm, .*; asked to stop: 1 of 2 jobs, the others go on; end it with"
     with pytest.raises(Refused, match=why):
         stopping.slurm_stop(Home(it.root), {"names": ["one", "two"], "now": False})
     going = "7" if suspended == "8" else "8"

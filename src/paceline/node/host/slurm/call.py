@@ -25,7 +25,7 @@ _AWAY = (
 )  # fmt: skip
 _FILTERS = re.compile(r"(SQUEUE|SCANCEL|SINFO|SACCT|SCONTROL)_|SLURM_CLUSTERS$")  # would hide jobs, or ask elsewhere
 # Variables of a job that this process is in, or of the user for sbatch, and those that are for git alone.
-_FOREIGN = re.compile(rf"(SLURM|SBATCH|SRUN)_|({'|'.join(GIT_CREDENTIALS)})$")
+_FOREIGN = re.compile(rf"(SLURM|SBATCH|SRUN|SALLOC)_|({'|'.join(GIT_CREDENTIALS)})$")
 _ELSEWHERE = 'name a login node of the cluster with ssh = "HOST" in [targets.NAME] of paceline.toml, and --on NAME'
 _MUNGE = (
     "munge encode", "munge decode", "munge", "authentication", "protocol authentication error",

@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
 
 
 def main(path: str, code: str) -> int:
-    """Decide what follows, whatever signals come; see `decide`."""
+    """Decide what follows, whatever signals come."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it must decide, however the job ends
     return decide(path, code)
 

@@ -13,6 +13,7 @@ from paceline.node.host.slurm.call import Away, Rejected, call
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
+from paceline.node.host.slurm.look.scheduler import SlurmJob
 from paceline.node.journal.state import FINAL
 
 if TYPE_CHECKING:
@@ -103,9 +104,7 @@ def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
     elif others:
         ask(others[0])
     if problems and asked:
-        then = (
-            f"{len(asked)} of {len(going)} jobs {'were' if len(asked) > 1 else 'was'} asked to stop, the others go on"
-        )
+        then = f"asked to stop: {len(asked)} of {len(going)} jobs, the others go on"
         raise NotStopped(problems[0].why, problems[0].do, problems[0].tried, then)
     if problems:
         raise problems[0]
@@ -120,34 +119,35 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
     was_asked = folder.is_stopped
     folder.stop.touch()
     try:
-        is_allocated = folder.read().get("allocation") is not None
-        if is_allocated:  # the Slurm job is its user's, and goes on
+        if folder.read().get("allocation") is not None:  # the Slurm job is its user's, and goes on
             for step in filter(None, map(folder.step, folder.starts)):
                 slurm.cancel(*([] if now else [f"--signal={int(number)}"]), step)
-        for entry in slurm.jobs(folder) if not is_allocated else ():
-            if now:
-                slurm.cancel(entry.number)
-                slurm.ask_again(entry)
-                continue
-            if entry.state == "SUSPENDED":  # scancel would try for ever
-                raise NotStopped(
-                    f"job {folder.name} is suspended in Slurm, so it cannot save",
-                    f"end it with paceline stop --now {folder.name}, or stop it after: scontrol resume {entry.number}",
-                )
-            if not entry.task:
-                slurm.cancel("--state=PENDING", entry.number)
-                slurm.ask_again(entry)
-            elif entry.is_pending:  # with a state, scancel takes all tasks of the array that wait
-                slurm.cancel(entry.number)
-                slurm.ask_again(entry)
-                continue
-            slurm.cancel(f"--signal={int(number)}", entry.number)
+        elif (entry := slurm.entry(folder)) is not None:
+            _cancel(folder.name, entry, slurm, None if now else int(number))
         if not now:  # agents look at it from time to time: Slurm may lose the signal on its way
             folder.stop.write_text(f"{int(number)}\n")
     except Refused:
         if not was_asked:
             folder.stop.unlink(missing_ok=True)
         raise
+
+
+def _cancel(name: str, entry: Entry, slurm: _Tries, number: int | None) -> None:
+    """Send a signal to a Slurm job that runs; one that waits, or without a signal each, is cancelled."""
+    if number is not None and entry.state == "SUSPENDED":  # scancel would try for ever
+        raise NotStopped(
+            f"job {name} is suspended in Slurm, so it cannot save",
+            f"end it with paceline stop --now {name}, or stop it after: scontrol resume {entry.number}",
+        )
+    is_waiting_task = bool(entry.task) and entry.is_pending
+    if number is None or is_waiting_task:
+        slurm.cancel(entry.number)
+    elif not entry.task:  # with a state, scancel takes all tasks of an array that wait
+        slurm.cancel("--state=PENDING", entry.number)
+    if entry.is_pending:
+        slurm.forget()
+    if number is not None and not is_waiting_task:
+        slurm.cancel(f"--signal={number}", entry.number)
 
 
 def cancel(number: str, patience: float = PATIENCE) -> None:
@@ -162,28 +162,19 @@ class _Tries:
         self._patience, self._until = patience, time.monotonic() + patience
         self._queue: Queue | None = None
 
-    def jobs(self, folder: JobFolder) -> list[Entry]:
+    def entry(self, folder: JobFolder) -> Entry | None:
         """The Slurm job of a job, if it has not ended: one that is known to be its own, and not just of its number."""
-        found = self._found(folder, self._queue) if self._queue is not None else []
-        if found and not any(entry.task and entry.is_pending for entry in found):  # which may run by now
+        found = _entry(folder, self._queue) if self._queue is not None else None
+        if found is not None and not (found.task and found.is_pending):  # which may run by now
             return found
         while True:
             queue = Queue(folder.root, 0.0, self._remaining)
-            found = self._found(folder, queue)
+            found = _entry(folder, queue)
             if queue.problem is None:
                 self._answered()
                 self._queue = queue  # which has other jobs, too
                 return found
             self._pause(queue.problem)
-
-    def _found(self, folder: JobFolder, queue: Queue) -> list[Entry]:
-        job = folder.read()
-        mine, numbers = folder.identity(job), folder.ids[-1:]
-        if numbers:
-            found = [entry for number in numbers if (entry := queue.entry(number, mine)) is not None]
-        else:
-            found = [entry for entry in queue.of(mine) if not entry.task or entry.task.endswith(f"_{job['task'][1]}")]
-        return [entry for entry in found if not entry.is_over]
 
     def cancel(self, *args: str) -> None:
         """Call scancel."""
@@ -200,9 +191,9 @@ class _Tries:
             except Away as error:
                 self._pause(error)
 
-    def ask_again(self, entry: Entry) -> None:
-        """Let all clients ask Slurm anew if a job has waited until now: nothing else says that it waits no longer."""
-        if entry.is_pending and self._queue is not None:
+    def forget(self) -> None:
+        """Let all clients ask Slurm anew: nothing else says that a job waits no longer."""
+        if self._queue is not None:
             self._queue.forget()
 
     def _answered(self) -> None:
@@ -217,3 +208,8 @@ class _Tries:
         if time.monotonic() + _PAUSE > self._until:
             raise NotStopped(str(error), "try again", self._patience) from None
         time.sleep(_PAUSE)  # nothing says when the controller is back
+
+
+def _entry(folder: JobFolder, queue: Queue) -> Entry | None:
+    entry = SlurmJob(folder, folder.read(), queue).entry()
+    return None if entry is None or entry.is_over else entry

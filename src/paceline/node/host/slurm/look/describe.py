@@ -63,8 +63,8 @@ def slurm_history(home: Home, request: Request) -> Answer:
     """What a job has used and logged on all its nodes; what of that a start wrote before, the next one goes on with."""
     from paceline.node.telemetry.history import history
 
-    runs = [run for _, runs in job_record.runs_of(Jobs(home.root).of(request["name"])) for run in runs]
-    return {"nodes": [history(run, request["since"]) for run in runs]}
+    folder = Jobs(home.root).of(request["name"])
+    return {"nodes": [history(run, request["since"]) for _, runs in job_record.runs_of(folder) for run in runs]}
 
 
 def slurm_usage(home: Home, request: Request) -> Answer:

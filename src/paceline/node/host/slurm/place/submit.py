@@ -137,7 +137,7 @@ def _settled(jobs: Jobs, request: Request) -> list[JobFolder] | None:
         return None
     folders: list[JobFolder] = []
     batch = _script(jobs, request)
-    try:
+    with contextlib.ExitStack() as undo:
         for number, name in enumerate(_names(request)):
             part = {**request, "job": {**request["job"], "name": name}, "script": batch}
             if request["tasks"]:
@@ -146,17 +146,11 @@ def _settled(jobs: Jobs, request: Request) -> list[JobFolder] | None:
                 part["job_id"] = f"{request['job_id'][:-4]}{task:04x}"[-32:]
             folder = _settled_one(jobs, part, archive, folders[0] if folders else None)
             if folder is None:
-                break
+                return None
+            undo.callback(jobs.remove, folder)
             folders.append(folder)
-    except BaseException:
-        for folder in folders:
-            jobs.remove(folder)
-        raise
-    if len(folders) == len(_names(request)):
-        return folders
-    for folder in folders:
-        jobs.remove(folder)
-    return None
+        undo.pop_all()
+    return folders
 
 
 def _settled_one(jobs: Jobs, request: Request, archive: Bytes, first: JobFolder | None) -> JobFolder | None:
@@ -165,13 +159,9 @@ def _settled_one(jobs: Jobs, request: Request, archive: Bytes, first: JobFolder 
     try:
         with jobs.filling(building):
             _fill(jobs, building, request, archive, first)
-        folder = jobs.settle(building)
-    except BaseException:
+        return jobs.settle(building)
+    finally:
         jobs.discard(building)
-        raise
-    if folder is None:
-        jobs.discard(building)
-    return folder
 
 
 def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answer]:
