@@ -11,6 +11,9 @@ LOCK := .venv-lock
 FRAMEWORKS := .venv-frameworks
 PYTEST := $(BIN)/python -m pytest
 FOUR := -n 4 --dist worksteal
+SIX := -n 6 --dist loadfile --no-loadscope-reorder
+MANY = PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
+	PACELINE_CHECKPOINT_KILLS=200 PACELINE_PASS_PROGRAMS=5000 PACELINE_SIMULATED=1000000
 LAB := tests/lab $(wildcard fake_kubernetes)
 ALL := tests --ignore tests/frameworks $(wildcard fake_kubernetes)
 HERE := tests --ignore tests/lab --ignore tests/frameworks
@@ -57,7 +60,7 @@ quick: $(VENV)/.dev ## Those of them that start no process
 	$(PYTEST) $(FOUR) --quick $(HERE)
 
 test-lab: $(VENV)/.dev ## The tests with hosts over ssh, Slurm and Kubernetes, which need root, and those in a browser; each file in one process, six at a time: they wait most of the time
-	$(PYTEST) -n 6 --dist loadfile --no-loadscope-reorder $(LAB)
+	$(PYTEST) $(SIX) $(LAB)
 
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Scripts of torch, paddle, tensorflow and jax, and the examples
 	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(PYTEST) -m frameworks tests/frameworks
@@ -67,11 +70,12 @@ test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
 
 nightly: $(VENV)/.dev ## A thousand faults, many kills, a million simulated jobs, whole matrices, convergence; SEED=NUMBER repeats the faults
 	@echo "the seed is $(SEED)"
-	PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
-		PACELINE_CHECKPOINT_KILLS=200 PACELINE_SIMULATED=1000000 $(PYTEST) $(FOUR) -m 'nightly or soak' -rA $(ALL)
+	$(MANY) $(PYTEST) $(FOUR) -m 'nightly or soak' -rA $(HERE)
+	$(MANY) $(PYTEST) $(SIX) -m 'nightly or soak' -rA $(LAB)
 
-test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder; TESTS=FOLDER for less
+test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder in docs/testing.md; TESTS=FOLDER for less
 	$(PYTEST) $(FOUR) --costs costs.jsonl $(or $(TESTS),$(ALL))
+	$(BIN)/python -m tests.costs costs.jsonl $(if $(TESTS),,docs/testing.md)
 
 lint: $(VENV)/.dev ## Style, types, which room may import which, and how large it may be
 	$(BIN)/ruff format --check .

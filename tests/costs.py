@@ -1,7 +1,7 @@
 """What tests cost: with `--costs FILE`, CPU and wall seconds of each, and the processes that it started.
 
     python -m pytest -n 2 --costs costs.jsonl tests/cli
-    python -m tests.costs costs.jsonl [DEPTH]               the table again, by folders up to this depth
+    python -m tests.costs costs.jsonl [PAGE]                the table again, or into this page of the docs
 
 Each process of pytest enters a control group of its own, so all that a test starts is counted, detached processes too;
 one that lives on is counted with later tests. That needs root and cgroups: without, what ended and was waited for is
@@ -133,20 +133,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def table(path: Path, depth: int = 3) -> list[str]:
-    """Sums by folder, the most expensive first."""
+    """Sums by folder, the most expensive first, as a table of Markdown."""
     sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0] * 4)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
-        for key in ("/".join(line["id"].partition("::")[0].split("/")[:depth]), "sum"):
+        for key in ("/".join(line["id"].partition("::")[0].split("/")[:-1][:depth]), "all"):
             for place, value in enumerate((1, line["cpu"], line["wall"], line["started"])):
                 sums[key][place] += value
-    rows = [f"{'':44}{'tests':>7}{'CPU s':>9}{'wall s':>9}{'started':>9}"]
+    rows = ["| folder | tests | CPU s | wall s | processes |", "|---|---:|---:|---:|---:|"]
     for key, (count, cpu, wall, started) in sorted(sums.items(), key=lambda it: -it[1][1]):
-        rows.append(f"{key:44}{count:7.0f}{cpu:9.1f}{wall:9.1f}{started:9.0f}")
+        rows.append(f"| {key} | {count:.0f} | {cpu:.0f} | {wall:.0f} | {started:.0f} |")
     if not all(line["all"] for line in lines):
-        rows.append("CPU: without detached processes, as no control group could be made")
+        rows.append("\nCPU: without detached processes, as no control group could be made.")
     return rows
 
 
+def write(rows: list[str], page: Path) -> None:
+    """Put the table between the two marks of a page."""
+    before, mark, rest = page.read_text().partition("<!-- costs -->\n")
+    _, end, after = rest.partition("<!-- end of costs -->\n")
+    page.write_text("".join([before, mark, *(f"{row}\n" for row in rows), end, after]))
+
+
 if __name__ == "__main__":
-    print(*table(Path(sys.argv[1]), *map(int, sys.argv[2:])), sep="\n")
+    found = table(Path(sys.argv[1]))
+    print(*found, sep="\n")
+    if sys.argv[2:]:
+        write(found, Path(sys.argv[2]))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from tests import tiers
 
 ROOT = Path(__file__).parents[1]
 SUITE = """
@@ -40,6 +43,14 @@ def test_nightly_tests_run_only_when_they_are_asked_for(tmp_path: Path) -> None:
     assert set(outcomes(tmp_path)) == {"pure", "starts", "command_line"}
     assert set(outcomes(tmp_path, "-m", "nightly")) == {"long"}
     assert set(outcomes(tmp_path, "test_it.py::test_long")) == {"long"}
+    assert "long" in outcomes(tmp_path, "test_it.py")
+
+
+def test_what_is_nightly_by_its_name_is_there() -> None:
+    for line in tiers.nightly():
+        path, _, name = line.partition("::")
+        beginning = name.rpartition("::")[2].partition("[")[0]
+        assert re.search(rf"^ *def {beginning}", (ROOT / path).read_text(), re.MULTILINE), line
 
 
 def test_quick_tests_start_nothing(tmp_path: Path) -> None:

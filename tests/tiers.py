@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
+NIGHTLY = Path(__file__).with_name("nightly.txt")
 _quick = threading.Event()  # a test is running that is to start no process
 
 
@@ -44,9 +46,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         _quick.clear()
 
 
+def nightly() -> tuple[str, ...]:
+    """How the names of tests begin that are nightly without the marker."""
+    return tuple(line for line in NIGHTLY.read_text().splitlines() if line and not line.startswith("#"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was not asked for: nightly tests, unless by name or marker; with `--quick` the command line."""
-    asked = "nightly" in config.option.markexpr or any("::" in argument for argument in config.args)
+    """Leave out what was not asked for: nightly tests, unless named or marked; with `--quick` the command line."""
+    beginnings = nightly()
+    for item in items:
+        if item.nodeid.startswith(beginnings):
+            item.add_marker("nightly")
+    named = any("::" in argument or argument.endswith(".py") for argument in config.args)
+    asked = "nightly" in config.option.markexpr or named
     left_out = [
         item
         for item in items

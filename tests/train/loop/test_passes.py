@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 pytestmark = pytest.mark.torch
-PROGRAMS = int(os.environ.get("PACELINE_PASS_PROGRAMS", "5000"))
+PROGRAMS = int(os.environ.get("PACELINE_PASS_PROGRAMS", "500"))
 PARTS = 10  # so that processes share them
 KILLS = int(os.environ.get("PACELINE_PASS_KILLS", "2"))
 
@@ -222,6 +222,7 @@ class KillerOfRanks(Killer):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.soak
 @pytest.mark.usefixtures("memory")
 def test_random_programs_of_passes_survive_kills(part: int) -> None:
     @seed(part)
