@@ -13,8 +13,10 @@ if sys.path and sys.path[0] == _root and os.path.isfile(_root):  # nor must thos
 if _root not in sys.path:
     sys.path.append(_root)
 
-_BESIDE = {  # roles beside a rank
-    "shell": "host.serve:shell", "stands": "watching.live:main", "profile": "watching.profile:main",
+_OTHERS = {
+    "shell": "host.serve:shell", "stands": "watching.live:main", "profile": "watching.profile:main",  # beside a rank
+    "slurm": "host.slurm.place.task:main", "slurm-step": "host.slurm.place.step:main",
+    "slurm-finish": "host.slurm.end.finish:main", "slurm-check": "host.slurm.place.check_task:main",
 }  # fmt: skip
 
 
@@ -73,15 +75,11 @@ def main() -> None:
         from paceline.node.host.pod import main as pod
 
         sys.exit(pod(sys.argv[2], sys.argv[3]))
-    elif role.startswith("slurm"):
-        from paceline.node.host.slurm.roles import main as slurm
-
-        slurm(*sys.argv[1:])
-    elif role in _BESIDE:
+    elif role in _OTHERS:
         import importlib
 
-        module, _, function = _BESIDE[role].partition(":")
-        getattr(importlib.import_module(f"paceline.node.{module}"), function)(*sys.argv[2:])
+        module, _, function = _OTHERS[role].partition(":")
+        sys.exit(getattr(importlib.import_module(f"paceline.node.{module}"), function)(*sys.argv[2:]))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Client(Paceline):
     def forget(self) -> None:
         """Let the next command ask Slurm and the nodes, and not use what they have said in the last ten seconds."""
         root = "user/home/.local/state/paceline"
-        for pattern in (f"{root}/queue-*.json", "*/queue-*.json"):
+        for pattern in (f"{root}/queue.json", "*/queue.json"):
             for kept in self.folder.glob(pattern):
                 kept.unlink(missing_ok=True)
 

@@ -156,8 +156,7 @@ def test_a_job_that_was_cancelled_from_outside(user: Client, cluster: Cluster) -
     ranks = job(user, "runs")["instances"]
     assert [rank["state"] for rank in ranks] == ["STOPPED"] * 4, ranks
     cluster.break_command("squeue", "exit 0")  # Slurm forgets them after some minutes
-    for kept in user.folder.rglob("squeue-*.json"):
-        kept.unlink()
+    user.forget()
     for name in ("runs", "waits"):
         reaches(user, "STOPPED", name)
         assert "cancelled in Slurm" in job(user, name)["error"]

@@ -213,7 +213,7 @@ def test_many_watchers_ask_slurm_once_in_ten_seconds(user: Client, cluster: Clus
     for process in waiting:
         process.communicate()
     calls = [call for call in cluster.calls if not call.startswith("scancel")]
-    times = [float(json.loads((path).read_text())["asked"]) for path in user.folder.rglob("queue-lab.json")]
+    times = [float(json.loads((path).read_text())["asked"]) for path in user.folder.rglob("queue.json")]
     assert len(times) == 1 and all(call.startswith("squeue") for call in calls), calls
     # A generous bound: each is at least ten seconds after the one before, beside those of stop.
     assert len(calls) <= 8 + (time.monotonic() - begun) / 10, calls

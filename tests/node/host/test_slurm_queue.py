@@ -15,11 +15,10 @@ from tests.conftest import GENEROUS
 from tests.late import job_spec
 
 from paceline.node.errors import Refused
-from paceline.node.host.slurm import cluster
 from paceline.node.host.slurm.end import stop as stopping
 from paceline.node.host.slurm.job_folder import Identity, JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.host.slurm.look import accounts, describe, queue
+from paceline.node.host.slurm.look import describe, queue, scheduler
 from paceline.node.host.slurm.look.queue import _FIELDS, Queue
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.home import Home
@@ -27,15 +26,10 @@ from paceline.node.store.home import Home
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CONFIG = 'echo "$@" >> "$(dirname "$0")/../asked"; echo "ClusterName             = Here"'
-
 
 def squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     (folder / "bin").mkdir(exist_ok=True)
-    for name, does in (("squeue", f"echo called >> {folder}/calls\n{body}"), ("scontrol", CONFIG)):
-        command(folder, name, does)
-    for name in ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "SLURM_CONF"):
-        monkeypatch.delenv(name, raising=False)
+    command(folder, "squeue", f"echo called >> {folder}/calls\n{body}")
     monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
 
 
@@ -69,7 +63,6 @@ def test_squeue_is_asked_once_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert other is not None and other.is_running and (other.restarts, other.job_id) == (2, "")
         assert found.entry("9", None) is None
     assert (tmp_path / "calls").read_text() == "called\n"
-    assert (tmp_path / "asked").read_text() == "show config\n", "the name of the cluster is remembered"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,6 @@ def test_squeue_is_asked_less_often_while_slurm_does_not_answer(
     squeue(tmp_path, monkeypatch, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     problem = "it was down" if failures else ""
     kept = {
-        "v": queue._VERSION,
         "time": 0.0,
         "entries": [],
         "asked": still - age,
@@ -90,14 +82,13 @@ def test_squeue_is_asked_less_often_while_slurm_does_not_answer(
         "problem": problem,
         "lost": [],
     }
-    assert cluster.asked(tmp_path, GENEROUS) == "here"
-    (tmp_path / "queue-here.json").write_text(json.dumps(kept))
+    (tmp_path / "queue.json").write_text(json.dumps(kept))
     found = Queue(tmp_path)
     assert found.entry("7", None) is None and not found.knows_since(0.0)
     assert (tmp_path / "calls").exists() == is_asked
     if is_asked:
         assert "slurmctld" in str(found.problem)
-        assert json.loads((tmp_path / "queue-here.json").read_text())["failures"] == failures + 1
+        assert json.loads((tmp_path / "queue.json").read_text())["failures"] == failures + 1
 
 
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
@@ -141,7 +132,6 @@ def test_slurms_commands_that_cannot_be_started_are_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float
 ) -> None:
     squeue(tmp_path, monkeypatch, "exit 0")
-    assert cluster.asked(tmp_path, GENEROUS) == "here"
 
     def full(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -158,19 +148,19 @@ def test_a_damaged_answer_is_asked_for_again(data: bytes) -> None:
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         squeue(Path(folder), patch, "exit 0")
-        (Path(folder) / "queue-here.json").write_bytes(data)
+        (Path(folder) / "queue.json").write_bytes(data)
         assert Queue(Path(folder)).entry("7", None) is None
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_file_of_another_version_says_nothing(
+def test_a_file_of_another_form_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float, answers: bool
 ) -> None:
     (tmp_path / "rows").write_text(line(JobID="7", State="RUNNING", Comment="paceline:abc") + "\n")
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     assert Queue(tmp_path).entry("7", None) is not None
-    (file,) = tmp_path.glob("*queue-here.json")
-    file.write_text(json.dumps({"time": still, "asked": still, "v": 99, "entries": [{"number": 7, "is": "running"}]}))
+    (file,) = tmp_path.glob("queue.json")
+    file.write_text(json.dumps({"time": still, "asked": still, "entries": [{"number": 7, "is": "running"}]}))
     if not answers:
         command(tmp_path, "squeue", "exit 1")
     found = Queue(tmp_path)
@@ -182,7 +172,7 @@ def test_a_file_of_another_version_says_nothing(
 def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Sets what sacct runs."""
     squeue(tmp_path, monkeypatch, "exit 0")
-    monkeypatch.setattr(accounts._Silence, "until", 0.0)
+    monkeypatch.setattr(scheduler._Silence, "until", 0.0)
     program = tmp_path / "bin" / "sacct"
 
     def runs(body: str) -> None:
@@ -202,10 +192,10 @@ def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
 def test_sacct_is_asked_once(tmp_path: Path, sacct: Callable[[str], None], said: str, word: str) -> None:
     sacct(f"echo '{said}|1700000000'")
     for _ in range(3):
-        assert accounts.end_of("12", tmp_path / "kept") == (word, 1.7e9 if word else None)
+        assert scheduler.end_of("12", tmp_path / "kept") == (word, 1.7e9 if word else None)
     assert (tmp_path / "calls").read_text() == "-n -X -P -o State,End -j 12\n"
     os.utime(tmp_path / "kept", (1, 1))
-    assert accounts.end_of("12", tmp_path / "kept").word == word
+    assert scheduler.end_of("12", tmp_path / "kept").word == word
     assert (tmp_path / "calls").read_text().count("\n") == (1 if word else 2), "without an answer it is asked again"
 
 
@@ -217,18 +207,18 @@ def test_an_sacct_that_fails_is_not_asked_for_each_job(
 ) -> None:
     sacct(f"echo '{said}' >&2; exit 1")
     for number in ("13", "14", "15"):
-        assert accounts.end_of(number, tmp_path / number).word == ""
+        assert scheduler.end_of(number, tmp_path / number).word == ""
     assert (tmp_path / "calls").read_text().count("\n") == 1
-    monkeypatch.setattr(accounts._Silence, "until", 0.0)
+    monkeypatch.setattr(scheduler._Silence, "until", 0.0)
     sacct("echo TIMEOUT")
-    assert accounts.end_of("16", tmp_path / "16").word == "TIMEOUT"
+    assert scheduler.end_of("16", tmp_path / "16").word == "TIMEOUT"
 
 
-def job(folder: Path, **fields: Any) -> JobFolder:
+def job(folder: Path, name: str = "it", **fields: Any) -> JobFolder:
     """A job, made as a client does it."""
     jobs = Jobs(folder / "root")
-    new = jobs.new("it")
-    new.job.write_text(json.dumps({"job_id": "abc", "task": None, "allocation": None, "cluster": "here", **fields}))
+    new = jobs.new(name)
+    new.job.write_text(json.dumps({"job_id": "abc", "task": None, "allocation": None, **fields}))
     (new.path / "lives").mkdir()
     made = jobs.settle(new)
     assert made is not None
@@ -291,7 +281,7 @@ def test_stop_is_tried_for_a_while_and_says_so(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         stopping, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.append(clock.pop() + s))
     )
-    with pytest.raises(Refused, match=r"slurmctld.*it was tried for 30 s, nothing was stopped, try again"):
+    with pytest.raises(Refused, match=r"slurmctld.*it was tried for 30 s; nothing was stopped; try again"):
         stopping.stop(it, now=True, patience=30.0)
     assert not it.is_stopped
     assert len((tmp_path / "calls").read_text().splitlines()) == 1 + clock[0] / stopping._PAUSE == 16
@@ -312,32 +302,11 @@ def test_a_client_that_hangs_while_it_asks_does_not_hold_up_others(
     import fcntl
 
     squeue(tmp_path, monkeypatch, "exit 0")
-    assert cluster.asked(tmp_path, GENEROUS) == "here"
     listed = queue._listed
     monkeypatch.setattr(queue, "_listed", lambda _: listed(GENEROUS))  # the limit is for the wait alone
-    with open(tmp_path / "queue-here.lock", "w") as lock:
+    with open(tmp_path / "queue.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert Queue(tmp_path, seconds=1.0).knows_since(0.0)
-
-
-def test_clusters_that_share_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float) -> None:
-    row = line(JobID="7", State="RUNNING", Comment="paceline:abc")
-    (tmp_path / "rows").write_text(row + "\n")
-    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
-    assert Queue(tmp_path).entry("7", None) is not None
-    (tmp_path / "rows").write_text("")
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/that.conf")
-    command(tmp_path, "scontrol", "echo ClusterName = that")
-    there = Queue(tmp_path)
-    assert there.entry("7", None) is None, "the answers of one are not those of the other"
-    assert there.elsewhere({"cluster": "here"}) == "it is in the Slurm cluster here, and this machine belongs to that"
-    assert there.elsewhere({"cluster": "that"}) == there.elsewhere({}) == ""
-    monkeypatch.delenv("SLURM_CONF")
-    assert Queue(tmp_path).entry("7", None) is not None
-    assert (tmp_path / "calls").read_text() == "called\n" * 2
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "That")
-    assert Queue(tmp_path).entry("7", None) is None, "a job knows its cluster"
 
 
 def test_a_suspended_job_can_only_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,11 +315,34 @@ def test_a_suspended_job_can_only_be_ended(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "rows").write_text(line(JobID="7", State="SUSPENDED", Comment="paceline:abc") + "\n")
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
-    with pytest.raises(Refused, match=r"job it is suspended in Slurm, so it cannot save; end it with .* --now it, or"):
+    with pytest.raises(
+        Refused, match=r"job it is suspended in Slurm, so it cannot save; nothing .*; end it with .* --now it, or"
+    ):
         stopping.stop(it, now=False)
     assert not it.is_stopped and not (tmp_path / "cancelled").exists()
     stopping.stop(it, now=True)
     assert it.is_stopped and (tmp_path / "cancelled").read_text() == "--quiet 7\n"
+
+
+@pytest.mark.parametrize("suspended", ["7", "8"])
+def test_a_stop_of_several_jobs_says_how_many_were_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suspended: str
+) -> None:
+    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
+    rows = []
+    for name, number in (("one", "7"), ("two", "8")):
+        it = job(tmp_path, name, job_id=number, spec=spec, created=1.0, options={}, data=[], node={"working_dir": "/"})
+        it.add_id(number)
+        state = "SUSPENDED" if number == suspended else "RUNNING"
+        rows.append(line(JobID=number, State=state, Comment=f"paceline:{number}"))
+    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    command(tmp_path, "scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    why = r"job (one|two) is suspended in Slurm, .*; asked to stop: 1 of 2 jobs, the others go on; end it with"
+    with pytest.raises(Refused, match=why):
+        stopping.slurm_stop(Home(it.root), {"names": ["one", "two"], "now": False})
+    going = "7" if suspended == "8" else "8"
+    assert (tmp_path / "cancelled").read_text() == f"--quiet --state=PENDING {going}\n--quiet --signal=15 {going}\n"
 
 
 def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +359,7 @@ def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, mon
     request = {"name": "it", "rank": 0}
     (tmp_path / "rows").write_text(line(State="RUNNING", RestartCnt="0", **row) + "\n")
     assert describe.slurm_shell(Home(it.root), request)["node"] == "n0"
-    (it.root / "queue-here.json").unlink()
+    (it.root / "queue.json").unlink()
     (tmp_path / "rows").write_text(line(State="PENDING", RestartCnt="1", Reason="JobHeldUser", **row) + "\n")
     with pytest.raises(Refused, match="job it does not run now: Slurm has requeued it; its user holds it"):
         describe.slurm_shell(Home(it.root), request)

@@ -17,7 +17,7 @@ from tests.late import job_spec
 
 from paceline.contract.slurm import agreed_port
 from paceline.node import ENTRY
-from paceline.node.host.slurm.end import own_job
+from paceline.node.host.slurm.end import finish
 from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.place import step
@@ -208,7 +208,7 @@ def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(
     describe(folder)
     slept: list[float] = []
     shown = lambda: f"JobState={'COMPLETING' if sum(slept) < 60 else 'CANCELLED'}"  # noqa: E731
-    monkeypatch.setattr(own_job, "scontrol_job", shown)
+    monkeypatch.setattr(finish, "scontrol_job", shown)
     monkeypatch.setattr(step, "time", SimpleNamespace(sleep=slept.append))
     outcome = step._outcome(folder, START, 143)
     assert outcome["state"] == "STOPPED" and "cancelled in Slurm, not by paceline" in outcome["why"]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import GENEROUS, eventually
 
-from paceline.node.host.slurm import job_folders, roles
+from paceline.node.host.slurm import job_folders
 from paceline.node.host.slurm.end import finish
 from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
@@ -91,7 +91,7 @@ def test_a_late_task_of_an_old_start_refuses_to_work(
     assert folder.take_over(Start("7", 0)) is None
     started("90", "3")
     with pytest.raises(SystemExit) as ended:
-        roles.main("slurm", str(folder.path))
+        task.main(str(folder.path))
     assert ended.value.code == 2
     assert "Slurm has started the job it again meanwhile, as 7.0; this start, 90.3, ends" in capsys.readouterr().err
     assert folder.follower(Start("7", 0)) == "" and folder.refusals(Start("90", 3)) == []
@@ -116,7 +116,7 @@ def test_a_slurm_job_of_somebody_else_with_the_same_script(
     started("555", "0")
     folder.of(Start("555", 0)).mkdir()  # its batch script makes it
     with pytest.raises(SystemExit) as ended:
-        roles.main("slurm", str(folder.path))
+        task.main(str(folder.path))
     assert ended.value.code == 2
     assert "Slurm job 555 is none of the job it, whose script it has" in capsys.readouterr().err
     assert folder.starts == []
@@ -133,7 +133,7 @@ def test_a_number_that_is_noted_late(
     folder.stop.touch()  # it ends once it has claimed the job
     threading.Timer(0.2, folder.add_id, ["555"]).start()
     with pytest.raises(SystemExit) as ended:
-        roles.main("slurm", str(folder.path))
+        task.main(str(folder.path))
     assert ended.value.code == 143 and folder.claimed == [Start("555", 0)]
 
 

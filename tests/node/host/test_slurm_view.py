@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.late import job_spec
 
+from paceline.node.errors import Refused
 from paceline.node.host.slurm.job_folder import JobFolder, Start
-from paceline.node.host.slurm.look import describe
+from paceline.node.host.slurm.look import describe, logs
+from paceline.node.logs.query import LogQuery
 from paceline.node.store.home import Home
 
 from .test_slurm_queue import job, line, squeue
@@ -172,7 +175,7 @@ def test_slurm_says_when_a_job_has_ended_whose_nodes_could_not(slurm: Cluster, r
     slurm.rows.write_text("")  # some minutes later
     for path in (slurm.it.of(FIRST), slurm.it.path / "ids"):
         os.utime(path, (1.0, 1.0))
-    (slurm.it.root / "queue-here.json").unlink()
+    (slurm.it.root / "queue.json").unlink()
     assert slurm.shown()["finished"] == finished
 
 
@@ -242,8 +245,31 @@ def test_while_slurm_does_not_answer_the_nodes_are_believed(slurm: Cluster, tmp_
     assert slurm.shown()["state"] == "RUNNING"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "follows", "why"),
+    [
+        ((0, 1), False, None),
+        ((2,), False, "rank 2 of job it wrote no log yet; correct -i"),
+        ((2,), True, None),
+        ((0, 7), True, "job it has ranks 0 … 3, not rank 7; correct -i"),
+    ],
+)
+def test_the_ranks_of_a_log_may_be_on_several_nodes(
+    slurm: Cluster, ranks: tuple[int, ...], follows: bool, why: str | None
+) -> None:
+    for rank in range(2):
+        slurm.node(rank, "RUNNING")
+        run = slurm.it.part(FIRST, rank) / "it"
+        (run / "spec.json").write_text(json.dumps({**NODE, "nproc": 2}))
+        (run / "logs" / "0").mkdir(parents=True)
+        for name in ("times", f"rank-{rank}.log"):
+            (run / "logs" / "0" / name).touch()
+    with contextlib.nullcontext() if why is None else pytest.raises(Refused, match=why):
+        logs._check(slurm.it, LogQuery(ranks=ranks, follow=follows))
+
+
 def test_the_folder_of_a_job(slurm: Cluster) -> None:
     slurm.lists("PENDING", Reason="Priority")
     found = slurm.shown()
     assert JobFolder(slurm.it.path).path.samefile(found["folder"])
-    assert (found["external_id"], found["job_id"], found["command"], found["nodes"]) == ("7", "abc", "train.py", 2)
+    assert (found["external_id"], found["command"], found["nodes"]) == ("7", "train.py", 2)

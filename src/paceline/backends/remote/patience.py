@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "volumes")
 _ENDLESS = ("wait", "slurm_wait", "slurm_logs")
-_MANY_FILES = ("contents", "delete", "slurm_contents", "slurm_delete")
+_MANY_FILES = ("contents", "delete", "slurm_delete")
 _COPY = 3  # times as long if it gets paceline's archive first
 _WORK = 4  # times as long as for its login has a host for what changes something
 _LARGE = 40  # the same where there may be many large files

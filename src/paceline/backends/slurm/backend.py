@@ -75,7 +75,7 @@ class Slurm(Backend):
         self._keeps_expired = False
 
     def within(self, allocation: Allocation) -> Slurm | None:
-        """See `Backend.within`; a login node that ssh reaches may be another cluster's."""
+        """None for a login node that ssh reaches: it may be another cluster's."""
         if self._given.ssh is not None:
             return None
         found = Slurm(self.name, self._given, self.where)
@@ -85,14 +85,10 @@ class Slurm(Backend):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def replaced(self, job: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
-        """See `Backend.replaced`: with --queue, the job's --slurm partition does not count, and the other way round."""
-        from .precedence import replaced
-
-        return replaced(job, changes)
+        """With --queue, the job's --slurm partition does not count, and the other way round."""
+        return target.replaced(job, changes)
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, also by Slurm, and find out what `start` or `run` would do with it."""
-        from .precedence import asked
         from .start import prepare, refuse_new
 
         self.refuse_unsupported(spec)
@@ -101,11 +97,10 @@ class Slurm(Backend):
         if allocation is not None:
             refuse_new(spec, allocation)
         typed = target.Options.validated({"slurm": spec.options.get("slurm", {})}).slurm
-        options = options.changed({"slurm": asked(spec, options.slurm, typed)})
+        options = options.changed({"slurm": target.asked(spec, options.slurm, typed)})
         return prepare(self._login, options, spec, detached=detached, target=self.name, allocation=allocation)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Submit a job."""
         from .start import SlurmPrepared, start
 
         assert isinstance(prepared, SlurmPrepared)
@@ -120,7 +115,6 @@ class Slurm(Backend):
         return first
 
     def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> SlurmRun:
-        """Submit a job that ends with this process."""
         from .foreground import SlurmRun
         from .start import SlurmPrepared, start
 
@@ -134,13 +128,11 @@ class Slurm(Backend):
         return job
 
     def _job(self, record: Mapping[str, Any]) -> Job:
-        kept = cast("JobRecord", {key: value for key, value in record.items() if key != "job_id"})
-        return Job.from_record({**kept, "backend": self.name})
+        return Job.from_record(cast("JobRecord", {**record, "backend": self.name}))
 
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """These jobs, or all, the newest first; those that are unknown are left out."""
         request = {"do": "slurm_describe", "names": None if names is None else list(names), "since": since}
         request["keeps"] = self._keeps_expired
         if names is None:  # a list of all targets waits no longer for one of them than `look`
@@ -150,7 +142,6 @@ class Slurm(Backend):
         warnings: tuple[str, ...] = ()
         if answer["problem"]:
             warnings = (f"{self._login.says}{answer['problem']}; the states are those that the nodes wrote last",)
-        warnings += _elsewhere(answer["elsewhere"])
         if names is None:
             jobs.sort(key=lambda job: job.created, reverse=True)
             return Listing(jobs, len(answer["names"]) - len(jobs), warnings)
@@ -162,29 +153,24 @@ class Slurm(Backend):
         self._keeps_expired = True
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
-        """What `delete` would remove of these jobs."""
         from paceline.job.job import Contents
 
-        found = self._login.ask({"do": "slurm_contents", "names": list(names)})["contents"] if names else {}
+        found = self._login.ask({"do": "contents", "names": list(names), "jobs": "slurm"})["contents"] if names else {}
         return {name: Contents(**it) for name, it in found.items()}
 
     def spec(self, name: str) -> JobSpec:
-        """The specification with which a job was submitted."""
         from paceline.job.spec import JobSpec
 
-        return JobSpec.from_stored(self._login.ask({"do": "slurm_spec", "name": name})["spec"])
+        return JobSpec.from_stored(self._login.ask({"do": "spec", "name": name, "jobs": "slurm"})["spec"])
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The events of a job; if it has several nodes, each event names its host."""
         found: list[dict[str, Any]] = self._login.ask({"do": "slurm_events", "name": name})["events"]
         return found
 
     def history(self, name: str, since: float = 0.0) -> History:
-        """What a job has used and logged, on all its nodes; see `Recorded`."""
         return History(self._login.ask({"do": "slurm_history", "name": name, "since": since})["nodes"])
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
-        """Lines of a job in the order in which they were written."""
         import dataclasses
 
         from paceline.backends.follow import lines
@@ -212,7 +198,6 @@ class Slurm(Backend):
         return check(self._login, self._given, self.name, progress)
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-        """What these jobs use, as their nodes have written it last; jobs that do not run are left out."""
         from paceline.job.job import Usage
 
         found = self._login.ask({"do": "slurm_usage", "names": list(names)})["usage"] if names else {}
@@ -236,7 +221,6 @@ class Slurm(Backend):
     def wait(
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
-        """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
         from paceline.backends.follow import wait
         from paceline.node.logs.readers import Readers
 
@@ -286,25 +270,12 @@ class Slurm(Backend):
         return found
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
-        """Ask jobs to stop: within their grace period, or at once."""
         self._login.ask({"do": "slurm_stop", "names": list(names), "now": now})
         return {}
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Remove jobs that have ended, with all their files."""
         if names:
             self._login.ask({"do": "slurm_delete", "names": list(names)})
         for name in names:
             noted.forget(self.name, name)
         return []
-
-
-def _elsewhere(jobs: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for the jobs of each other cluster: names, and why Slurm is not asked for them here."""
-    names: dict[str, list[str]] = {}
-    for name, why in jobs.items():
-        names.setdefault(why, []).append(name)
-    return tuple(
-        f"{', '.join(those)}: {why.replace('it is in', 'in', 1)}; shown is what the nodes wrote last"
-        for why, those in names.items()
-    )

@@ -38,15 +38,10 @@ _MOST_NAME = 50  # letters of the name of an array
 
 @dataclass(frozen=True)
 class SlurmPrepared(Prepared):
-    """A job that Slurm would take.
+    """A job that Slurm would take."""
 
-    Attributes:
-        job: the specification as the login node gets it.
-        opened: has checked it.
-    """
-
-    job: dict[str, Any] = dataclasses.field(default_factory=dict)
-    opened: Opened | None = None
+    job: dict[str, Any] = dataclasses.field(default_factory=dict)  # the specification as the login node gets it
+    opened: Opened | None = None  # has checked it
 
     def text(self) -> str:
         """The batch script; the job cannot be started any more."""
@@ -56,18 +51,14 @@ class SlurmPrepared(Prepared):
 
 
 class Opened:
-    """A connection to the login node that has checked a job, and waits for the order to submit it.
-
-    Attributes:
-        checked: the answer: `script`, the batch script, and `notes`, lines for the user.
-    """
+    """A connection to the login node that has checked a job, and waits for the order to submit it."""
 
     def __init__(self, login: Login, request: dict[str, Any], *, apart: bool) -> None:
         """Check the job; writes nothing."""
         self._login, self._request, self._apart = login, request, apart
         with contextlib.ExitStack() as stack:
             self.answers = stack.enter_context(login.listen({**request, "do": "slurm_submit"}, apart=apart))
-            self.checked = self._next()
+            self.checked = self._next()  # `script`, the batch script, and `notes`, lines for the user
             self._connection = stack.pop_all()
 
     def __enter__(self) -> Opened:
@@ -118,9 +109,7 @@ def prepare(
     """
     if spec.resume_from is not None:  # one job of an array is run again, as a job of its own
         options = options.changed({"array": None})
-    _refuse(spec, options)
-    if options.array is not None:
-        _refuse_with_array(spec, options, detached=detached)
+    _refuse(spec, options, detached=detached)
     if allocation is not None:
         _refuse_in(allocation, spec)
     spec, name, source = checked(spec, detached=detached)
@@ -138,22 +127,19 @@ def prepare(
         "tasks": [] if options.array is None else indices(options.array),
         "allocation": allocation and {"id": allocation.id, "nodes": min(spec.node_range[1], len(allocation.hosts))},
         "options": {
-            "slurm": options.slurm,
-            "chain": options.chain,
-            "array": options.array,
-            "no_kill": spec.node_range[0] < spec.node_range[1],
-            "container": _container(spec, options),
+            "slurm": options.slurm, "chain": options.chain, "array": options.array,
+            "no_kill": spec.node_range[0] < spec.node_range[1], "container": _container(spec, options),
             "python": options.python or "python3",
         },
-    }
+    }  # fmt: skip
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
     opened = Opened(login, request, apart=not detached)
     notes = tuple(opened.checked["notes"])
     return SlurmPrepared(spec, (), ranks, notes=notes, job=request["job"], opened=opened)
 
 
-def _refuse(spec: JobSpec, options: Options) -> None:
-    """Refuse what contradicts the options."""
+def _refuse(spec: JobSpec, options: Options, *, detached: bool) -> None:
+    """Refuse what contradicts the options, or what an array cannot do."""
     if isinstance(spec.devices, tuple):
         raise UserError("--devices: Slurm chooses the devices; give their number with --gpus")
     if spec.image is not None and options.containers is None:
@@ -161,10 +147,8 @@ def _refuse(spec: JobSpec, options: Options) -> None:
             "--image: it is not said what runs containers there; give --containers pyxis, apptainer or singularity, or"
             " set containers in the target's settings"
         )
-
-
-def _refuse_with_array(spec: JobSpec, options: Options, *, detached: bool) -> None:
-    """Refuse what an array cannot do."""
+    if options.array is None:
+        return
     if not detached:
         raise UserError("--array: its jobs go on without this terminal; start them with paceline submit")
     if options.chain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,16 @@ from paceline.node.store import records
 from .protocol import end_with_stdin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from paceline.contract.records import JobRecord
     from paceline.node.store.home import Answer, Home, Request
     from paceline.node.store.usage import Gauge
 
 
 def describe(home: Home, request: Request) -> Answer:
     """Reports of jobs here, but of those that ended before a time. Removes jobs whose time to live is over, or not."""
-    queue, since, now = records.queue_of(home.root), request["since"] or 0.0, time.time()
+    queue = records.queue_of(home.root)
     runs = home.runs(list(records.names(home.jobs)) if request["names"] is None else request["names"])
     found = []
     for run in runs:
@@ -32,15 +34,20 @@ def describe(home: Home, request: Request) -> Answer:
             continue
         if request["names"] is None:
             report["part"]["traceback"] = None  # a list has none
-        record = fold(report["job"], [report["part"]])
-        is_over = record["state"] in FINAL
-        has_expired = is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]
-        if has_expired and not request.get("keeps"):
-            with contextlib.suppress(Refused):  # it is tried again at the next call
-                home.remove(run)
-        elif is_recent(record, since):
+        if is_shown(fold(report["job"], [report["part"]]), request, functools.partial(home.remove, run)):
             found.append(report)
     return {"jobs": found, "names": [run.path.name for run in runs]}
+
+
+def is_shown(record: JobRecord, request: Request, remove: Callable[[], object]) -> bool:
+    """Whether a job is in the answer; it is removed if its time to live is over, unless such jobs are to be kept."""
+    is_over, now = record["state"] in FINAL, time.time()
+    has_expired = is_over and record["ttl"] is not None and now - (record["kept_since"] or now) >= record["ttl"]
+    if not has_expired or request.get("keeps"):
+        return is_recent(record, request["since"] or 0.0)
+    with contextlib.suppress(Refused):  # it is tried again at the next call
+        remove()
+    return False
 
 
 def spec(home: Home, request: Request) -> Answer:

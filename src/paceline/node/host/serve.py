@@ -41,13 +41,11 @@ _VERBS = {
     "slurm.place.submit": ("slurm_submit",),
     "slurm.place.check_job": ("slurm_check",),
     "slurm.look.describe": (
-        "slurm_describe", "slurm_spec", "slurm_events", "slurm_history", "slurm_usage", "slurm_wait",
-        "slurm_shell", "slurm_contents",
+        "slurm_describe", "slurm_events", "slurm_history", "slurm_usage", "slurm_wait", "slurm_shell",
     ),
     "slurm.look.logs": ("slurm_logs",),
     "slurm.look.partitions": ("slurm_nodes",),
-    "slurm.end.stop": ("slurm_stop",),
-    "slurm.end.delete": ("slurm_delete",),
+    "slurm.end.stop": ("slurm_stop", "slurm_delete"),
 }  # fmt: skip
 _MODULES = {verb: module for module, verbs in _VERBS.items() for verb in verbs}
 
@@ -58,7 +56,8 @@ def main(root: str, line: bytes) -> None:
     name = request["do"]
     try:
         verb: Verb = getattr(importlib.import_module(f"paceline.node.host.{_MODULES[name]}"), name)
-        answer = verb(Home(Path(root)), request)
+        jobs = Path(root, request["jobs"]) if "jobs" in request else None  # a folder that machines share
+        answer = verb(Home(Path(root), jobs), request)
         if isinstance(answer, dict):
             send(answer)
             return

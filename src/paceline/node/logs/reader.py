@@ -34,6 +34,10 @@ _ELSEWHERE = 0.5  # seconds between two looks at what another machine writes
 _MOST_INDEX = 8 * 1024 * 1024  # bytes of the time index that are searched for the last lines
 
 
+class NoLog(Refused):
+    """A rank that the job has wrote no log in a run directory."""
+
+
 def attempts(path: Path) -> list[int]:
     """The attempts of the job in a run directory; all logs of an attempt exist before its time index does."""
     return [attempt for attempt in _folders(path) if "times" in _names(path / "logs" / str(attempt))]
@@ -60,7 +64,7 @@ def check(path: Path, query: LogQuery) -> None:
             raise Refused(f"job {path.name} has {has}, not rank {rank}; correct -i")
         if here and rank not in here:
             wrote = f"but these did: {_listed(here)}"
-            raise Refused(f"rank {rank} of job {path.name} wrote no log here, {wrote}; correct -i")
+            raise NoLog(f"rank {rank} of job {path.name} wrote no log here, {wrote}; correct -i")
 
 
 def _listed(numbers: list[int]) -> str:

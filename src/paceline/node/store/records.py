@@ -143,10 +143,11 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
         waiting=_waiting(path.name, status, queue) if alive else None,
         progress=_progress(path / "progress.json"), checkpoint=checkpoint(run),
     )  # fmt: skip
-    return {"job": _facts(path, job, node), "part": part}
+    return {"job": facts(path, job, node), "part": part}
 
 
-def _facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFacts:
+def facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFacts:
+    """What is known of a job before it runs."""
     spec = job["spec"]
     return {
         "name": path.name,
@@ -225,13 +226,13 @@ def _damaged(path: Path, why: str) -> Report:
         hosts=node.get("hosts", ()),
     )  # fmt: skip
     part["error"] = why
-    facts: JobFacts = {
+    known: JobFacts = {
         "name": path.name, "backend": "local", "framework": None, "nodes": 0, "ranks": 0, "created": then,
         "max_restarts": 0, "devices_asked": None, "resume_from": None, "priority": 0, "queue": None, "labels": {},
         "options": {}, "ttl": None, "grace": 0.0, "command": "", "working_dir": "", "folder": os.path.realpath(path),
         "code": None, "data": [], "tensorboard": None,
     }  # fmt: skip
-    return {"job": facts, "part": part}
+    return {"job": known, "part": part}
 
 
 def _newer(path: Path, why: str) -> Report:
@@ -239,7 +240,7 @@ def _newer(path: Path, why: str) -> Report:
     run, found = RunDirectory(path), _damaged(path, why)
     found["part"]["alive"] = found["part"]["alive"] or None
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError):
-        found["job"] = _facts(path, load_json(run.job) or {}, load_json(run.spec) or {})
+        found["job"] = facts(path, load_json(run.job) or {}, load_json(run.spec) or {})
     return found
 
 

@@ -25,7 +25,7 @@ _AWAY = (
 )  # fmt: skip
 _FILTERS = re.compile(r"(SQUEUE|SCANCEL|SINFO|SACCT|SCONTROL)_|SLURM_CLUSTERS$")  # would hide jobs, or ask elsewhere
 # Variables of a job that this process is in, or of the user for sbatch, and those that are for git alone.
-_FOREIGN = re.compile(rf"(SLURM|SBATCH|SRUN)_|({'|'.join(GIT_CREDENTIALS)})$")
+_FOREIGN = re.compile(rf"(SLURM|SBATCH|SRUN|SALLOC)_|({'|'.join(GIT_CREDENTIALS)})$")
 _ELSEWHERE = 'name a login node of the cluster with ssh = "HOST" in [targets.NAME] of paceline.toml, and --on NAME'
 _MUNGE = (
     "munge encode", "munge decode", "munge", "authentication", "protocol authentication error",
@@ -38,15 +38,11 @@ class Away(Refused):
 
 
 class Rejected(Refused):
-    """Slurm has answered, and does not do it.
-
-    Attributes:
-        output: what Slurm printed.
-    """
+    """Slurm has answered, and does not do it."""
 
     def __init__(self, command: str, output: str) -> None:
         super().__init__(f"{command}: {output or 'it failed without a word'}")
-        self.output = output
+        self.output = output  # what Slurm printed
 
 
 class NoSuchJob(Rejected):

@@ -75,17 +75,11 @@ def own_number() -> str:
 
 
 class Identity(NamedTuple):
-    """By what a Slurm job is known to be one of paceline's: the comment has the identifier, unless the site changes it.
+    """By what a Slurm job is known to be paceline's: its comment has the identifier, unless the site changes it."""
 
-    Attributes:
-        job_id: paceline's identifier; of an array that of the whole.
-        name: of the Slurm job.
-        folder: where it works.
-    """
-
-    job_id: str
-    name: str
-    folder: str
+    job_id: str  # paceline's; of an array that of the whole
+    name: str  # of the Slurm job
+    folder: str  # where it works
 
 
 class JobFolder:
@@ -173,7 +167,8 @@ class JobFolder:
         found = []
         for name in names(self.path / "lives"):
             number, _, restarts = name.partition(".")
-            if number.isdecimal() and restarts.isdecimal() and _may_be(number, ids):
+            is_own = not ids or number in ids or any("_" in known for known in ids)  # a task has another number, too
+            if number.isdecimal() and restarts.isdecimal() and is_own:
                 found.append(Start(number, int(restarts)))
         return sorted(found, key=lambda start: _order(start, ids))
 
@@ -244,6 +239,10 @@ class JobFolder:
         """Slurm's name of a node; "" before it has started."""
         return self._read(self.part(start, node_rank) / "node")
 
+    def warned(self, start: Start) -> str:
+        """What Slurm has announced to the batch script of a start, such as "limit"; "" if nothing."""
+        return self._read(self.of(start) / "warned")
+
     def runs(self, start: Start) -> list[RunDirectory]:
         """The run directories of the nodes of a start, node 0 first."""
         ranks = sorted(int(name) for name in names(self.of(start)) if name.isdecimal())
@@ -266,11 +265,6 @@ class JobFolder:
         with contextlib.suppress(OSError):
             return file.read_text().strip() if file.name in names(file.parent) else ""
         return ""
-
-
-def _may_be(number: str, ids: list[str]) -> bool:
-    """Whether this may be the number of one of these Slurm jobs; a task of an array has another one, too."""
-    return not ids or number in ids or any("_" in known for known in ids)
 
 
 def _order(start: Start, ids: list[str]) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -18,11 +19,10 @@ from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
 from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_start, own_number
 from paceline.node.host.slurm.job_folders import disk_time
 from paceline.node.host.slurm.look import job_record
+from paceline.node.host.slurm.look.partitions import seconds_of
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE, again
 from paceline.node.rundir.directory import SAVED
-
-from .own_job import scontrol_job, seconds_left
 
 if TYPE_CHECKING:
     from paceline.contract.records import JobRecord
@@ -35,12 +35,13 @@ _ASKED = re.compile(r"^#SBATCH --signal=\S*@(\d+)", re.MULTILINE)  # seconds bef
 _EARLY = 120.0  # seconds that the warning may come before that: Slurm's own minute, and what a short job cannot tell
 _MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident
 _TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be restarted
+_AT_ONCE = 10.0  # seconds that Slurm may take while a time limit comes near
 _KILLED_WITHIN = 120.0  # seconds in which Slurm ends what it has requeued
 _NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
 
 
 def main(path: str, code: str) -> int:
-    """Decide what follows, whatever signals come; see `decide`."""
+    """Decide what follows, whatever signals come."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it must decide, however the job ends
     return decide(path, code)
 
@@ -48,19 +49,19 @@ def main(path: str, code: str) -> int:
 def decide(path: str, code: str) -> int:
     """Decide what follows; returns the exit code of the batch script."""
     folder, start = JobFolder(Path(path)), current_start()
+    exit_code = int(code) if code.isdecimal() else 1
     if not folder.job.exists():  # it has succeeded, and was deleted
-        return int(code) if code.isdecimal() else 1
+        return exit_code
     if not folder.has(start, own_number()):  # its agents have refused to work
         with contextlib.suppress(OSError):
             folder.of(start).rmdir()
-        return int(code) if code.isdecimal() else 1
+        return exit_code
     folder.of(start).mkdir(parents=True, exist_ok=True)
     if folder.follower(start):  # its Slurm job is not its own any more
         write_json(folder.of(start) / "outcome.json", {"next": None, "time": time.time()})
         return 1
     found = job_record.ended(folder, start)
     state = found["state"] if found else "FAILED"
-    exit_code = int(code) if code.isdecimal() else 1
     if found is not None and found["exit_code"] is not None:
         exit_code = found["exit_code"]
     outcome = _outcome(folder, start, found, exit_code)
@@ -88,7 +89,7 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
         return {"next": None, "state": "STOPPED"}
     if folder.refusals(start):
         return {"next": None}
-    if state in ("STOPPED", None) and _warned(folder, start) == "limit":
+    if state in ("STOPPED", None) and folder.warned(start) == "limit":
         if _is_near_limit(folder, start):
             return _at_limit(folder, start)
         why = f"stopped by a signal, USR2, that was not Slurm's warning before its time limit; {again(folder)}"
@@ -190,12 +191,6 @@ def _preempted(job_line: str) -> dict[str, Any] | None:
     return {"next": REQUEUE, "why": "Slurm preempted it for a job with a higher priority", "cause": "preempted"}
 
 
-def _warned(folder: JobFolder, start: Start) -> str:
-    with contextlib.suppress(OSError):
-        return (folder.of(start) / "warned").read_text().strip()
-    return ""
-
-
 def _unseen(folder: JobFolder) -> str:
     """The line for the nodes that do not see the job's folder; "" if all do."""
     with contextlib.suppress(OSError):
@@ -256,3 +251,32 @@ def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
         why = str(error)
     why = f"its time limit ended, and: {why}"
     return {**outcome, "next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
+
+
+# -- what Slurm says of the job that this process is part of -----------------------------------------------------------
+
+
+def scontrol_job() -> str:
+    """What `scontrol show job` prints of it; "" if Slurm says nothing for long."""
+    for _ in range(_TRIES):
+        try:
+            return call("scontrol", "show", "job", own_number())
+        except Away:
+            time.sleep(_PAUSE)  # nothing says when the controller is back
+        except Refused:
+            break
+    return ""
+
+
+def seconds_left() -> float | None:
+    """Seconds until its time limit, `math.inf` if it has none; None if Slurm does not say it at once."""
+    try:
+        shown = call("scontrol", "show", "job", own_number(), seconds=_AT_ONCE)
+    except Refused:
+        return None
+    fields = dict(re.findall(r"(\w+)=(\S*)", shown))
+    limit, run = fields.get("TimeLimit", ""), seconds_of(fields.get("RunTime", ""))
+    if limit == "UNLIMITED":
+        return math.inf
+    whole = seconds_of(limit)
+    return None if whole is None or run is None else whole - run

@@ -1,17 +1,19 @@
-"""Stops jobs: those that run are asked to save and to end, others leave the queue."""
+"""Stops jobs: those that run are asked to save and to end, others leave the queue. Removes those that have ended."""
 
 from __future__ import annotations
 
 import re
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
+from paceline.node.files import read_json
 from paceline.node.host.slurm.call import Away, Rejected, call
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
+from paceline.node.host.slurm.look.scheduler import SlurmJob
 from paceline.node.journal.state import FINAL
 
 if TYPE_CHECKING:
@@ -27,42 +29,85 @@ _AT_ONCE = 8  # jobs that are stopped at the same time: scancel takes 5 s for a 
 _PAUSE, _LEAST = 2.0, 5.0  # seconds between two tries, and that a command may take at least
 
 
+class NotStopped(Refused):
+    """A job was not asked to stop: why, what to do, and for how many seconds a Slurm was asked that did not answer."""
+
+    def __init__(self, why: str, do: str = "", tried: float = 0.0, then: str = "nothing was stopped") -> None:
+        super().__init__("; ".join(filter(None, (why, f"it was tried for {tried:g} s" if tried else "", then, do))))
+        self.why, self.do, self.tried = why, do, tried
+
+
 def slurm_stop(home: Home, request: Request) -> Answer:
     """Stop jobs: those that run are asked to save and to end, unless it is to be at once; others leave the queue."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
     found = [(folder, job_record.record(folder, queue)) for folder in folders]
     going = [(folder, it["state"]) for folder, it in found if it is not None and it["state"] not in FINAL]
-    for folder, _ in going:
-        job_record.refuse_elsewhere(folder, queue)
     _stop_all(going, request["now"])
     return {"names": [folder.name for folder in folders]}
 
 
+def slurm_delete(home: Home, request: Request) -> Answer:
+    """Remove jobs that have ended."""
+    jobs, queue = Jobs(home.root), Queue(home.root)
+    folders = jobs.named(request["names"])
+    for folder in folders:
+        record = job_record.record(folder, queue)
+        if record is not None and record["state"] not in FINAL:
+            raise Refused(f"job {folder.name} has not ended; stop it first: paceline stop {folder.name}")
+        if users := _users(jobs, folder):
+            raise Refused(
+                f"job {users[0]} keeps its checkpoints in the folder of job {folder.name}; delete {users[0]} first"
+            )
+    for folder in folders:
+        jobs.remove(folder)
+    return {"names": [folder.name for folder in folders]}
+
+
+def _users(jobs: Jobs, folder: JobFolder) -> list[str]:
+    """Other jobs that save their checkpoints in this one's folder."""
+    found = []
+    for other in jobs:
+        stored: dict[str, Any] = read_json(other.job) or {}
+        node: dict[str, Any] = stored.get("node") or {}
+        if other.name != folder.name and f"{node.get('checkpoint_dir')}/".startswith(f"{folder.path}/"):
+            found.append(other.name)
+    return found
+
+
 def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
     """Stop jobs, each with its state."""
-    slurm, asked = _Tries(PATIENCE), 0
-    waiting = [folder for folder, state in going if state == "PENDING"]
-    others = [folder for folder, state in going if state != "PENDING"]
-    try:
-        for folder in waiting:  # first, lest they start in the place of others
-            _stop(folder, slurm, now)
-            asked += 1
-        if len(others) < 2:
-            for folder in others:
-                _stop(folder, slurm, now)
+    slurm = _Tries(PATIENCE)
+    asked: list[str] = []
+    problems: list[NotStopped] = []
+
+    def ask(folder: JobFolder) -> None:
+        if any(problem.tried for problem in problems):  # Slurm does not answer
             return
+        try:
+            _stop(folder, slurm, now)
+            asked.append(folder.name)
+        except NotStopped as error:
+            problems.append(error)
+        except Refused as error:
+            problems.append(NotStopped(str(error)))
+
+    for folder, state in going:
+        if state == "PENDING":  # first, lest they start in the place of others
+            ask(folder)
+    others = [folder for folder, state in going if state != "PENDING"]
+    if len(others) > 1:
         from concurrent.futures import ThreadPoolExecutor  # takes long to import
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for done in [pool.submit(_stop, folder, slurm, now) for folder in others]:
-                done.result()
-                asked += 1
-    except Refused as error:
-        if not asked:
-            raise
-        counts = f"{asked} of {len(going)} jobs or more were asked to stop, the others go on"
-        raise Refused(str(error).replace("nothing was stopped", counts)) from None
+            list(pool.map(ask, others))
+    elif others:
+        ask(others[0])
+    if problems and asked:
+        then = f"asked to stop: {len(asked)} of {len(going)} jobs, the others go on"
+        raise NotStopped(problems[0].why, problems[0].do, problems[0].tried, then)
+    if problems:
+        raise problems[0]
 
 
 def stop(folder: JobFolder, now: bool, number: int = signal.SIGTERM, patience: float = PATIENCE) -> None:
@@ -74,34 +119,35 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
     was_asked = folder.is_stopped
     folder.stop.touch()
     try:
-        is_allocated = folder.read().get("allocation") is not None
-        if is_allocated:  # the Slurm job is its user's, and goes on
+        if folder.read().get("allocation") is not None:  # the Slurm job is its user's, and goes on
             for step in filter(None, map(folder.step, folder.starts)):
                 slurm.cancel(*([] if now else [f"--signal={int(number)}"]), step)
-        for entry in slurm.jobs(folder) if not is_allocated else ():
-            if now:
-                slurm.cancel(entry.number)
-                slurm.ask_again(entry)
-                continue
-            if entry.state == "SUSPENDED":  # scancel would try for ever
-                raise Refused(
-                    f"job {folder.name} is suspended in Slurm, so it cannot save; end it with paceline stop --now"
-                    f" {folder.name}, or stop it after: scontrol resume {entry.number}"
-                )
-            if not entry.task:
-                slurm.cancel("--state=PENDING", entry.number)
-                slurm.ask_again(entry)
-            elif entry.is_pending:  # with a state, scancel takes all tasks of the array that wait
-                slurm.cancel(entry.number)
-                slurm.ask_again(entry)
-                continue
-            slurm.cancel(f"--signal={int(number)}", entry.number)
+        elif (entry := slurm.entry(folder)) is not None:
+            _cancel(folder.name, entry, slurm, None if now else int(number))
         if not now:  # agents look at it from time to time: Slurm may lose the signal on its way
             folder.stop.write_text(f"{int(number)}\n")
     except Refused:
         if not was_asked:
             folder.stop.unlink(missing_ok=True)
         raise
+
+
+def _cancel(name: str, entry: Entry, slurm: _Tries, number: int | None) -> None:
+    """Send a signal to a Slurm job that runs; one that waits, or without a signal each, is cancelled."""
+    if number is not None and entry.state == "SUSPENDED":  # scancel would try for ever
+        raise NotStopped(
+            f"job {name} is suspended in Slurm, so it cannot save",
+            f"end it with paceline stop --now {name}, or stop it after: scontrol resume {entry.number}",
+        )
+    is_waiting_task = bool(entry.task) and entry.is_pending
+    if number is None or is_waiting_task:
+        slurm.cancel(entry.number)
+    elif not entry.task:  # with a state, scancel takes all tasks of an array that wait
+        slurm.cancel("--state=PENDING", entry.number)
+    if entry.is_pending:
+        slurm.forget()
+    if number is not None and not is_waiting_task:
+        slurm.cancel(f"--signal={number}", entry.number)
 
 
 def cancel(number: str, patience: float = PATIENCE) -> None:
@@ -116,28 +162,19 @@ class _Tries:
         self._patience, self._until = patience, time.monotonic() + patience
         self._queue: Queue | None = None
 
-    def jobs(self, folder: JobFolder) -> list[Entry]:
+    def entry(self, folder: JobFolder) -> Entry | None:
         """The Slurm job of a job, if it has not ended: one that is known to be its own, and not just of its number."""
-        found = self._found(folder, self._queue) if self._queue is not None else []
-        if found and not any(entry.task and entry.is_pending for entry in found):  # which may run by now
+        found = _entry(folder, self._queue) if self._queue is not None else None
+        if found is not None and not (found.task and found.is_pending):  # which may run by now
             return found
         while True:
             queue = Queue(folder.root, 0.0, self._remaining)
-            found = self._found(folder, queue)
+            found = _entry(folder, queue)
             if queue.problem is None:
                 self._answered()
                 self._queue = queue  # which has other jobs, too
                 return found
             self._pause(queue.problem)
-
-    def _found(self, folder: JobFolder, queue: Queue) -> list[Entry]:
-        job = folder.read()
-        mine, numbers = folder.identity(job), folder.ids[-1:]
-        if numbers:
-            found = [entry for number in numbers if (entry := queue.entry(number, mine)) is not None]
-        else:
-            found = [entry for entry in queue.of(mine) if not entry.task or entry.task.endswith(f"_{job['task'][1]}")]
-        return [entry for entry in found if not entry.is_over]
 
     def cancel(self, *args: str) -> None:
         """Call scancel."""
@@ -149,14 +186,14 @@ class _Tries:
             except Rejected as error:
                 self._answered()
                 if error.output and not _ENDED.search(error.output):  # it is quiet about jobs that have ended
-                    raise Refused(f"{error}; nothing was stopped") from None
+                    raise NotStopped(str(error)) from None
                 return  # it has ended, or has no step
             except Away as error:
                 self._pause(error)
 
-    def ask_again(self, entry: Entry) -> None:
-        """Let all clients ask Slurm anew if a job has waited until now: nothing else says that it waits no longer."""
-        if entry.is_pending and self._queue is not None:
+    def forget(self) -> None:
+        """Let all clients ask Slurm anew: nothing else says that a job waits no longer."""
+        if self._queue is not None:
             self._queue.forget()
 
     def _answered(self) -> None:
@@ -169,5 +206,10 @@ class _Tries:
     def _pause(self, error: Refused) -> None:
         """Wait before the next try."""
         if time.monotonic() + _PAUSE > self._until:
-            raise Refused(f"{error}; it was tried for {self._patience:g} s, nothing was stopped, try again") from None
+            raise NotStopped(str(error), "try again", self._patience) from None
         time.sleep(_PAUSE)  # nothing says when the controller is back
+
+
+def _entry(folder: JobFolder, queue: Queue) -> Entry | None:
+    entry = SlurmJob(folder, folder.read(), queue).entry()
+    return None if entry is None or entry.is_over else entry

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
 from paceline.node.host.protocol import end_with_stdin
+from paceline.node.host.queries import is_shown
 from paceline.node.host.slurm.job_folders import Jobs
-from paceline.node.journal.fold import is_recent
 from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
@@ -30,41 +29,20 @@ _LOOK = 1.0  # seconds between two looks; the kernel does not report what other 
 def slurm_describe(home: Home, request: Request) -> Answer:
     """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
     jobs, queue = Jobs(home.root), Queue(home.root, seconds=request.get("seconds") or QUICK)
-    names, since, now = request["names"], request["since"] or 0.0, time.time()
-    if names is None:
+    if request["names"] is None:
         jobs.sweep()
-    folders = list(jobs) if names is None else jobs.named(names)
+    folders = list(jobs) if request["names"] is None else jobs.named(request["names"])
     found = []
     for folder in folders:
         record = job_record.record(folder, queue)
         if record is None:
             continue
-        if names is None:
+        if request["names"] is None:
             record["traceback"] = None  # a list has none
-        is_over = record["state"] in FINAL
-        has_expired = is_over and record["ttl"] is not None and now - (record["finished"] or now) >= record["ttl"]
-        if has_expired and not request.get("keeps"):
-            with contextlib.suppress(Refused):  # it is tried again at the next call
-                jobs.remove(folder)
-        elif names is not None or is_recent(record, since):
+        if is_shown(record, request, functools.partial(jobs.remove, folder)):
             found.append(record)
     problem = None if queue.problem is None else str(queue.problem)
-    going = [record["name"] for record in found if record["state"] not in FINAL]
-    elsewhere = {name: why for name in going if (why := _elsewhere(jobs, queue, name))}
-    return {
-        "jobs": found, "names": [folder.name for folder in folders], "problem": problem, "elsewhere": elsewhere,
-    }  # fmt: skip
-
-
-def _elsewhere(jobs: Jobs, queue: Queue, name: str) -> str:
-    """Why Slurm is not asked for a job here; "" if it is."""
-    folder = jobs.find(name)
-    return queue.elsewhere(read_json(folder.job) or {}) if folder is not None else ""
-
-
-def slurm_spec(home: Home, request: Request) -> Answer:
-    """What the user of a job asked for."""
-    return {"spec": Jobs(home.root).of(request["name"]).read()["spec"]}
+    return {"jobs": found, "names": [folder.name for folder in folders], "problem": problem}
 
 
 def slurm_events(home: Home, request: Request) -> Answer:
@@ -85,8 +63,8 @@ def slurm_history(home: Home, request: Request) -> Answer:
     """What a job has used and logged on all its nodes; what of that a start wrote before, the next one goes on with."""
     from paceline.node.telemetry.history import history
 
-    runs = [run for _, runs in job_record.runs_of(Jobs(home.root).of(request["name"])) for run in runs]
-    return {"nodes": [history(run, request["since"]) for run in runs]}
+    folder = Jobs(home.root).of(request["name"])
+    return {"nodes": [history(run, request["since"]) for _, runs in job_record.runs_of(folder) for run in runs]}
 
 
 def slurm_usage(home: Home, request: Request) -> Answer:
@@ -126,13 +104,6 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def slurm_contents(home: Home, request: Request) -> Answer:
-    """What the removal of jobs would remove on the disk of this machine."""
-    from paceline.node.store.contents import contents_of
-
-    return {"contents": {folder.name: contents_of([folder.path]) for folder in Jobs(home.root).named(request["names"])}}
-
-
 def slurm_shell(home: Home, request: Request) -> Answer:
     """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
     folder = Jobs(home.root).of(request["name"])
@@ -145,10 +116,9 @@ def slurm_shell(home: Home, request: Request) -> Answer:
                 record = job_record.record(folder, queue)
                 has_ended = record is None or record["state"] in FINAL
                 is_over = has_ended or folder.outcome(start) is not None
-                if record is not None and not is_over:
-                    job_record.refuse_elsewhere(folder, queue)
-                    if status.get("state") in FINAL or job_record.is_requeued(folder, start, queue):
-                        raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
+                has_no_node = status.get("state") in FINAL or job_record.is_requeued(folder, start, queue)
+                if record is not None and not is_over and has_no_node:
+                    raise Refused(f"job {folder.name} does not run now: {record['waiting'] or STARTING}")
                 node = folder.node(start, status.get("node_rank") or 0) or status["agent"]["host"]
                 return {"run": str(run.path), "id": start.id, "node": node, "is_over": is_over}
     raise Refused(f"job {folder.name} has no rank {request['rank']} that has started")

@@ -1,17 +1,15 @@
 """The record of a Slurm job: its nodes' run directories and what Slurm reports, folded.
 
 The nodes write into the run directories on the shared disk. Whether a node still works on the job is not asked of its
-lock, which may not work between machines: Slurm knows it. While Slurm does not answer, and for a job of another cluster
-that shares the disk, what the nodes have written last is taken for true.
+lock, which may not work between machines: Slurm knows it. While Slurm does not answer, what the nodes have written last
+is taken for true.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 from typing import TYPE_CHECKING, Any
 
-from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.journal.fold import fold, order, part_of
 from paceline.node.store import records
@@ -21,7 +19,7 @@ from .scheduler import SlurmJob
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord
+    from paceline.contract.records import JobFacts, JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder, Start
     from paceline.node.journal.fold import Part, Report
     from paceline.node.rundir.directory import RunDirectory
@@ -29,10 +27,9 @@ if TYPE_CHECKING:
     from .queue import Queue
 
     class SlurmRecord(JobRecord):
-        """The record of a Slurm job, with the number of the Slurm job and paceline's identifier."""
+        """The record of a Slurm job, with Slurm's number of it."""
 
         external_id: str
-        job_id: str
 
 
 _REFUSED = 2  # the exit code of a node that refuses the job
@@ -50,8 +47,10 @@ def record(folder: JobFolder, queue: Queue) -> SlurmRecord | None:
         found = fold(facts, [], slurm.unstarted())
     else:
         found = _of_start(folder, job, start, slurm)
-        found["checkpoint"] = found["checkpoint"] or _saved_before(folder, start)
-    return {**found, "external_id": (folder.ids or [""])[-1], "job_id": job["job_id"]}
+        if found["checkpoint"] is None:  # the starts before this one may have saved one
+            before = (run for other, runs in reversed(runs_of(folder)) if other != start for run in runs)
+            found["checkpoint"] = next(filter(None, map(records.checkpoint, before)), None)
+    return {**found, "external_id": (folder.ids or [""])[-1]}
 
 
 def _of_start(folder: JobFolder, job: dict[str, Any], start: Start, slurm: SlurmJob) -> JobRecord:
@@ -63,12 +62,6 @@ def _of_start(folder: JobFolder, job: dict[str, Any], start: Start, slurm: Slurm
     if word is not None and word.state == "ended":  # then no agent runs any more
         parts = _parts(_reports(folder, start, alive=False)[0], refusals)
     return fold(facts, parts, word)
-
-
-def _saved_before(folder: JobFolder, start: Start) -> CheckpointRecord | None:
-    """The checkpoint that the starts before this one have saved last."""
-    before = (run for other, runs in reversed(runs_of(folder)) if other != start for run in runs)
-    return next(filter(None, map(records.checkpoint, before)), None)
 
 
 def _last(folder: JobFolder) -> Start | None:
@@ -119,31 +112,27 @@ def _lost(runs: list[RunDirectory]) -> set[Path]:
 
 
 def _facts(folder: JobFolder, job: dict[str, Any], reports: list[Report]) -> JobFacts:
-    """What is known of a job before it runs."""
+    """What is known of a job: what its user asked for, and what its nodes made of it."""
     spec = job["spec"]
-    nodes = int(str(spec["nodes"]).partition(":")[0])
-    plain: JobFacts = {
-        "name": folder.name, "backend": "", "framework": spec["framework"], "nodes": nodes,
-        "ranks": nodes * spec["ranks"] if isinstance(spec["ranks"], int) else nodes, "created": float(job["created"]),
-        "max_restarts": int(spec["max_restarts"]), "devices_asked": spec["devices"], "priority": 0,
-        "resume_from": None if spec["fresh"] else spec["resume_from"],
-        "queue": spec["queue"], "labels": dict(spec["labels"]), "options": dict(spec["options"]), "ttl": spec["ttl"],
-        "grace": float(spec["grace"]), "command": _command(spec), "working_dir": str(job["node"]["working_dir"]),
-        "folder": str(folder.path), "code": job.get("code"), "data": list(job["data"]), "tensorboard": None,
-    }  # fmt: skip
+    program = {"kind": "module" if spec["module"] else "script", "args": spec["args"]}
+    program["target"] = spec["module"] or spec["script"] or spec["command"] or ""
+    node = {
+        **spec,
+        "nodes": str(spec["nodes"]).partition(":")[0],
+        "expected": None,
+        "program": program,
+        "nproc": spec["ranks"] if isinstance(spec["ranks"], int) else 1,
+        "working_dir": job["node"]["working_dir"],
+    }
+    plain = records.facts(folder.path, {**job, "framework": spec["framework"]}, node)
     if not reports:
         return plain
-    own, first = {"name", "created", "labels", "options", "ttl", "folder", "code", "resume_from"}, reports[0]["job"]
-    merged: Any = {**first, **{key: value for key, value in plain.items() if key in own}}
-    merged["queue"] = first["queue"] or spec["queue"]
-    return merged  # type: ignore[no-any-return]
-
-
-def _command(spec: dict[str, Any]) -> str:
-    words = [spec["script"] or spec["command"] or "", *spec["args"]]
-    if spec["module"]:
-        words = ["-m", spec["module"], *spec["args"]]
-    return " ".join(map(shlex.quote, map(str, words)))
+    of_nodes = reports[0]["job"]
+    return {
+        **of_nodes, "name": plain["name"], "created": plain["created"], "labels": plain["labels"],
+        "options": plain["options"], "ttl": plain["ttl"], "folder": plain["folder"], "code": plain["code"],
+        "resume_from": plain["resume_from"], "queue": of_nodes["queue"] or plain["queue"],
+    }  # fmt: skip
 
 
 def is_requeued(folder: JobFolder, start: Start, queue: Queue) -> bool:
@@ -151,12 +140,6 @@ def is_requeued(folder: JobFolder, start: Start, queue: Queue) -> bool:
     job = read_json(folder.job)
     entry = SlurmJob(folder, job, queue).entry() if job is not None else None
     return entry is not None and not entry.is_over and entry.id == start.id and entry.restarts > start.restarts
-
-
-def refuse_elsewhere(folder: JobFolder, queue: Queue) -> None:
-    """Refuse a job that goes on in another cluster."""
-    if elsewhere := queue.elsewhere(folder.read()):
-        raise Refused(f"job {folder.name} cannot be reached: {elsewhere}; go to a login node of its cluster")
 
 
 def runs_of(folder: JobFolder) -> list[tuple[Start, list[RunDirectory]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
@@ -10,7 +11,7 @@ from paceline.node.host.protocol import end_with_stdin
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.journal.state import FINAL
 from paceline.node.logs.query import LogQuery
-from paceline.node.logs.reader import attempts, check, read
+from paceline.node.logs.reader import NoLog, attempts, check, read
 from paceline.node.logs.readers import Ended, Readers, in_order
 
 from . import job_record
@@ -35,51 +36,50 @@ def slurm_logs(home: Home, request: Request) -> Iterator[Answer]:
     query = LogQuery(**request["query"])
     _check(folder, query)
     yield {"begin": True}
-    several = Follower(home, folder, query).read() if query.follow else _written(folder, query)
-    for lines in several:
+    written = [] if query.follow else [read(run.path, query) for run in _runs(folder, query)]
+    for lines in _Follower(home, folder, query).read() if query.follow else in_order(written):
         yield {"lines": lines[:4], "data": lines.text}
     yield {"end": True}
 
 
 def _check(folder: JobFolder, query: LogQuery) -> None:
-    starts = [
-        [run for run in runs if query.attempt in (None, *attempts(run.path))] for _, runs in job_record.runs_of(folder)
-    ]
-    having = [runs for runs in starts if runs]
-    if not having:
+    """Check that the job has what is chosen; a rank may be on any of its nodes."""
+    runs = _runs(folder, query, started=False)
+    if not runs:
         all_runs = [run for _, runs in job_record.runs_of(folder) for run in runs]
         if all_runs:
             check(all_runs[-1].path, query)
         elif query.attempt is not None:
             raise Refused(f"job {folder.name} has no attempt {query.attempt}; none has started yet; correct --attempt")
         return
-    problems = []
-    for run in having[-1]:
-        try:
-            check(run.path, query)
-        except Refused as error:
-            problems.append(error)
-    if len(problems) == len(having[-1]) and (len(problems) == 1 or "correct --attempt" in str(problems[0])):
-        raise problems[0]
-    if len(problems) == len(having[-1]) and not query.follow and query.ranks is not None:
-        raise Refused(str(problems[0]).partition(" wrote no log here")[0] + " wrote no log yet; correct -i")
+    for rank in sorted(query.ranks or ()):
+        problems = list(filter(None, (_absent(run, replace(query, ranks=(rank,))) for run in runs)))
+        if len(problems) == len(runs) == 1:
+            raise problems[0]
+        if len(problems) == len(runs) and not query.follow:  # else it may write one yet
+            raise Refused(f"rank {rank} of job {folder.name} wrote no log yet; correct -i")
 
 
-def _written(folder: JobFolder, query: LogQuery) -> Iterator[LogLines]:
-    """The lines that there are, in the order of time."""
-    return in_order([read(run.path, query) for run in _runs(folder, query)])
+def _absent(run: RunDirectory, query: LogQuery) -> NoLog | None:
+    """Why a node has no lines of the chosen rank, which another one may have."""
+    try:
+        check(run.path, query)
+    except NoLog as error:
+        return error
+    return None
 
 
-def _runs(folder: JobFolder, query: LogQuery) -> list[RunDirectory]:
-    """The run directories with the attempt; those of the last start that has written something."""
+def _runs(folder: JobFolder, query: LogQuery, *, started: bool = True) -> list[RunDirectory]:
+    """The run directories with the attempt, those of the last start that has one; `started`: only if it has logs."""
     for _, runs in reversed(job_record.runs_of(folder)):
-        having = [run for run in runs if attempts(run.path) and query.attempt in (None, *attempts(run.path))]
+        those = [(run, attempts(run.path)) for run in runs]
+        having = [run for run, found in those if query.attempt in (None, *found) and (found or not started)]
         if having:
             return having
     return []
 
 
-class Follower:
+class _Follower:
     """Reads the logs of all nodes, and of the starts that come, until the job has ended."""
 
     def __init__(self, home: Home, folder: JobFolder, query: LogQuery) -> None:
@@ -93,7 +93,8 @@ class Follower:
         is_first, is_over = True, False
         while True:
             self._over = {str(start) for start in self._folder.starts if self._folder.outcome(start) is not None}
-            is_over = is_over or self._has_ended()
+            record = job_record.record(self._folder, Queue(self._home.root))
+            is_over = is_over or record is None or record["state"] in FINAL
             self._begin(is_first)
             is_first = False
             for _, found in self._readers.arrived(_LOOK):
@@ -103,10 +104,6 @@ class Follower:
                     raise found.error
             if is_over and not self._readers.active:
                 return
-
-    def _has_ended(self) -> bool:
-        found = job_record.record(self._folder, Queue(self._home.root))
-        return found is None or found["state"] in FINAL
 
     def _begin(self, is_first: bool) -> None:
         """Start to read what has come: at first the chosen lines of the last start, then all of the later ones."""
@@ -118,15 +115,11 @@ class Follower:
             for run in runs:
                 if run.path not in self._read:
                     query = self._query if is_first else replace(self._query, since=None, tail=None)
-                    self._start(run, str(start), query)
+                    self._read.add(run.path)
+                    self._readers.add(run.path, read(run.path, query, partial(self._is_past, run, str(start))))
         if is_first:
             self._read.update(run.path for _, runs in starts for run in runs)
 
-    def _start(self, run: RunDirectory, start: str, query: LogQuery) -> None:
-        self._read.add(run.path)
-        self._readers.add(run.path, read(run.path, query, lambda: self._is_past(run, start)))
-
     def _is_past(self, run: RunDirectory, start: str) -> bool:
         """Whether nothing is written to a run directory any more."""
-        state = (run.read_status() or {}).get("state")
-        return state in FINAL or start in self._over
+        return (run.read_status() or {}).get("state") in FINAL or start in self._over

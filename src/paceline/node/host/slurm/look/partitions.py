@@ -14,13 +14,13 @@ _FIELDS = {
     "NodeHost": 64, "Partition": 64, "StateLong": 24, "CPUsState": 32, "CPUsLoad": 16, "Memory": 20, "AllocMem": 20,
     "FreeMem": 20, "Gres": 256, "GresUsed": 256, "Reason": 128, "NodeAddr": 64,
 }  # fmt: skip
-_GPU = re.compile(r"\bgpu(?::(?P<type>[A-Za-z][\w.-]*))?:(?P<count>\d+)")
+_GPU = re.compile(r"\bgpu(?::[A-Za-z][\w.-]*)?:(?P<count>\d+)")
 NOT_UP = re.compile(r"down|drain|fail|maint|unk|inval|\*$")  # states in which a node starts nothing
 _MEBIBYTE = 1 << 20
 
 
 def slurm_nodes(home: Home, request: Request) -> Answer:
-    """The nodes, see `nodes`."""
+    """The nodes of the cluster."""
     return {"nodes": nodes()}
 
 
@@ -60,31 +60,20 @@ def seconds_of(text: str) -> float | None:
 
 def _node(column: dict[str, str]) -> dict[str, Any]:
     allocated, _, _, total = (_number(part) for part in f"{column['CPUsState']}///".split("/")[:4])
-    kind, count = gpus(column["Gres"])
-    _, used = gpus(column["GresUsed"])
-    memory = _number(column["Memory"]) * _MEBIBYTE
     reason = column["Reason"] if column["Reason"] not in ("none", "(null)", "") else ""
     return {
         "name": column["NodeHost"],
         "address": column["NodeAddr"] if column["NodeAddr"] != column["NodeHost"] else "",
-        "partitions": [column["Partition"].rstrip("*")],
-        "state": column["StateLong"],
-        "reason": reason,
-        "cpus": total,
-        "cpus_allocated": allocated,
-        "memory": memory,
-        "memory_allocated": _number(column["AllocMem"]) * _MEBIBYTE,
-        "gpu": kind,
-        "gpus": count,
-        "gpus_allocated": used,
-    }
+        "partitions": [column["Partition"].rstrip("*")], "state": column["StateLong"], "reason": reason,
+        "cpus": total, "cpus_allocated": allocated, "memory": _number(column["Memory"]) * _MEBIBYTE,
+        "memory_allocated": _number(column["AllocMem"]) * _MEBIBYTE, "gpus": gpus(column["Gres"]),
+        "gpus_allocated": gpus(column["GresUsed"]),
+    }  # fmt: skip
 
 
-def gpus(gres: str) -> tuple[str, int]:
-    """The type of GPU in Slurm's list of generic resources, "" if it has none, and how many there are."""
-    matches = list(_GPU.finditer(gres))
-    kinds = [match["type"] for match in matches if match["type"]]
-    return (kinds[0] if kinds else ""), sum(int(match["count"]) for match in matches)
+def gpus(gres: str) -> int:
+    """How many GPUs there are in Slurm's list of generic resources."""
+    return sum(int(match["count"]) for match in _GPU.finditer(gres))
 
 
 def _number(text: str) -> int:

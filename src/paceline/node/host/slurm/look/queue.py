@@ -1,9 +1,8 @@
 """What Slurm says of this user's jobs, asked at most once in ten seconds by all of the user's clients together.
 
 Many clusters forbid frequent polling. So the answer is kept in a file in paceline's root, with its time; whoever finds
-it too old asks again, and the others meanwhile use what is there. Each cluster has a file of its own, see `cluster.py`.
-A file of another version is not used: Slurm is asked again. All times are those of the disk with the root, since the
-clocks of machines may differ.
+it too old asks again, and the others meanwhile use what is there. All times are those of the disk with the root, since
+the clocks of machines may differ.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
-from paceline.node.host.slurm import cluster
 from paceline.node.host.slurm.call import NoSuchJob, table
 from paceline.node.host.slurm.job_folder import COMMENT
 from paceline.node.host.slurm.job_folders import disk_time
@@ -39,7 +37,6 @@ QUICK = 12.0  # seconds that Slurm may take to answer one who only looks
 _LEAST = 1.0  # seconds that a command may take at least
 _LOOK = 0.1  # seconds between two looks whether another process has the answer
 _OURS = re.compile(re.escape(COMMENT) + r"(\w+)")  # a site may put words of its own beside it
-_VERSION = 3  # of the file; earlier versions of paceline had one of another name
 _FIELDS = {
     "JobID": 24, "ArrayJobID": 24, "ArrayTaskID": 24, "State": 24, "Reason": 80, "StartTime": 24, "EndTime": 24,
     "RestartCnt": 12, "Partition": 64, "Name": 128, "WorkDir": 1024, "Comment": 1024, "BatchHost": 64,
@@ -47,34 +44,20 @@ _FIELDS = {
 
 
 class Entry(NamedTuple):
-    """A Slurm job.
+    """A Slurm job."""
 
-    Attributes:
-        id: its number.
-        state: Slurm's word for it.
-        reason: why it waits, or has ended, in Slurm's word.
-        start: its start, or Slurm's estimate of it; seconds since the epoch.
-        end: its end, or that of its time limit.
-        restarts: how often it has been requeued.
-        partition: where it is.
-        job_id: paceline's identifier; "" if its comment has none.
-        task: its number as a task of an array, such as 12_3; "" if it is none.
-        folder: where it works.
-        host: its first node, where its batch script runs; "" before it has one.
-    """
-
-    id: str
-    state: str
-    reason: str
-    start: float | None
-    restarts: int
+    id: str  # its number
+    state: str  # in Slurm's word
+    reason: str  # why it waits, or has ended, in Slurm's word
+    start: float | None  # its start, or Slurm's estimate of it, in seconds since the epoch
+    restarts: int  # how often it has been requeued
     partition: str
-    job_id: str
-    task: str = ""
+    job_id: str  # paceline's identifier; "" if its comment has none
+    task: str = ""  # its number as a task of an array, such as 12_3; "" if it is none
     name: str = ""
-    folder: str = ""
-    host: str = ""
-    end: float | None = None
+    folder: str = ""  # where it works
+    host: str = ""  # its first node, where its batch script runs; "" before it has one
+    end: float | None = None  # its end, or that of its time limit
 
     @property
     def number(self) -> str:
@@ -104,19 +87,20 @@ class Entry(NamedTuple):
 
 
 class Queue:
-    """Slurm's answer, asked for when it is first needed.
+    """Slurm's answer, asked for when it is first needed."""
 
-    Attributes:
-        problem: why Slurm has not answered now; None if it has, or was not asked.
-    """
-
-    def __init__(self, root: Path, fresh: float = FRESH, seconds: float = QUICK) -> None:
+    def __init__(
+        self,
+        root: Path,
+        fresh: float = FRESH,  # seconds for which an answer is used
+        seconds: float = QUICK,  # that Slurm may take for all that it is asked
+    ) -> None:
         """Ask nothing yet."""
-        self._root, self._fresh, self._until = root, fresh, time.monotonic() + seconds
+        self._root, self._file = root, root / "queue.json"
+        self._fresh, self._until = fresh, time.monotonic() + seconds
         self._found: dict[str, Entry] | None = None
         self._answer = _Answer(0.0, 0.0, [])
-        self._cluster: str | None = None
-        self.problem: Refused | None = None
+        self.problem: Refused | None = None  # why Slurm has not answered now
 
     @property
     def remaining(self) -> float:
@@ -161,22 +145,10 @@ class Queue:
         self._keep(self._answer._replace(lost=[*self._answer.lost, key]))
         return True
 
-    def is_past(self, moment: float, seconds: float) -> bool:
-        """Whether a time of the disk is longer ago than this."""
-        return disk_time(self._root) > moment + seconds
-
-    def elsewhere(self, job: Mapping[str, object]) -> str:
-        """Why Slurm is not asked for a job here: it is of another cluster; "" if it is of this one."""
-        theirs = job.get("cluster")
-        self._all()
-        if not theirs or not self._cluster or theirs == self._cluster:
-            return ""
-        return f"it is in the Slurm cluster {theirs}, and this machine belongs to {self._cluster}"
-
     def forget(self) -> None:
         """Let the next look of any client ask Slurm: the answer that is kept was true before this client's command."""
         with contextlib.suppress(OSError):
-            _file(self._root, self._cluster).unlink()
+            self._file.unlink()
 
     def _all(self) -> dict[str, Entry]:
         if self._found is None:
@@ -184,67 +156,53 @@ class Queue:
         return self._found
 
     def _read(self) -> dict[str, Entry]:
-        self._cluster = cluster.known(self._root)
-        file = _file(self._root, self._cluster)
-        kept = _Answer.read(file)
+        kept = _Answer.read(self._file)
         now = disk_time(self._root)
         if kept is None or not kept.is_fresh(now, self._fresh):
-            with _only_one(file, self._until):
-                kept, now = _Answer.read(file), disk_time(self._root)
+            with _only_one(self._file, self._until):
+                kept, now = _Answer.read(self._file), disk_time(self._root)
                 if kept is None or not kept.is_fresh(now, self._fresh):
                     kept = self._ask(kept, now)
         self._use(kept)
         return {entry.number: entry for entry in kept.entries}
 
     def _use(self, answer: _Answer) -> None:
-        self._answer = answer
-        self.problem = Refused(answer.problem) if answer.problem else None
+        self._answer, self.problem = answer, Refused(answer.problem) if answer.problem else None
 
     def _keep(self, answer: _Answer) -> None:
         """Use an answer, and let all clients use it."""
         self._use(answer)
         with contextlib.suppress(OSError):
-            answer.write(_file(self._root, self._cluster))
+            answer.write(self._file)
 
     def _ask(self, before: _Answer | None, begun: float) -> _Answer:
+        before = before or _Answer(0.0, 0.0, [])
         try:
-            self._cluster = cluster.asked(self._root, self.remaining)
-            entries = _listed(self.remaining)
-            answer = _Answer(begun, begun, entries, lost=before.lost[-_MOST_LOST:] if before is not None else ())
+            answer = _Answer(begun, begun, _listed(self.remaining), lost=before.lost[-_MOST_LOST:])
         except Refused as error:  # now: the next one does not wait as long at once
-            answer = (before or _Answer(0.0, 0.0, [])).failed(error, disk_time(self._root))
-        with contextlib.suppress(OSError):
-            answer.write(_file(self._root, self._cluster))
+            answer = before.failed(error, disk_time(self._root))
+        self._keep(answer)
         return answer
 
 
 class _Answer(NamedTuple):
-    """An answer of Slurm, as it is kept.
+    """An answer of Slurm, as it is kept."""
 
-    Attributes:
-        time: when Slurm was asked that has answered; 0 if it never has.
-        asked: when it was asked last.
-        failures: how often it has not answered since.
-        problem: why; "" if it has answered.
-        lost: numbers of jobs of which it has said that it does not know them.
-    """
-
-    time: float
-    asked: float
+    time: float  # when Slurm was asked that has answered; 0 if it never has
+    asked: float  # when it was asked last
     entries: list[Entry]
-    failures: int = 0
-    problem: str = ""
-    lost: Sequence[str] = ()
+    failures: int = 0  # how often it has not answered since
+    problem: str = ""  # why
+    lost: Sequence[str] = ()  # numbers of jobs of which it has said that it does not know them
 
     @classmethod
     def read(cls, file: Path) -> _Answer | None:
-        """What is kept in a file; None if there is none, or it is damaged or of another version."""
+        """What is kept in a file; None if there is none, or it is damaged."""
         kept = read_json(file) or {}
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
-            if kept["v"] == _VERSION:
-                entries = [Entry(**entry) for entry in kept["entries"]]
-                numbers = float(kept["time"]), float(kept["asked"]), entries, int(kept["failures"])
-                return cls(*numbers, str(kept["problem"]), list(map(str, kept["lost"])))
+            entries = [Entry(**entry) for entry in kept["entries"]]
+            numbers = float(kept["time"]), float(kept["asked"]), entries, int(kept["failures"])
+            return cls(*numbers, str(kept["problem"]), list(map(str, kept["lost"])))
         return None
 
     def failed(self, error: Refused, now: float) -> _Answer:
@@ -253,7 +211,7 @@ class _Answer(NamedTuple):
 
     def write(self, file: Path) -> None:
         """Keep it."""
-        write_json(file, {"v": _VERSION, **self._asdict(), "entries": [entry._asdict() for entry in self.entries]})
+        write_json(file, {**self._asdict(), "entries": [entry._asdict() for entry in self.entries]})
 
     def is_fresh(self, now: float, fresh: float) -> bool:
         """Whether it may be used at this time; an answer that did not come counts for longer."""
@@ -265,11 +223,6 @@ class NothingAsked(Queue):
 
     def _read(self) -> dict[str, Entry]:
         return {}
-
-
-def _file(root: Path, name: str | None) -> Path:
-    """The file with the answer of a cluster."""
-    return root / (f"queue-{name}.json" if name else "queue.json")
 
 
 @contextlib.contextmanager

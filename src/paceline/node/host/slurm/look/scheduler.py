@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.node.errors import Refused
+from paceline.node.host.slurm.call import call, has
+from paceline.node.host.slurm.job_folders import disk_time
 from paceline.node.journal.fold import Scheduler
 from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
-from . import accounts, reasons
+from . import reasons
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +27,8 @@ REQUEUE, CHAIN = "requeue", "chain"  # what the batch script does next, see `end
 _SHORTLY = 5.0  # seconds in which a node that was started writes something
 _CLOSING = 30.0  # seconds in which the process that waits for a step says how it ended
 _SUBMITTING = 600.0  # seconds that a client may take to submit: it tries again while Slurm does not answer
+_SACCT = 10.0  # seconds that sacct may take
+_AGAIN = 60.0  # seconds until sacct is asked again for a job that it did not know, or when it failed
 NEW = "Slurm has just got it"
 STARTING = "its nodes start"
 _SUSPENDED = "Slurm has suspended it (Slurm: SUSPENDED)"
@@ -61,8 +67,6 @@ class SlurmJob:
         if self._is_allocated and (outcome := next(filter(None, outcomes), None)) is not None:
             result: FinalState = "STOPPED" if self._is_stopped else outcome.get("state") or "FAILED"
             return Scheduler("ended", outcome.get("why"), result, _code(result), float(outcome["time"]))
-        if elsewhere := self._queue.elsewhere(self._job):
-            return Scheduler("queued", elsewhere)
         entry = self.entry()
         if entry is None:
             return self._never_listed() if self._is_known_gone(self._asked_since()) else Scheduler("queued", NEW)
@@ -71,8 +75,8 @@ class SlurmJob:
             return Scheduler("queued", NEW if is_new else reasons.waiting(entry.reason, entry.id, entry.start))
         if entry.is_running:
             return Scheduler("running", STARTING)
-        end = accounts.End(entry.state, entry.end)
-        accounts.keep(end, self._folder.accounted(self._folder.ids[-1]))
+        end = End(entry.state, entry.end)
+        _keep(end, self._folder.accounted(self._folder.ids[-1]))
         return self._never_started(end, entry)
 
     def _never_listed(self) -> Scheduler:
@@ -87,7 +91,7 @@ class SlurmJob:
             why = self._folder.last_words or "Slurm does not know it any more, and no node has started it"
         return Scheduler("ended", why, "FAILED", 1, self._last_change())
 
-    def _never_started(self, end: accounts.End, entry: Entry | None = None) -> Scheduler:
+    def _never_started(self, end: End, entry: Entry | None = None) -> Scheduler:
         """Slurm has ended the job before any node wrote something."""
         word, finished = end.word, end.time or self._last_change()
         ended = reasons.ended(word)._replace(finished=finished)
@@ -112,8 +116,6 @@ class SlurmJob:
         if seen["state"] == "SUCCEEDED":
             return None
         over = seen["state"] in FINAL
-        if self._queue.elsewhere(self._job):
-            return Scheduler("running") if over and not self._is_silent(start) else None
         entry = self.entry()
         if self._is_allocated:
             return self._of_step(start, seen, entry)
@@ -140,30 +142,28 @@ class SlurmJob:
     def _is_silent(self, start: Start) -> bool:
         """Whether its nodes have written nothing for so long that its batch script says nothing any more."""
         last = max((_time(run.status) for run in self._folder.runs(start)), default=0.0)
-        return self._queue.is_past(last, _CLOSING)
+        return disk_time(self._folder.root) > last + _CLOSING
 
     def _decided(self, start: Start, outcome: dict[str, Any]) -> Scheduler:
         """The report of a start that has ended, with what its batch script has decided."""
-        time = float(outcome["time"])
+        moment = float(outcome["time"])
         if not outcome.get("next"):
             code, cause = outcome.get("exit_code"), outcome.get("cause")
-            return Scheduler("ended", outcome.get("why"), outcome.get("state"), code, time, cause)
+            return Scheduler("ended", outcome.get("why"), outcome.get("state"), code, moment, cause)
         why = str(outcome["why"])
-        if self._queue.elsewhere(self._job):
-            return Scheduler("restarting", why)
         entry, decided = self.entry(), _time(self._folder.of(start) / "outcome.json")
         is_old = entry is not None and entry.id == start.id and entry.restarts <= start.restarts
         if entry is None and not self._is_known_gone(max(decided, self._asked_since())):
             return Scheduler("restarting", why)
         if entry is not None and (not entry.is_over or (is_old and not self._queue.knows_since(decided))):
             return self._again(None if is_old else entry, why)
-        word, finished = accounts.End(entry.state, entry.end) if entry is not None else self._accounted()
+        word, finished = End(entry.state, entry.end) if entry is not None else self._accounted()
         if self._is_stopped:
-            stopped = max(time, _time(self._folder.stop))
+            stopped = max(moment, _time(self._folder.stop))
             return Scheduler("ended", result="STOPPED", finished=finished or stopped, was_to_go_on=True)
         then = reasons.ENDED.get(word, word) or "Slurm does not know it any more"
         result: FinalState = "STOPPED" if word == "CANCELLED" else "FAILED"
-        return Scheduler("ended", f"{why}, then {then}", result, finished=finished or time, was_to_go_on=True)
+        return Scheduler("ended", f"{why}, then {then}", result, finished=finished or moment, was_to_go_on=True)
 
     def _again(self, entry: Entry | None, why: str = _REQUEUED) -> Scheduler:
         """The report of a job that Slurm starts again."""
@@ -175,8 +175,8 @@ class SlurmJob:
         """The report of a start that ended, and whose batch script could not say anything."""
         kept = self._folder.accounted(str(start))
         if entry is not None:
-            accounts.keep(accounts.End(entry.state, entry.end), kept)
-        word, finished = accounts.end_of(start.id, kept, self._queue.remaining)
+            _keep(End(entry.state, entry.end), kept)
+        word, finished = end_of(start.id, kept, self._queue.remaining)
         if self._is_stopped:
             return Scheduler("ended", result="STOPPED", finished=finished)
         if word in ("", "FAILED") or (word == "COMPLETED" and self._is_allocated):
@@ -196,11 +196,11 @@ class SlurmJob:
             return _time(self._folder.path / "ids")
         return _time(self._folder.job) + _SUBMITTING
 
-    def _accounted(self) -> accounts.End:
-        """How its newest Slurm job has ended by Slurm's accounts."""
+    def _accounted(self) -> End:
+        """How its newest Slurm job has ended by Slurm's"""
         ids = self._folder.ids
         asked = self._folder.accounted(ids[-1]) if ids else None
-        return accounts.End("") if asked is None else accounts.end_of(ids[-1], asked, self._queue.remaining)
+        return End("") if asked is None else end_of(ids[-1], asked, self._queue.remaining)
 
     def _is_known_gone(self, since: float) -> bool:
         """Whether Slurm has said later than this that it does not know its Slurm job."""
@@ -232,3 +232,61 @@ def _time(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+# -- where the cluster keeps accounts ----------------------------------------------------------------------------------
+
+
+class _Silence:
+    """After sacct has failed it is not asked for other jobs before this time."""
+
+    until = 0.0
+
+
+class End(NamedTuple):
+    """How a Slurm job has ended."""
+
+    word: str  # Slurm's for the state; "" if it is not known
+    time: float | None = None  # in seconds since the epoch; None if it is not known
+
+
+def end_of(number: str, kept: Path, seconds: float = _SACCT) -> End:
+    """How a job has ended; `kept` has the answer: sacct is asked once, and once in a minute while it has none."""
+    with contextlib.suppress(OSError):
+        end = _read_end(kept)
+        if end.word or disk_time(kept.parent) < kept.stat().st_mtime + _AGAIN:
+            return end
+    end = _accounted(number, min(seconds, _SACCT))
+    with contextlib.suppress(OSError):
+        _write_end(end, kept)
+    return end
+
+
+def _keep(end: End, kept: Path) -> None:
+    """Note what squeue says of a job that has ended: Slurm forgets it, and there may be no accounts."""
+    with contextlib.suppress(OSError):
+        if not kept.exists() or _read_end(kept) != end:
+            _write_end(end, kept)
+
+
+def _read_end(kept: Path) -> End:
+    word, _, when = kept.read_text().strip().partition(" ")
+    return End(word, float(when) if when.isdecimal() else None)
+
+
+def _write_end(end: End, kept: Path) -> None:
+    kept.write_text(end.word if end.time is None else f"{end.word} {end.time:.0f}")
+    kept.touch()  # also if there is nothing in it
+
+
+def _accounted(number: str, seconds: float) -> End:
+    if not has("sacct") or time.monotonic() < _Silence.until:
+        return End("")
+    try:
+        output = call("sacct", "-n", "-X", "-P", "-o", "State,End", "-j", number, seconds=seconds)
+    except Refused:  # there are no accounts, or it may answer the next time
+        _Silence.until = time.monotonic() + _AGAIN
+        return End("")
+    state, _, end = output.partition("\n")[0].partition("|")
+    word = state.partition(" ")[0]  # of "CANCELLED by 1000"
+    return End(word, float(end) if end.isdecimal() else None) if word in reasons.ENDED else End("")  # it may be late

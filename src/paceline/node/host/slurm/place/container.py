@@ -18,10 +18,7 @@ _PATHS = ("/", "./", "../", "~")  # what the image of pyxis begins with if it is
 
 
 def described(
-    given: Mapping[str, str] | None,
-    job: Mapping[str, Any],
-    place: Path,
-    data: Iterable[Mapping[str, Any]],
+    given: Mapping[str, str] | None, job: Mapping[str, Any], place: Path, data: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """The container of a job: its `program`, its `image` and the `binds`, folders that it sees; None if it has none."""
     if given is None:
@@ -30,16 +27,13 @@ def described(
     if job["code"] is None:
         folders.append(_whole(job["working_dir"]))
     if job["checkpoint_dir"] is not None and os.path.isabs(os.path.expanduser(job["checkpoint_dir"])):
-        folders.append(_there(_whole(job["checkpoint_dir"])))
+        folder = _whole(job["checkpoint_dir"])
+        folders.append(next(path for path in (folder, *folder.parents) if path.exists()))  # the job makes the rest
     binds = [str(folder) for folder in _outermost(folders)]
-    for folder in binds:
-        if any(letter in folder for letter in ",:"):
-            raise Refused(f"{folder}: {given['program']} cannot show a folder with ',' or ':' in its name; rename it")
-    return {
-        "program": given["program"],
-        "image": _image(given["program"], given["image"]),
-        "binds": binds,
-    }
+    for bind in binds:
+        if any(letter in bind for letter in ",:"):
+            raise Refused(f"{bind}: {given['program']} cannot show a folder with ',' or ':' in its name; rename it")
+    return {"program": given["program"], "image": _image(given["program"], given["image"]), "binds": binds}
 
 
 def flags(container: Mapping[str, Any] | None) -> list[str]:
@@ -73,11 +67,6 @@ def _image(program: str, image: str) -> str:
 
 def _whole(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _there(folder: Path) -> Path:
-    """The innermost folder above that is there: the job makes the rest."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _outermost(folders: Iterable[Path]) -> list[Path]:

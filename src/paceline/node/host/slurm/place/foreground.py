@@ -95,7 +95,7 @@ def _obey(
             stopping.stop(folder, now, number, patience)
             owed = False
         except (Refused, OSError) as error:
-            why = str(error).partition("; it was tried")[0]
+            why = error.why if isinstance(error, stopping.NotStopped) and error.tried else str(error)
             if why != last:
                 refused.put(f"{why}; paceline tries again to stop the job")
             last, patience = why, min(2 * patience, _LONGEST_TRY)

@@ -97,14 +97,8 @@ def submitted(folder: JobFolder, request: Request) -> str:
     """
     for remaining in range(_TRIES - 1, -1, -1):
         try:
-            output = call(
-                "sbatch",
-                "--parsable",
-                "--export=ALL",
-                str(folder.script),
-                env=batch_environment(request["secrets"], request["token"]),
-                seconds=_FREE,
-            )
+            env = batch_environment(request["secrets"], request["token"])
+            output = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_FREE)
             number = _NUMBER.search(output)
             if number is None:
                 raise Refused(f"sbatch says {output.strip()!r}, and no job number")

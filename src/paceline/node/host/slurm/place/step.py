@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import GIT_CREDENTIALS
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
+from paceline.node.host.slurm.call import batch_environment
 from paceline.node.host.slurm.job_folder import JobFolder, current_start
 
 from .batch_script import SEES
@@ -48,14 +48,9 @@ def argv(folder: Path, allocation: Mapping[str, Any], srun: Sequence[str], task:
 
 def environment(secrets: Mapping[str, str], token: str | None, allocation: Mapping[str, Any]) -> dict[str, str]:
     """The variables of the step."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SLURM_", "SRUN_", "SBATCH_", "SALLOC_", *GIT_CREDENTIALS)) or _KEPT.fullmatch(name)
-    }
-    number = str(allocation["id"])
+    kept, number = {name: os.environ[name] for name in os.environ if _KEPT.fullmatch(name)}, str(allocation["id"])
     own = {"SLURM_JOB_ID": number, "SLURM_EXPORT_ENV": "ALL", WITHIN: number}
-    return {**kept, **secrets, **({"PACELINE_TOKEN": token} if token else {}), **own}
+    return {**batch_environment(secrets, token), **kept, **own}
 
 
 def start(folder: JobFolder, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -105,8 +100,7 @@ def _stop_with_client(folder: JobFolder) -> None:
 def _outcome(folder: JobFolder, start: Start, code: int) -> dict[str, Any]:
     """How the step ended, if its nodes do not say that."""
     from paceline.node.failure import TIMED_OUT
-    from paceline.node.host.slurm.end.finish import why_unheard
-    from paceline.node.host.slurm.end.own_job import scontrol_job
+    from paceline.node.host.slurm.end.finish import scontrol_job, why_unheard
     from paceline.node.host.slurm.look import job_record, reasons
 
     found = job_record.ended(folder, start)

@@ -20,7 +20,6 @@ from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.host.protocol import Bytes, client_is_gone, next_order
-from paceline.node.host.slurm import cluster
 from paceline.node.host.slurm.call import SECONDS, found
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
@@ -138,7 +137,7 @@ def _settled(jobs: Jobs, request: Request) -> list[JobFolder] | None:
         return None
     folders: list[JobFolder] = []
     batch = _script(jobs, request)
-    try:
+    with contextlib.ExitStack() as undo:
         for number, name in enumerate(_names(request)):
             part = {**request, "job": {**request["job"], "name": name}, "script": batch}
             if request["tasks"]:
@@ -147,17 +146,11 @@ def _settled(jobs: Jobs, request: Request) -> list[JobFolder] | None:
                 part["job_id"] = f"{request['job_id'][:-4]}{task:04x}"[-32:]
             folder = _settled_one(jobs, part, archive, folders[0] if folders else None)
             if folder is None:
-                break
+                return None
+            undo.callback(jobs.remove, folder)
             folders.append(folder)
-    except BaseException:
-        for folder in folders:
-            jobs.remove(folder)
-        raise
-    if len(folders) == len(_names(request)):
-        return folders
-    for folder in folders:
-        jobs.remove(folder)
-    return None
+        undo.pop_all()
+    return folders
 
 
 def _settled_one(jobs: Jobs, request: Request, archive: Bytes, first: JobFolder | None) -> JobFolder | None:
@@ -166,13 +159,9 @@ def _settled_one(jobs: Jobs, request: Request, archive: Bytes, first: JobFolder 
     try:
         with jobs.filling(building):
             _fill(jobs, building, request, archive, first)
-        folder = jobs.settle(building)
-    except BaseException:
+        return jobs.settle(building)
+    finally:
         jobs.discard(building)
-        raise
-    if folder is None:
-        jobs.discard(building)
-    return folder
 
 
 def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answer]:
@@ -228,7 +217,6 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
             "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
             "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
             "allocation": request["allocation"], "task": request.get("task"), "index": index,
-            "cluster": cluster.asked(jobs.root, SECONDS),
         },
     )  # fmt: skip
     folder.job.chmod(0o600)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import TOKEN, ContractError
-from paceline.contract.slurm import SlurmContract, agreed_port
+from paceline.contract.slurm import SlurmContract, agreed_port, expand_hosts
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import call
 from paceline.node.host.slurm.job_folder import JobFolder, current_start, own_number
@@ -26,7 +26,6 @@ from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, make_plan, this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import NoReturn
 
     from paceline.contract import Placement
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 _LEAST_LOOK, _LOOK = 0.02, 0.2  # seconds between two looks at what another machine writes, at first and later
 _NOTING = 30.0  # seconds in which who has submitted a Slurm job notes its number
 _REFUSED = 2  # the exit code if the job cannot run here
-_ALIASES = ("SLURM_LAUNCH_NODE_IPADDR",)  # where srun runs: on the first node, since the batch script does
 
 
 def main(path: str) -> NoReturn:
@@ -113,16 +111,16 @@ def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
     job["queue"] = os.environ.get("SLURM_JOB_PARTITION")
     if placement.node_rank == 0:  # whom the others wait for
         _await_end(folder, start)
-    hosts = _hosts()
+    hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])  # by node rank
     node = os.environ.get("SLURMD_NODENAME") or hosts[placement.node_rank]
     (folder.part(start, placement.node_rank) / "node").write_text(node)
     if len(hosts) > 1 or str(job["nodes"]) != "1":
-        is_allocated = stored.get("allocation") is not None
-        job["main_address"] = _address(placement.main_address, () if is_allocated else _ALIASES)
+        of_srun = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")  # on the first node, since the batch script is there
+        job["main_address"] = _address(placement.main_address, "" if stored.get("allocation") is not None else of_srun)
         job["main_port"] = agreed_port(start.id, f"{start.restarts}.{os.environ['SLURM_STEP_ID']}")
         if placement.node_rank == 0:
             _check_free(job["main_port"], folder.name)
-    home = Home(folder.path.parent.parent, folder.part(start, placement.node_rank), is_remote=True)
+    home = Home(folder.root, folder.part(start, placement.node_rank), is_remote=True)
     work = job["working_dir"]
     order = Order(
         job,
@@ -159,32 +157,16 @@ def _await_end(folder: JobFolder, start: Start) -> None:
         time.sleep(_LOOK)  # the kernel does not report what other machines write
 
 
-def _hosts() -> list[str]:
-    """The names of the nodes, by node rank."""
-    from paceline.contract.slurm import expand_hosts
-
-    return expand_hosts(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])
-
-
-def _address(name: str, others: Sequence[str]) -> str:
+def _address(name: str, of_srun: str) -> str:
     """The address of the first node: its name, if that can be resolved here, else where srun says that it runs."""
     try:
         socket.getaddrinfo(name, None)
     except OSError:
-        for variable in others:
-            if os.environ.get(variable):
-                return os.environ[variable]
+        return of_srun or name
     return name
 
 
 def _first_attempt(folder: JobFolder, start: Start) -> int:
     """The number after the last attempt of the starts before."""
-    last = -1
-    for other in folder.starts:
-        if other == start:
-            continue
-        for run in folder.runs(other):
-            status = run.read_status() or {}
-            if status.get("start") is not None:
-                last = max(last, int(status["attempt"]))
-    return last + 1
+    before = (run.read_status() or {} for other in folder.starts if other != start for run in folder.runs(other))
+    return 1 + max((int(status["attempt"]) for status in before if status.get("start") is not None), default=-1)
