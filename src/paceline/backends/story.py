@@ -7,8 +7,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.quantities import duration_text
-
-from .stands import in_words, stood
+from paceline.node.watching.hang import stood
+from paceline.node.watching.slowness import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

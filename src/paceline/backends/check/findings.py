@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.node.machine.network import is_loopback
 from paceline.node.machine.software import FRAMEWORKS, PACKAGES, virtual_environment_elsewhere
 
-from .finding import Finding
+from .report import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

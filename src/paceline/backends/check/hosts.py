@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
-from .finding import Finding
 from .findings import GIB, size
+from .report import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from .report import Clock
+
 _LEAST_SPACE = 1 << 20  # bytes that the files of a job need
 _CLOCK_SECONDS = 2.0
 _MOST_NAMES = 4
-
-
-@dataclass(frozen=True)
-class Clock:
-    """How far a host's clock is ahead of this machine's, and the uncertainty, in seconds."""
-
-    offset: float
-    uncertainty: float
 
 
 def line(finding: Finding) -> str:

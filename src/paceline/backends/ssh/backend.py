@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import JobExport, Listing, LogLines, LogQuery, ProgressReporter
-    from paceline.backends.check.survey import Survey
+    from paceline.backends.check.report import Survey
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Host, Request
     from paceline.contract.records import NodeHistory
@@ -385,7 +385,7 @@ class Ssh(Backend):
         from paceline.backends.remote.crowd import need_files
         from paceline.backends.remote.lines import RemoteLines
 
-        from .lines import Followed
+        from .streams import Followed
 
         # Of an elastic job some hosts may have left, and have nothing of its last attempt.
         hosts = self._jobs.last_hosts_of(name) if query.attempt is None else self._jobs.hosts_of(name)

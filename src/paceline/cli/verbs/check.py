@@ -16,9 +16,8 @@ from paceline.cli.terminal.tables import bold
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
-    from paceline.backends.check.finding import Finding
     from paceline.backends.check.inspect import Inspection
-    from paceline.backends.check.report import Report
+    from paceline.backends.check.report import Finding, Report
 
     Section = tuple[str, list[tuple[str, str]]]
 

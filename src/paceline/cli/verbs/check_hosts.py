@@ -14,7 +14,7 @@ from paceline.job.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.backends.check.survey import HostReport, Link, Survey
+    from paceline.backends.check.report import HostReport, Link, Survey
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 
@@ -95,7 +95,7 @@ def _clock(host: HostReport) -> str | None:
 
 
 def _print_links(seen: Survey) -> None:
-    from paceline.backends.check.survey import MOST_FOR_PAIRS
+    from paceline.backends.check.report import MOST_FOR_PAIRS
 
     measured = [link for link in seen.links if link.latency is not None]
     if len(seen.hosts) > MOST_FOR_PAIRS:
