@@ -307,23 +307,25 @@ class Silences:
 
     def note(self, outcomes: Mapping[Host, Outcome], waited: Mapping[Host, float]) -> None:
         """Remember which hosts have answered, and which have not."""
-        file = dict(self._before)
+        silent: dict[str, list[float]] = {}
+        back: set[str] = set()
         for host, (answer, seconds, is_late) in outcomes.items():
             if not isinstance(answer, Unreachable):
                 self._here.pop(host, None)
-                file.pop(_key(host), None)
+                back.add(_key(host))
                 continue
             # ssh itself has given up: waiting longer changes nothing
             limit = waited.get(host, self.before(host)) if isinstance(answer, Silent) else math.inf
             limit = seconds if is_late else limit
             self._here[host] = _Here(answer, limit, time.monotonic(), is_late)
             if host in waited and seconds >= _COSTLY:
-                file[_key(host)] = [time.time(), limit]
-        if file != self._before:
-            self._before = file
+                silent[_key(host)] = [time.time(), limit]
+        if silent or not back.isdisjoint(self._before):
+            others = self._read()  # other processes may have noted more since then
+            self._before = {name: it for name, it in {**others, **silent}.items() if name not in back}
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_json(self._path, {**self._read(), **file} if file else {})
+                write_json(self._path, self._before)
 
     @property
     def hosts(self) -> set[str]:
