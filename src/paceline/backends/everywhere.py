@@ -68,9 +68,7 @@ def places(since: float | None = None) -> list[Place]:
     return found
 
 
-@functools.cache
-def _loaded(name: str) -> Backend:
-    return registry.load(name)
+_loaded = functools.cache(registry.load)
 
 
 @functools.cache

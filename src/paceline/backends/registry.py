@@ -24,11 +24,7 @@ BACKENDS = {
     "kubernetes": "paceline.backends.kubernetes.backend:Kubernetes",
 }
 # Flags are in their own module, because every verb has them, and few load the backend.
-_FLAGS = {
-    "ssh": "paceline.backends.ssh.flags:FLAGS",
-    "slurm": "paceline.backends.slurm.flags:FLAGS",
-    "kubernetes": "paceline.backends.kubernetes.flags:FLAGS",
-}
+_FLAGS = {kind: f"paceline.backends.{kind}.flags:FLAGS" for kind in ("ssh", "slurm", "kubernetes")}
 # Variable → the kind of backend that makes allocations, and the module that reads the one that this process is in.
 _ALLOCATIONS = {"SLURM_JOB_ID": ("slurm", "paceline.backends.slurm.allocation")}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def _failed_end(happened: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _last_of(failure: dict[str, Any], indent: str) -> Iterator[str]:
-    """What a rank that failed has entered and written last; older versions have not recorded all of it."""
+    """What a rank that failed has entered and written last."""
     if failure.get("collectives"):
         yield f"{indent}the last collective that it had entered: {failure['collectives']}"
     text = str(failure.get("traceback") or "").rstrip("\n").split("\n")
@@ -119,7 +120,7 @@ def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         host = f" on {event['host']}" if len(found) > 1 and event.get("host") else ""
         yield ""
         yield f"time{host}: {in_words(event['spent'])}"
-        yield from event.get("causes", ())  # jobs of older versions have none
+        yield from event["causes"]
     if over := compared([event["spent"] for event in found]):
         yield ""
         yield from over
@@ -156,14 +157,8 @@ def _of_places(places: Sequence[Place]) -> Iterator[str]:
 
 def _frame(frame: Sequence[Any]) -> str:
     file, line, function = frame
-    return f"{_short(file)}:{line} in {function}" if line else f"{os.path.basename(file)} in {function}"
-
-
-def _short(file: str) -> str:
-    """A file below a folder of packages without that folder."""
-    for folder in ("site-packages", "dist-packages"):
-        file = file.rpartition(f"{os.sep}{folder}{os.sep}")[2]
-    return file
+    short = re.sub(r".*/(site|dist)-packages/", "", file)
+    return f"{short}:{line} in {function}" if line else f"{os.path.basename(file)} in {function}"
 
 
 # -- what it uses ------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ _NEVER = -math.inf, Listing([])
 _FRESH = 1.0  # seconds in which what was seen of jobs that are over need not be asked again
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """Where a job was seen.
 
     Attributes:
@@ -51,6 +51,11 @@ class _Seen(NamedTuple):
     ranks: dict[int, Host]
     unreachable: dict[Host, str]
 
+    @property
+    def all(self) -> list[Host]:
+        """The hosts that have the job, and those that may have a part of it and did not answer."""
+        return list(dict.fromkeys([*self.hosts, *self.unreachable]))
+
 
 class RemoteJobs:
     """The jobs of a target. Methods for one job raise `UserError` if there is none of this name.
@@ -62,18 +67,15 @@ class RemoteJobs:
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
         self._submitted = SubmittedJobs(target_folder(hosts.name))
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, Seen] = {}
         self._ended = _NEVER  # when `over` has seen that jobs are over, and what
         self.keeps_expired = False
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """See `Backend.describe`. A job on a host that does not answer is LOST, if it was submitted from here."""
-        return self._just_ended(names) or self._ask(names, since)
-
-    def _just_ended(self, names: Sequence[str] | None) -> Listing | None:
         (when, found), self._ended = self._ended, _NEVER
         is_it = names is not None and {job.name for job in found.jobs} == set(names)
-        return found if is_it and time.monotonic() - when < _FRESH else None
+        return found if is_it and time.monotonic() - when < _FRESH else self._ask(names, since)
 
     def _ask(self, names: Sequence[str] | None, since: float | None) -> Listing:
         request = {"do": "describe", "names": None if names is None else list(names), "since": since}
@@ -92,7 +94,7 @@ class RemoteJobs:
         for name, (hosts, record) in known.items():
             if name not in jobs and (names is None or name in names):
                 those = [host for host in self._hosts.all if host.name in hosts]
-                self._seen[name] = _Seen(those, [], those, {}, {})
+                self._seen[name] = Seen(those, [], those, {}, {})
                 reason = next(by_name[host] for host in hosts if host in by_name)
                 job = Job.from_record(cast("JobRecord", record))
                 jobs[name] = job if job.is_over else dataclasses.replace(job, state="LOST", error=reason)
@@ -147,53 +149,27 @@ class RemoteJobs:
         found, _ = self._submitted.on(hosts).get(name, ([], {}))
         return sorted(set(hosts).intersection(found))
 
-    def hosts_of(self, name: str) -> list[Host]:
-        """The hosts that have a job, node 0 first."""
+    def seen(self, name: str) -> Seen:
+        """Where a job was seen last."""
         if name not in self._seen and not self.describe([name]).jobs:
             raise UserError(f"no job {name} on {self._hosts.name}")
-        return self._seen[name].hosts
+        return self._seen[name]
 
-    def reasons_of(self, name: str) -> list[str]:
-        """Why other hosts that have a part of a job did not answer."""
-        self.hosts_of(name)
-        return list(self._seen[name].unreachable.values())
-
-    def last_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that are in a job's last attempt."""
-        self.hosts_of(name)
-        return self._seen[name].last
+    def hosts_of(self, name: str) -> list[Host]:
+        """The hosts that have a job, node 0 first."""
+        return self.seen(name).hosts
 
     def living_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that take part in a job."""
+        """The hosts that take part in a job now."""
         found = self.describe([name]).jobs
         if not found or found[0].is_over or not self._seen[name].living:
             raise UserError(f"job {name} has ended" if found else f"no job {name} on {self._hosts.name}")
         return self._seen[name].living
 
-    def unended_hosts_of(self, name: str) -> list[Host]:
-        """The hosts where a job had not ended when it was seen last."""
-        self.hosts_of(name)
-        return self._seen[name].living
-
-    def is_partly_there(self, name: str) -> bool:
-        """Whether some host has a part of a job that has not ended, or did not answer while others did."""
-        self.hosts_of(name)
-        seen = self._seen[name]
-        return bool(seen.living or seen.unreachable)
-
     def has_ended(self, name: str, host: Host) -> None:
         """Note that a job has ended on a host."""
         if host in self._seen[name].living:
             self._seen[name].living.remove(host)
-
-    def all_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that have a job, and those that may have a part of it and did not answer."""
-        return list(dict.fromkeys([*self.hosts_of(name), *self._seen[name].unreachable]))
-
-    def host_of(self, name: str, rank: int) -> Host:
-        """The host of a rank, now or in the past; that of node 0 if it is unknown."""
-        first = self.hosts_of(name)[0]
-        return self._seen[name].ranks.get(rank, first)
 
     def _merge(self, reports: list[Reported], reasons: Mapping[Host, str]) -> Job:
         """A job from the reports of its hosts; `reasons` are why others did not answer."""
@@ -212,7 +188,7 @@ class RemoteJobs:
         record = fold(
             {**facts, "backend": self._hosts.label, "created": created}, [part for _, part in parts], scheduler
         )
-        self._seen[facts["name"]] = _Seen(
+        self._seen[facts["name"]] = Seen(
             [host for host, _ in parts],
             [host for host, part in parts if not is_over(part)],
             [host for host, part in parts if part["attempt"] == first["attempt"]],

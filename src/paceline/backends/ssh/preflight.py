@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.backends.check.hosts import disk_findings, grouped, line, names, warnings
+from paceline.backends.check.findings import disk_findings, grouped, line, names, warnings
 from paceline.backends.check.report import Clock, Finding
 from paceline.backends.remote.crowd import at_once, need_files
 from paceline.job.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.check.hosts import clock_finding, differing, disk_findings, minor, unreachable
+from paceline.backends.check.findings import clock_finding, differing, disk_findings, minor, unreachable
 from paceline.backends.check.report import MOST_FOR_PAIRS, Finding, HostReport, Link, Survey
 from paceline.node.machine.software import FRAMEWORKS
 

@@ -214,7 +214,7 @@ class Hosts:
         """Say of many hosts, once of each, that it has not answered yet; of a few a verb says it in the end."""
         new = [host for host in hosts if host not in self._told]
         if new and len(self.all) >= asking.MANY:
-            from paceline.backends.check.hosts import names
+            from paceline.backends.check.findings import names
 
             self._told.update(new)
             self._say(f"no answer yet from {names([host.name for host in new])}; waiting")
