@@ -55,11 +55,11 @@ def started_alone() -> str | None:
 
 def load(
     name: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,  # go before those of the settings
     *,
-    kind: str | None = None,
-    given_by: Mapping[str, str] | None = None,
-    where: str = "",
+    kind: str | None = None,  # then the settings are not read
+    given_by: Mapping[str, str] | None = None,  # option → its flag, for messages
+    where: str = "",  # the flags that select it, without --on
 ) -> Backend:
     """The backend of this name: this machine, a target of the settings, or one that `kind` and the options describe."""
     name = name or HERE

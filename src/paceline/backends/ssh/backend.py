@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import JobExport, Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.report import Survey
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Host, Request
+    from paceline.backends.remote.connection import Answer, Host
     from paceline.contract.records import NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Job
@@ -205,11 +205,7 @@ class Ssh(Backend):
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The hosts that answer."""
-        answers, failed = self._hosts.ask(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots})
-        if not answers:
-            raise next(iter(failed.values()))
-        for line in left_out(failed):
-            warn(line)
+        answers = self._hosts.some(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots}, warn)
         return [Node(**{**answer["node"], "name": host.name}) for host, answer in answers.items()]
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
@@ -232,13 +228,13 @@ class Ssh(Backend):
 
     def history(self, name: str, since: float = 0.0) -> History:
         hosts = self._jobs.hosts_of(name)
-        answers, failed = self._hosts.ask(hosts, lambda _: {"do": "history", "name": name, "since": since})
-        if not answers:
-            raise next(iter(failed.values()))
+        warnings: list[str] = []
+        request = {"do": "history", "name": name, "since": since}
+        answers = self._hosts.some(hosts, lambda _: request, warnings.append)
         nodes: list[NodeHistory] = []
         for host, answer in answers.items():
             nodes += ({**node, "host": host.name} for node in cast("list[NodeHistory]", answer["nodes"]))
-        return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(left_out(failed)))
+        return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(warnings))
 
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs, on the hosts that answer; takes some seconds."""
@@ -247,20 +243,11 @@ class Ssh(Backend):
         return [stand for answer in answers.values() for stand in answer["stands"]]
 
     def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
-        return self._ask_warm(lambda host: {"do": "warm_start", **wanted, "slots": host.slots}, None)
+        request = {"do": "warm_start", **wanted}
+        return _servers(self._hosts.answers(self._hosts.all, lambda host: {**request, "slots": host.slots}))
 
     def ask_warm(self, what: Literal["describe", "stop"], warn: Callable[[str], None]) -> list[WarmServer]:
-        return self._ask_warm(lambda host: {"do": "warm_ask", "what": what}, warn)
-
-    def _ask_warm(self, request: Callable[[Host], Request], warn: Callable[[str], None] | None) -> list[WarmServer]:
-        """What all hosts answer; without `warn`, all must."""
-        answers, failed = self._hosts.ask(self._hosts.all, request)
-        if failed and (warn is None or not answers):
-            raise next(iter(failed.values()))
-        for line in left_out(failed):
-            assert warn is not None
-            warn(line)
-        return [WarmServer(host.name, **each) for host, answer in answers.items() for each in answer["servers"]]
+        return _servers(self._hosts.some(self._hosts.all, lambda _: {"do": "warm_ask", "what": what}, warn))
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes of the settings, each with the first host that cannot read it, and why."""
@@ -380,6 +367,10 @@ class Ssh(Backend):
         if query.follow and len(hosts) > 1:
             return arriving(Followed(hosts, request), Unreachable)
         return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable)
+
+
+def _servers(answers: Mapping[Host, Answer]) -> list[WarmServer]:
+    return [WarmServer(host.name, **each) for host, answer in answers.items() for each in answer["servers"]]
 
 
 def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:

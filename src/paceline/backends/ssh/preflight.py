@@ -46,7 +46,7 @@ class Preflight:
     """
 
     def __init__(self, hosts: Hosts, request: Callable[[Host], Request], least: int = 0, most: int = 0) -> None:
-        """Make no connection yet."""
+        """Make no connection yet; a job needs `least` hosts and can use `most`, 0 if there is none."""
         self.answers: dict[Host, Answer] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
@@ -92,7 +92,7 @@ class Preflight:
         return host.patience(self._order(host)).for_many(len(self._hosts))
 
     def _begin(self, host: Host, silent: int | None) -> None:
-        """Ask a host what it has, and read its clock."""
+        """Ask a host what it has, and read its clock; `silent`: how many were silent a moment ago, if this one was."""
         order, patience = self._order(host), self._patience(host)
         others = -1 if silent is None else len(self._hosts) - silent
         if others >= self._most:

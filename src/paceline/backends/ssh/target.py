@@ -230,6 +230,17 @@ class Hosts:
             raise error
         return answers
 
+    def some(
+        self, hosts: Sequence[Host], request: Callable[[Host], Request], warn: Callable[[str], None]
+    ) -> dict[Host, Answer]:
+        """The answers of those of these hosts that answer, if one does; `warn` gets a line about each other one."""
+        answers, failed = self.ask(hosts, request)
+        if not answers:
+            raise next(iter(failed.values()))
+        for line in left_out(failed):
+            warn(line)
+        return answers
+
     def note(self, answers: Mapping[Host, Answer], failed: Mapping[Host, UserError]) -> None:
         """Remember which hosts have answered, and which have not."""
         waited = {host: host.limits.act for host in failed if not self.was_silent(host, host.limits.act)}
