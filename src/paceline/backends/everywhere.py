@@ -68,7 +68,9 @@ def places(since: float | None = None) -> list[Place]:
     return found
 
 
-_loaded = functools.cache(registry.load)
+@functools.cache
+def _loaded(name: str) -> Backend:
+    return registry.load(name)
 
 
 @functools.cache

@@ -218,7 +218,7 @@ class Local(Backend):
         stored = read_json(self._run(name).job) or {}
         try:
             return JobSpec.from_stored(stored.get("spec"))
-        except ValueError:  # a damaged file, or one of another version
+        except ValueError:  # a damaged file
             raise UserError(f"what job {name} runs cannot be read from its folder; submit it again") from None
 
     def events(self, name: str) -> list[dict[str, Any]]:
