@@ -24,11 +24,7 @@ BACKENDS = {
     "kubernetes": "paceline.backends.kubernetes.backend:Kubernetes",
 }
 # Flags are in their own module, because every verb has them, and few load the backend.
-_FLAGS = {
-    "ssh": "paceline.backends.ssh.flags:FLAGS",
-    "slurm": "paceline.backends.slurm.flags:FLAGS",
-    "kubernetes": "paceline.backends.kubernetes.flags:FLAGS",
-}
+_FLAGS = {kind: f"paceline.backends.{kind}.flags:FLAGS" for kind in ("ssh", "slurm", "kubernetes")}
 # Variable → the kind of backend that makes allocations, and the module that reads the one that this process is in.
 _ALLOCATIONS = {"SLURM_JOB_ID": ("slurm", "paceline.backends.slurm.allocation")}
 
@@ -59,11 +55,11 @@ def started_alone() -> str | None:
 
 def load(
     name: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,  # go before those of the settings
     *,
-    kind: str | None = None,
-    given_by: Mapping[str, str] | None = None,
-    where: str = "",
+    kind: str | None = None,  # then the settings are not read
+    given_by: Mapping[str, str] | None = None,  # option → its flag, for messages
+    where: str = "",  # the flags that select it, without --on
 ) -> Backend:
     """The backend of this name: this machine, a target of the settings, or one that `kind` and the options describe."""
     name = name or HERE

@@ -12,8 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details
-from paceline.backends.use import use_in_words
-from paceline.backends.why import explained
+from paceline.backends.why import explained, use_in_words
 from paceline.job.quantities import replicas_in_words, show_time
 
 if TYPE_CHECKING:

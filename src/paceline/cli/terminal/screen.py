@@ -188,7 +188,7 @@ class Screen:
 
     def _compared(self) -> list[str]:
         """What nodes have said in comparison."""
-        from paceline.backends.stands import compared  # few jobs have several nodes
+        from paceline.backends.why import compared  # few jobs have several nodes
 
         return compared(self._spent) if len(self._spent) > 1 else []
 

@@ -47,7 +47,8 @@ def delete(names: tuple[str, ...], force: bool, yes: bool) -> int:
     names = tuple(dict.fromkeys(names))
     here = backend()
     here.keep_expired()
-    jobs = known(names)
+    # Newest first: a job may keep its checkpoints in the folder of an older one, which goes only after it.
+    jobs = sorted(known(names), key=lambda job: job.created, reverse=True)
     if not force:
         refuse_lost(jobs)
         _refuse_running(jobs)

@@ -10,8 +10,7 @@ import click
 
 from paceline.backends.base import Recorded, Watched, able
 from paceline.backends.story import story
-from paceline.backends.use import RECENT, use_in_words
-from paceline.backends.why import explained
+from paceline.backends.why import RECENT, explained, use_in_words
 from paceline.cli.flags.options import Option, SectionedCommand
 from paceline.cli.flags.selection import known, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
