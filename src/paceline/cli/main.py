@@ -64,7 +64,7 @@ VERBS = {
     "report": ("report", "Write all about jobs into one file to send."),
     "web": ("web", "Show all jobs on a page in your browser, live."),
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard."),
-    "init": ("init", "Write a first job file, after three questions."),
+    "init": ("init", "Write a first job file, with comments."),
     "trust": ("trust", "Agree to a project's settings that run programs."),
     "schema": ("schema", "Print the JSON schema of job files."),
     **DIALECTS,
@@ -228,9 +228,7 @@ def _one_line(error: click.ClickException) -> str:
         verb, above = "", context
         while above.parent is not None:
             verb, above = f"{above.info_name} {verb}".rstrip(), above.parent
-        with context.scope(cleanup=False):
-            answer = old_flag(verb, error.option_name, sys.argv[1 + len(verb.split()) :])
-        if answer is not None:
+        if (answer := old_flag(verb, error.option_name)) is not None:
             return answer
         near = [name for name in error.possibilities or () if _is_near(name, error.option_name)]
         error = click.NoSuchOption(error.option_name, possibilities=near[:1], ctx=context)
