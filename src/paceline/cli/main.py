@@ -56,8 +56,8 @@ VERBS = {
     "profile": ("profile", "Record some steps of a running job with torch.profiler."),
     "attach": ("attach", "Run a shell in a rank's folder, with its variables."),
     "resubmit": ("resubmit", "Run a job again, from its last checkpoint."),
-    "scaleout": ("scale", "Add hosts to a running job."),
-    "scalein": ("scale", "Remove hosts from a running job."),
+    "scaleout": ("control", "Add hosts to a running job."),
+    "scalein": ("control", "Remove hosts from a running job."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
     "data": ("data", "List the named volumes, and whether they can be read."),
     "top": ("top", "Show what jobs and machines use now."),
@@ -66,7 +66,7 @@ VERBS = {
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard."),
     "init": ("init", "Write a first job file, with comments."),
     "trust": ("trust", "Agree to a project's settings that run programs."),
-    "schema": ("schema", "Print the JSON schema of job files."),
+    "schema": ("init", "Print the JSON schema of job files."),
     **DIALECTS,
 }
 

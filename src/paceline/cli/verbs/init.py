@@ -1,11 +1,14 @@
-"""`paceline init`: a first job file, in which all but the script is commented out."""
+"""The verbs for job files: `init` writes a first one, and `schema` prints their keys for editors."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
-from paceline.cli.flags.options import Option, SectionedCommand
+import click
+
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
@@ -79,3 +82,16 @@ init = SectionedCommand(
         Option(["--force"], is_flag=True, help="Overwrite it."),
     ],
 )
+
+
+@click.command(cls=SectionedCommand)
+def schema() -> None:
+    """Print the JSON schema of job files.
+
+    Editors complete and check job files with it; a file that begins with this line finds it itself:
+
+    # yaml-language-server: $schema=job.schema.json
+    """
+    from paceline.job.spec import JobSpec
+
+    click.echo(json.dumps(JobSpec.schema(), indent=2))
