@@ -8,6 +8,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from paceline.job import settings_files
 from paceline.job.errors import UserError, nearest
 
 from .base import Backend
@@ -51,6 +52,15 @@ def started_alone() -> str | None:
         _loaded(f"{entry}:alone")(os.environ) for variable, (_, entry) in _ALLOCATIONS.items() if variable in os.environ
     )
     return next(filter(None, lines), None)
+
+
+def default_target() -> str:
+    """The target of verbs without `--on`."""
+    if not settings_files.exist():
+        return HERE
+    from paceline.job.settings import load as settings
+
+    return settings().defaults.on
 
 
 def load(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Checks, able
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import bold
