@@ -70,7 +70,7 @@ def _failed_end(happened: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _last_of(failure: dict[str, Any], indent: str) -> Iterator[str]:
-    """What a rank that failed has entered and written last; older versions have not recorded all of it."""
+    """What a rank that failed has entered and written last."""
     if failure.get("collectives"):
         yield f"{indent}the last collective that it had entered: {failure['collectives']}"
     text = str(failure.get("traceback") or "").rstrip("\n").split("\n")
@@ -112,7 +112,7 @@ def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         host = f" on {event['host']}" if len(found) > 1 and event.get("host") else ""
         yield ""
         yield f"time{host}: {in_words(event['spent'])}"
-        yield from event.get("causes", ())  # jobs of older versions have none
+        yield from event["causes"]
     if over := compared([event["spent"] for event in found]):
         yield ""
         yield from over

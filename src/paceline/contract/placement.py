@@ -69,3 +69,8 @@ class Placement:
 
 
 PLACEMENT_FIELDS = frozenset(field.name for field in fields(Placement))
+
+
+def thread_count(cores: int, local_world_size: int) -> int:
+    """OMP_NUM_THREADS of each rank: the node's cores shared out among its ranks, at least 1."""
+    return max(1, cores // local_world_size)

@@ -376,7 +376,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
 
     @classmethod
     def from_stored(cls, job: Any) -> JobSpec:
-        """What `stored` or `for_node` has returned, also that of an older version."""
+        """What `stored` or `for_node` has returned."""
         if not isinstance(job, Mapping):
             return cls.validated(job)
         seconds = {name: job[name] for name in _DURATIONS if isinstance(job.get(name), (int, float))}

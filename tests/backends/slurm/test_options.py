@@ -166,10 +166,3 @@ def test_an_array_is_counted_by_its_indices(login: Login) -> None:
     done = login("submit", "--on", "lab", "--dry-run", "--name", "it", "--array", "0-999:100", login.script("pass"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("paceline: a job named it-300 has its files in ")
-
-
-def test_a_root_that_nodes_do_not_share_is_refused(login: Login) -> None:
-    settings = login.folder / "paceline.toml"
-    settings.write_text(f"{settings.read_text()}broadcast = true\n")
-    said = login.refusal()
-    assert "broadcast is not supported any more: set root to a folder that the login node and all nodes share" in said

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from paceline.job.errors import nearest
-from paceline.job.model import InvalidError, Model
+from paceline.job.model import Model
 
 from .sbatch_options import KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO, name_of
 
@@ -108,16 +108,3 @@ class Options(Model, frozen=True, kw_only=True):
     containers: Literal["pyxis", "apptainer", "singularity"] | None = None
 
     parsers: ClassVar[dict[str, Any]] = {"slurm": _known, "array": _array, "identity_file": _key}
-
-    @classmethod
-    def arranged(cls, given: Any) -> Any:
-        """Refuse a setting of earlier versions, whose jobs did without a shared root."""
-        if not isinstance(given, dict):
-            return given
-        if given.get("broadcast"):
-            raise InvalidError(
-                (),
-                "broadcast is not supported any more: set root to a folder that the login node and all nodes share, or"
-                " make the nodes a target of backend ssh",
-            )
-        return {key: value for key, value in given.items() if key != "broadcast"}

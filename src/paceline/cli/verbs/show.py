@@ -313,7 +313,7 @@ def _volume(volume: DataRecord) -> str:
     where = f"{volume['volume']} at {volume['path']}"
     if volume["visible"]:
         return where if volume["wanted"] == volume["path"] else f"{where}, which the job sees at {volume['wanted']}"
-    why = f": {volume['problem']}" if volume.get("problem") else ""  # jobs of older versions have none
+    why = f": {volume['problem']}" if volume["problem"] else ""
     return f"{where} (not mounted at {volume['wanted']}{why}; the job reads {volume['variable']})"
 
 

@@ -46,4 +46,4 @@ class Ours:
         if path in self._homes or is_our_name(name) or os.path.lexists(f"{parent}/.{name}.paceline"):
             return True
         files = set(os.listdir(path)) if os.path.isfile(f"{path}/spec.json") else set[str]()
-        return "status.json" in files and not files.isdisjoint(("journal.jsonl", "events.jsonl"))
+        return files >= {"status.json", "journal.jsonl"}

@@ -9,8 +9,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.node.watching.pace import across
-
+from .pace import across
 from .state import FINAL
 
 if TYPE_CHECKING:
@@ -201,11 +200,7 @@ def order(part: Part) -> tuple[int, bool, bool, int]:
 
     A node that was cut off from the others just before an attempt has the number of that attempt as well.
     """
-    return -part["attempt"], not _is_in_attempt(part), not part["has_begun"], part["node_rank"]
-
-
-def _is_in_attempt(part: Part) -> bool:
-    return part.get("is_in_attempt", part["has_begun"])  # older hosts do not report it
+    return -part["attempt"], not part["is_in_attempt"], not part["has_begun"], part["node_rank"]
 
 
 def last_attempt(parts: Sequence[Part]) -> list[Part]:
@@ -228,7 +223,7 @@ def is_recent(record: JobRecord, since: float) -> bool:
 def _in_last(parts: list[Part]) -> int:
     """How many of these parts, in order, are in the last attempt."""
     last = [part for part in parts if part["attempt"] == parts[0]["attempt"]]
-    begun = sum(_is_in_attempt(part) for part in last)
+    begun = sum(part["is_in_attempt"] for part in last)
     return begun if begun >= (parts[0]["nodes"] or 1) else len(last)
 
 
@@ -260,6 +255,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
     if state == "FAILED" and culprit is not None and culprit["exit_code"] is not None:
         telling = culprit
     over = state in FINAL
+    own = culprit if culprit is not None and _error_of(culprit) == culprit["error"] else None
     return {
         "state": state,
         "attempt": first["attempt"],
@@ -269,8 +265,8 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "instances": sorted((rank for part in there for rank in _instances(part)), key=lambda rank: rank["rank"]),
         "error": None if culprit is None else _error_of(culprit),
         "cause": None if culprit is None else _cause_of(culprit),
-        "advice": None if culprit is None or _error_of(culprit) != culprit["error"] else culprit.get("advice"),
-        "traceback": None if culprit is None else _traceback_of(culprit),
+        "advice": None if own is None else own["advice"],
+        "traceback": None if own is None else own["traceback"],
         "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING", "RUNNING") else None,
         "restarts": first["restarts"],
         "devices": first["devices"] if len(parts) == 1 else
@@ -278,15 +274,15 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "kept_since": max(_kept_since(part) for part in deciding) or None if over else None,
         "progress": next((part["progress"] for part in parts if part["progress"]), None),
         "checkpoint": next((part["checkpoint"] for part in parts if part["checkpoint"]), None),
-        "slow": [  # older hosts report none
-            *across([pace for part in there if (pace := part.get("pace")) is not None]),
-            *next((part["slow"] for part in parts if part.get("slow")), []),
+        "slow": [
+            *across([pace for part in there if (pace := part["pace"]) is not None]),
+            *next((part["slow"] for part in parts if part["slow"]), []),
         ][:_MOST_CAUSES],
     }, first["nodes"], first["ranks"]  # fmt: skip
 
 
 def _kept_since(part: Part) -> float:
-    return (part["finished"] if part["state"] in FINAL else part.get("noticed")) or 0.0
+    return (part["finished"] if part["state"] in FINAL else part["noticed"]) or 0.0
 
 
 def _nothing() -> JobState:
@@ -313,11 +309,6 @@ def _error_of(part: Part) -> str | None:
 
 def _cause_of(part: Part) -> Cause | None:
     return part["cause"] or ("agent" if _state_of(part) == "FAILED" != part["state"] else None)
-
-
-def _traceback_of(part: Part) -> TracebackRecord | None:
-    """The traceback of what `_error_of` says; a pod of the last version reports none."""
-    return part.get("traceback") if _error_of(part) == part["error"] else None
 
 
 def _weight(part: Part) -> tuple[int, float]:

@@ -166,14 +166,11 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
     changes: dict[str, Any] = {"start_method": "fork"}
     framework = _imported(job, imports)
     if _is_used(framework, imports):
-        found = imports.prelude
-        known = {**os.environ, **job["env"]}
-        defaults = {name: value for name, value in found.defaults.items() if name not in known}
         optimizers = WITH_OPTIMIZERS if framework == "torch" and imports.optimizers else ()
         # Torch does the collectives of paceline's horovod.tensorflow.
         beside = PRELOAD["torch"] if (framework, job["framework"]) == ("tensorflow", "horovod") else ()
         changes["preload"] = (*PRELOAD.get(framework, ()), *beside, *optimizers, *job["preload"])
-        changes["env"] = {**job["env"], **defaults, **found.variables}
+        changes["env"] = {**job["env"], **imports.prelude.variables}
     return changes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from .pace import across
+from paceline.node.journal.pace import across
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

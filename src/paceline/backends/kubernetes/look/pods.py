@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests.names import CONTAINERS, FIRST_NODE, INSTANCE
-from paceline.node.journal.records import with_cause
 
 from .reasons import is_gone, why_ended, why_waiting
 
@@ -112,6 +111,4 @@ def _report(message: str | None) -> dict[str, Any]:
         found = json.loads(message or "")
     except ValueError:
         return {}
-    if not isinstance(found, dict) or "exit_code" not in found:
-        return {}
-    return {**found, "failure": with_cause(found["failure"])} if found.get("failure") else found
+    return found if isinstance(found, dict) and "exit_code" in found else {}
