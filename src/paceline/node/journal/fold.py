@@ -32,56 +32,39 @@ if TYPE_CHECKING:
     from paceline.node.journal.status import Failure, RankRecord, Status
 
     class Part(TypedDict):
-        """One node's part of a job, as `part_of` makes it. Hosts send it to clients.
+        """One node's part of a job, as `part_of` makes it. Hosts send it to clients."""
 
-        Attributes:
-            state: what its agent recorded last; PENDING before it recorded anything.
-            alive: whether a process works on it; None if that is not known.
-            why: why nothing works on it although no end is recorded, or why it is not known whether something does.
-            has_begun: whether it takes part in an attempt, or did.
-            is_in_attempt: whether it takes part in this attempt, or did; else it is about to.
-            nodes, ranks: how many the job has, if its agent knows it.
-            job_id: identifies the job on all its machines.
-            hosts: names of the job's nodes as the user gave them; empty if unknown.
-            is_elastic: whether nodes may come and go.
-            failing_rank: the rank that failed first; None if a node failed, or nothing.
-            finished: when it ended; without a recorded end, when it wrote its last file.
-            noticed: when it was seen first that it has ended, if it recorded no end.
-            waiting: what it waits for, in one line.
-            slow: what makes it slow, a line each, the worst first.
-            pace: how much its ranks wait for others; None if that is not known.
-        """
-
-        state: State
-        alive: bool | None
-        why: str
+        state: State  # what its agent recorded last; PENDING before it recorded anything
+        alive: bool | None  # whether a process works on it; None if that is not known
+        why: str  # why nothing works on it although no end is recorded, or why it is not known whether something does
         host: str
         node_rank: int
-        has_begun: bool
-        is_in_attempt: bool
+        has_begun: bool  # whether it takes part in an attempt, or did
+        is_in_attempt: bool  # whether it takes part in this attempt, or did; else it is about to
+        # nodes, ranks: how many the job has, if its agent knows it
         nodes: int | None
         ranks: int | None
-        job_id: str | None
-        hosts: Sequence[str]
-        is_elastic: bool
+        job_id: str | None  # identifies the job on all its machines
+        hosts: Sequence[str]  # names of the job's nodes as the user gave them; empty if unknown
+        is_elastic: bool  # whether nodes may come and go
         attempt: int
         restarts: int
         exit_code: int | None
         started: float | None
-        finished: float | None
-        noticed: float | None
+        finished: float | None  # when it ended; without a recorded end, when it wrote its last file
+        noticed: float | None  # when it was seen first that it has ended, if it recorded no end
         instances: list[InstanceRecord]
-        failing_rank: int | None
+        failing_rank: int | None  # the rank that failed first; None if a node failed, or nothing
         error: str | None
         cause: Cause | None
         advice: str | None
         traceback: TracebackRecord | None
-        waiting: str | None
+        waiting: str | None  # what it waits for, in one line
         devices: list[str]
         progress: ProgressRecord | None
         checkpoint: CheckpointRecord | None
-        slow: list[str]
-        pace: Pace | None
+        slow: list[str]  # what makes it slow, a line each, the worst first
+        pace: Pace | None  # how much its ranks wait for others; None if that is not known
 
     class Report(TypedDict):
         """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
@@ -103,26 +86,17 @@ _CODES: dict[State, int] = {"SUCCEEDED": 0, "STOPPED": _BY_SIGTERM}  # of ends t
 
 
 class Scheduler(NamedTuple):
-    """What a scheduler reports of a job.
+    """What a scheduler reports of a job."""
 
-    Attributes:
-        state: `queued`: the job has no nodes yet. `running`: it has them. `suspended`: it keeps its place, and does not
-            run. `restarting`: it will start again. `ended`: it will not. `unreachable`: a node of it does not answer.
-        reason: in one line, what it waits for, or why it ended.
-        result: how it ended, if the scheduler decides this; None if the nodes know it.
-        exit_code: of the job, if the scheduler knows it better than the nodes.
-        finished: when it ended; what its nodes recorded counts for more.
-        cause: see `Failure`.
-        was_to_go_on: whether it ended while it was to start again, so after what its nodes recorded.
-    """
-
+    # `queued`: the job has no nodes yet. `running`: it has them. `suspended`: it keeps its place, and does not run.
+    # `restarting`: it will start again. `ended`: it will not. `unreachable`: a node of it does not answer.
     state: Literal["queued", "running", "suspended", "restarting", "ended", "unreachable"]
-    reason: str | None = None
-    result: FinalState | None = None
-    exit_code: int | None = None
-    finished: float | None = None
-    cause: Cause | None = None
-    was_to_go_on: bool = False
+    reason: str | None = None  # in one line, what it waits for, or why it ended
+    result: FinalState | None = None  # how it ended, if the scheduler decides this; None if the nodes know it
+    exit_code: int | None = None  # of the job, if the scheduler knows it better than the nodes
+    finished: float | None = None  # when it ended; what its nodes recorded counts for more
+    cause: Cause | None = None  # see `Failure`
+    was_to_go_on: bool = False  # whether it ended while it was to start again, so after what its nodes recorded
 
 
 def part_of(

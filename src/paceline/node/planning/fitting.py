@@ -48,23 +48,15 @@ SAFE_WITH_DEVICES = ("torch",)
 
 @dataclass(frozen=True)
 class Here:
-    """This machine, as jobs see it.
+    """This machine, as jobs see it."""
 
-    Attributes:
-        home: the folder of jobs and of the queue.
-        python: interpreter with its options, as an argument vector.
-        slots: returns the number of slots if it has no accelerators; called only if needed.
-        declare: how to declare slots, for messages.
-        choose_python: how to choose another interpreter, for messages.
-        is_scheduled: whether a scheduler has placed the job here. The scheduler grants devices and manages ports, so
-            there is no queue for devices, and a job gets the devices that a process sees.
-    """
-
-    home: Path
-    python: tuple[str, ...]
-    slots: Callable[[], int]
-    declare: str
-    choose_python: str
+    home: Path  # the folder of jobs and of the queue
+    python: tuple[str, ...]  # interpreter with its options, as an argument vector
+    slots: Callable[[], int]  # returns the number of slots if it has no accelerators; called only if needed
+    declare: str  # how to declare slots, for messages
+    choose_python: str  # how to choose another interpreter, for messages
+    # whether a scheduler has placed the job here. The scheduler grants devices and manages ports, so there is no queue
+    # for devices, and a job gets the devices that a process sees.
     is_scheduled: bool = False
 
     @property

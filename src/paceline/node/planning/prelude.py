@@ -23,14 +23,10 @@ _MAX_FILES = 100
 
 @dataclass(frozen=True)
 class Prelude:
-    """What a script does before it imports its framework.
+    """What a script does before it imports its framework."""
 
-    Attributes:
-        variables: environment variables that it sets.
-        unclear: the first thing that is not understood, such as `train.py:3 imports dotenv`; "" if there is none.
-    """
-
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)  # environment variables that it sets
+    # the first thing that is not understood, such as `train.py:3 imports dotenv`; "" if there is none
     unclear: str = ""
 
 

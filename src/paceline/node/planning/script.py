@@ -36,21 +36,13 @@ Kind = Literal["script", "module", "command"]
 
 @dataclass(frozen=True)
 class Imports:
-    """What a script imports, by top-level names.
+    """What a script imports, by top-level names."""
 
-    Attributes:
-        required: what it imports when it starts, unconditionally.
-        loaded: the same of it and the modules beside it that are loaded with it.
-        every: what any import statement in these files mentions, also within functions.
-        prelude: what it does before it imports a framework.
-        optimizers: whether it uses optimizers of torch, and sets no variable that torch._dynamo reads.
-    """
-
-    required: frozenset[str] = frozenset()
-    loaded: frozenset[str] = frozenset()
-    every: frozenset[str] = frozenset()
-    prelude: Prelude = field(default_factory=Prelude)
-    optimizers: bool = False
+    required: frozenset[str] = frozenset()  # what it imports when it starts, unconditionally
+    loaded: frozenset[str] = frozenset()  # the same of it and the modules beside it that are loaded with it
+    every: frozenset[str] = frozenset()  # what any import statement in these files mentions, also within functions
+    prelude: Prelude = field(default_factory=Prelude)  # what it does before it imports a framework
+    optimizers: bool = False  # whether it uses optimizers of torch, and sets no variable that torch._dynamo reads
 
     @property
     def framework(self) -> str | None:
@@ -162,21 +154,14 @@ def packages_of(name: str, folder: Path) -> list[Path]:
 
 
 class _Module(NamedTuple):
-    """What is looked for in a file.
+    """What is looked for in a file."""
 
-    Attributes:
-        names: modules that it imports when it is loaded, as dotted names.
-        all_names: the same with those that it imports within functions.
-        local_rank: the spelling in which it declares --local_rank; "" if it does not.
-        optimizers: whether it mentions torch.optim.
-        sets_variables: whether it may set a variable that torch._dynamo reads, which has its effect then if the script
-            does so after it has imported torch.
-    """
-
-    names: frozenset[str] = frozenset()
-    all_names: frozenset[str] = frozenset()
-    local_rank: str = ""
-    optimizers: bool = False
+    names: frozenset[str] = frozenset()  # modules that it imports when it is loaded, as dotted names
+    all_names: frozenset[str] = frozenset()  # the same with those that it imports within functions
+    local_rank: str = ""  # the spelling in which it declares --local_rank; "" if it does not
+    optimizers: bool = False  # whether it mentions torch.optim
+    # whether it may set a variable that torch._dynamo reads, which has its effect then if the script does so after it
+    # has imported torch
     sets_variables: bool = False
 
 

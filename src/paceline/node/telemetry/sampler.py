@@ -41,20 +41,14 @@ _OF_TIMES = {
 
 @dataclass(frozen=True)
 class RankNow:
-    """A rank at one moment.
+    """A rank at one moment."""
 
-    Attributes:
-        rank: of the job.
-        pid: of its process.
-        devices: the names of its accelerators.
-        parts: how often it was seen in each part of a step; see `watching/spent.py`.
-        times: seconds of each part of its steps, and how many `steps`, as the library has measured them.
-    """
-
-    rank: int
-    pid: int
-    devices: tuple[str, ...] = ()
+    rank: int  # of the job
+    pid: int  # of its process
+    devices: tuple[str, ...] = ()  # the names of its accelerators
+    # how often it was seen in each part of a step; see `watching/spent.py`
     parts: Mapping[str, float] = field(default_factory=dict)
+    # seconds of each part of its steps, and how many `steps`, as the library has measured them
     times: Mapping[str, float] = field(default_factory=dict)
 
 
