@@ -811,7 +811,7 @@ def test_one_strange_file_holds_up_no_other_job(paceline: Paceline, what: str) -
     for file in ("job.json", "spec.json"):
         assert found[names[file]]["state"] == "FAILED"
         assert "its folder is damaged" in found[names[file]]["error"]
-    assert (what == "fifo") or found[names["status.json"]]["state"] == "SUCCEEDED", "the journal has it too"
+    assert found[names["status.json"]]["state"] == ("FAILED" if what == "folder" else "SUCCEEDED"), "it is a cache"
     for verb in ("get", "events", "stop", "logs"):
         for name in names.values():
             assert "Traceback" not in paceline(verb, name).stderr
