@@ -22,9 +22,8 @@ if TYPE_CHECKING:
         TOKEN,
         WANTS_INTERRUPT,
     )
-    from .placement import ContractError, Placement
+    from .placement import ContractError, Placement, thread_count
     from .recognition import Recognised, recognise
-    from .threads import thread_count
 
 __all__ = [
     "CONTRACTS",
@@ -51,7 +50,7 @@ _HOMES = {
     "Contract": "base", "Variables": "base",
     "ContractError": "placement", "Placement": "placement",
     "Recognised": "recognition", "recognise": "recognition",
-    "thread_count": "threads",
+    "thread_count": "placement",
 }  # fmt: skip
 
 

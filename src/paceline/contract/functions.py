@@ -34,17 +34,11 @@ class _RemoteTraceback(Exception):
 
 
 class Outcome(NamedTuple):
-    """What a function has returned or raised on a rank.
+    """What a function has returned or raised on a rank."""
 
-    Attributes:
-        is_good: whether it has returned.
-        value: what it has returned, or the exception.
-        text: the traceback of the exception; "" if there is none.
-    """
-
-    is_good: bool
-    value: Any
-    text: str = ""
+    is_good: bool  # whether it has returned
+    value: Any  # what it has returned, or the exception
+    text: str = ""  # the traceback of the exception; "" if there is none
 
     def to_bytes(self) -> bytes:
         """To send it; if it cannot be pickled, it becomes the error that says so.

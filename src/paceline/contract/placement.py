@@ -18,34 +18,21 @@ class Placement:
     """One process of a distributed job.
 
     Ranks are numbered node by node: rank = sum of the ranks on earlier nodes + local rank.
-
-    Attributes:
-        rank: position among all processes, 0 … world_size - 1.
-        world_size: number of processes in the job.
-        local_rank: position among the processes of this node, 0 … local_world_size - 1.
-        local_world_size: number of processes on this node.
-        node_rank: position of this node, 0 … node_count - 1.
-        node_count: number of nodes.
-        main_address: host name or IP address at which rank 0 listens.
-        main_port: TCP port at which rank 0 listens.
-        devices: accelerators this process may use, as the vendor's visibility variable names them; empty for none.
-        attempt: how many times the job was restarted before this start.
-        job: identifier of the job, the same on every rank.
-        endpoints: `host:port` of every rank in rank order, each port free for that rank; empty where a framework
-            needs none.
     """
 
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    node_rank: int = 0
-    node_count: int = 1
-    main_address: str = "127.0.0.1"
-    main_port: int = MAIN_PORT
+    rank: int = 0  # position among all processes, 0 … world_size - 1
+    world_size: int = 1  # number of processes in the job
+    local_rank: int = 0  # position among the processes of this node, 0 … local_world_size - 1
+    local_world_size: int = 1  # number of processes on this node
+    node_rank: int = 0  # position of this node, 0 … node_count - 1
+    node_count: int = 1  # number of nodes
+    main_address: str = "127.0.0.1"  # host name or IP address at which rank 0 listens
+    main_port: int = MAIN_PORT  # TCP port at which rank 0 listens
+    # accelerators this process may use, as the vendor's visibility variable names them; empty for none
     devices: tuple[str, ...] = ()
-    attempt: int = 0
-    job: str = "none"
+    attempt: int = 0  # how many times the job was restarted before this start
+    job: str = "none"  # identifier of the job, the same on every rank
+    # `host:port` of every rank in rank order, each port free for that rank; empty where a framework needs none
     endpoints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -69,3 +56,8 @@ class Placement:
 
 
 PLACEMENT_FIELDS = frozenset(field.name for field in fields(Placement))
+
+
+def thread_count(cores: int, local_world_size: int) -> int:
+    """OMP_NUM_THREADS of each rank: the node's cores shared out among its ranks, at least 1."""
+    return max(1, cores // local_world_size)

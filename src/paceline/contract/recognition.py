@@ -35,16 +35,12 @@ HARMLESS = {"RANK": ("0", "-1"), "WORLD_SIZE": ("1",), "LOCAL_RANK": ("0", "-1")
 
 @dataclass(frozen=True)
 class Recognised:
-    """What `recognise` found.
+    """What `recognise` found."""
 
-    Attributes:
-        launcher: "paceline", "torchrun", "torch.distributed.launch", "mpirun", "srun", "pytorchjob", "environment" for
-            RANK and WORLD_SIZE set by hand, or "none".
-        placement: where this process stands.
-    """
-
+    # "paceline", "torchrun", "torch.distributed.launch", "mpirun", "srun", "pytorchjob", "environment" for RANK and
+    # WORLD_SIZE set by hand, or "none"
     launcher: str
-    placement: Placement
+    placement: Placement  # where this process stands
 
 
 def recognise(env: Mapping[str, str], argv: Sequence[str]) -> Recognised:

@@ -51,31 +51,20 @@ class KeptCheckpoint(TypedDict):
 
 
 class Inventory(TypedDict):
-    """What a job has on a machine, for a job that resumes it on other machines.
+    """What a job has on a machine, for a job that resumes it on other machines."""
 
-    Attributes:
-        code: the record of its copy of the code; None if it has none.
-        checkpoint_dir: the folder for checkpoints that its user named; None if it is the job's own.
-        saved: the step and folder that the library has saved last; None if it has saved nothing.
-        checkpoint: the newest one; None if there is none.
-        bytes: of what is sent: the checkpoints, and other files beside them.
-        files: how many these are.
-        place: where its folder is: in the "run" directory, in the copy of the "code", or another "folder".
-        path: of that folder: relative to the run directory or to the code, or absolute.
-        volume: the name of the volume in which that folder is, and its path there; None if it is in none.
-        has_others: whether there are files in a folder of the user that are not paceline's checkpoints.
-    """
-
-    code: Mapping[str, Any] | None
-    checkpoint_dir: str | None
-    saved: Mapping[str, Any] | None
-    checkpoint: KeptCheckpoint | None
-    bytes: int
-    files: int
+    code: Mapping[str, Any] | None  # the record of its copy of the code; None if it has none
+    checkpoint_dir: str | None  # the folder for checkpoints that its user named; None if it is the job's own
+    saved: Mapping[str, Any] | None  # the step and folder that the library has saved last; None if it has saved nothing
+    checkpoint: KeptCheckpoint | None  # the newest one; None if there is none
+    bytes: int  # of what is sent: the checkpoints, and other files beside them
+    files: int  # how many these are
+    # where its folder is: in the "run" directory, in the copy of the "code", or another "folder"
     place: Literal["run", "code", "folder"]
-    path: str
+    path: str  # of that folder: relative to the run directory or to the code, or absolute
+    # the name of the volume in which that folder is, and its path there; None if it is in none
     volume: list[str] | None
-    has_others: bool
+    has_others: bool  # whether there are files in a folder of the user that are not paceline's checkpoints
 
 
 class TracebackRecord(TypedDict):
@@ -229,27 +218,22 @@ class MachineUse(TypedDict):
 
 
 class RanksUse(TypedDict, total=False):
-    """What each rank of a node uses, a column each; None is what is not known.
+    """What each rank of a node uses, a column each; None is what is not known."""
 
-    Keys:
-        rank: of the job.
-        cpu, memory, read, written: as in `JobUse`, with the processes that it has started. Memory that it shares with
-            other processes counts in none.
-        data, compute, exchange, checkpoint, other: shares of the time, which together are 1.
-        steps: per second, if it trains with the library.
-    """
-
-    rank: list[int]
+    rank: list[int]  # of the job
+    # cpu, memory, read, written: as in `JobUse`, with the processes that it has started. Memory that it shares with
+    # other processes counts in none.
     cpu: list[float | None]
     memory: list[int | None]
     read: list[float | None]
     written: list[float | None]
+    # data, compute, exchange, checkpoint, other: shares of the time, which together are 1
     data: list[float | None]
     compute: list[float | None]
     exchange: list[float | None]
     checkpoint: list[float | None]
     other: list[float | None]
-    steps: list[float | None]
+    steps: list[float | None]  # per second, if it trains with the library
 
 
 class GpusUse(TypedDict):
@@ -264,58 +248,36 @@ class GpusUse(TypedDict):
 
 
 class Telemetry(TypedDict):
-    """A line of telemetry.jsonl: means over the last `seconds` before `time`, on one node.
+    """A line of telemetry.jsonl: means over the last `seconds` before `time`, on one node."""
 
-    Keys:
-        time: seconds since the epoch.
-        seconds: for which it stands.
-        gpus: only where there are some.
-    """
-
-    time: float
-    seconds: float
+    time: float  # seconds since the epoch
+    seconds: float  # for which it stands
     job: JobUse
     machine: MachineUse
     ranks: RanksUse
-    gpus: NotRequired[GpusUse]
+    gpus: NotRequired[GpusUse]  # only where there are some
 
 
 class MetricsRecord(TypedDict):
-    """What a script has logged, a column each; None is what was not logged, or is no number.
+    """What a script has logged, a column each; None is what was not logged, or is no number."""
 
-    Keys:
-        time: seconds since the epoch.
-        step: over all attempts.
-        values: name → a value for each time.
-        last: name → the last value.
-    """
-
-    time: list[float]
-    step: list[int]
-    values: dict[str, list[float | None]]
-    last: dict[str, float | None]
+    time: list[float]  # seconds since the epoch
+    step: list[int]  # over all attempts
+    values: dict[str, list[float | None]]  # name → a value for each time
+    last: dict[str, float | None]  # name → the last value
 
 
 class NodeHistory(TypedDict):
-    """What a node has written about its part of a job while that ran.
+    """What a node has written about its part of a job while that ran."""
 
-    Keys:
-        host: its name; "" if it is unknown.
-        node_rank: of the job.
-        telemetry: lines in the order of time.
-        metrics: None on nodes that have none.
-        software: name → version, of what the job runs with, as far as that is known.
-        origin: of the code that ran: `commit`, `branch`, and `diff`, its difference to the commit.
-        missing: lines about what cannot be read, for people.
-    """
-
-    host: str
-    node_rank: int
-    telemetry: list[Telemetry]
-    metrics: MetricsRecord | None
-    software: dict[str, str]
+    host: str  # its name; "" if it is unknown
+    node_rank: int  # of the job
+    telemetry: list[Telemetry]  # lines in the order of time
+    metrics: MetricsRecord | None  # None on nodes that have none
+    software: dict[str, str]  # name → version, of what the job runs with, as far as that is known
+    # of the code that ran: `commit`, `branch`, and `diff`, its difference to the commit
     origin: NotRequired[dict[str, str]]
-    missing: list[str]
+    missing: list[str]  # lines about what cannot be read, for people
 
 
 class JobFacts(TypedDict):

@@ -12,21 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """Something of a job that is tried with one value after the other.
+    """Something of a job that is tried with one value after the other."""
 
-    Attributes:
-        variable: that gives it to the ranks.
-        values: that are tried if none are named.
-        form: what a value looks like.
-        of: what of the script takes it; "" if every process does.
-        changes: whether another value is another optimisation, which is never chosen.
-    """
-
-    variable: str
-    values: tuple[str, ...]
-    form: str = r"[1-9]\d*"
-    of: str = "run.dataloader"
-    changes: bool = False
+    variable: str  # that gives it to the ranks
+    values: tuple[str, ...]  # that are tried if none are named
+    form: str = r"[1-9]\d*"  # what a value looks like
+    of: str = "run.dataloader"  # what of the script takes it; "" if every process does
+    changes: bool = False  # whether another value is another optimisation, which is never chosen
 
 
 SETTINGS = {

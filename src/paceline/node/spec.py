@@ -18,144 +18,94 @@ CURRENT_SECONDS = 5.0  # between two looks of an agent at `NodeSpec.current` and
 
 @dataclass(frozen=True)
 class Program:
-    """What each rank runs.
+    """What each rank runs."""
 
-    Attributes:
-        kind: "script" (a Python file run as `python file`), "module" (`python -m name`) or "command" (any executable).
-        target: the file, module or executable.
-    """
-
+    # "script" (a Python file run as `python file`), "module" (`python -m name`) or "command" (any executable)
     kind: str
-    target: str
+    target: str  # the file, module or executable
     args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a job requests from its machine's queue for devices (`devicequeue`).
+    """What a job requests from its machine's queue for devices (`devicequeue`)."""
 
-    Attributes:
-        folder: folder of the queue.
-        need: how many devices, or which; at least one.
-        of: the machine's devices: its accelerators, or slots "0" … "N-1".
-        share: whether other jobs that share may get the same devices.
-        priority: a waiting job with a higher priority comes first.
-        slots: whether the devices are slots, not accelerators; then ranks get no variables for them.
-    """
-
-    folder: str
-    need: int | tuple[str, ...]
-    of: tuple[str, ...]
-    share: bool = False
-    priority: int = 0
-    slots: bool = False
+    folder: str  # folder of the queue
+    need: int | tuple[str, ...]  # how many devices, or which; at least one
+    of: tuple[str, ...]  # the machine's devices: its accelerators, or slots "0" … "N-1"
+    share: bool = False  # whether other jobs that share may get the same devices
+    priority: int = 0  # a waiting job with a higher priority comes first
+    slots: bool = False  # whether the devices are slots, not accelerators; then ranks get no variables for them
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node's part of a job.
-
-    Attributes:
-        job_id: identifies the job; every process of the job has it as PACELINE_JOB_ID.
-        program: what each rank runs.
-        framework: name of the contract that sets the ranks' variables.
-        nproc: ranks on this node.
-        python: interpreter with its options, as an argument vector.
-        working_dir: where the ranks start.
-        mounts: the job's volumes that are mounted for its ranks: path, and where they see it.
-        env: variables added to the agent's environment.
-        preload: modules the fork server imports before it forks the first rank.
-        start_method: "fork" from the fork server, or "exec" of a new process.
-        keep_warm: seconds for which a fork server stays when the job has ended, for the next one; None for none.
-        why_exec: why it is "exec" although the user has not requested it; "" otherwise.
-        devices: accelerators of this node that the job may use; None does not change the visibility variables.
-        node_rank: this node's number, or None: the coordinator numbers the nodes in the order in which they join.
-        nodes: the largest number of nodes.
-        least: the smallest number of nodes; if it is less than `nodes`, nodes may join and leave.
-        expected: the number of nodes that the first attempt waits for; None for all.
-        joins: the job has started on other nodes: this one never coordinates its first attempt.
-        current: a file on a disk that all nodes share, and what it holds while this is where the job runs: a scheduler
-            that has lost a node may start the job elsewhere while the node still works. None if that cannot be.
-        stop_file: a file on a disk that all nodes share; it holds the number of a signal once somebody has asked to
-            stop the job: the signal itself may be lost on its way through a scheduler. Beside it, `SIGNALS` gets a line
-            with the number of each signal for the ranks. None if there is none.
-        first_attempt: the number of the first attempt: a scheduler that starts a job again goes on counting.
-        restarts: how many restarts the job had before this agent began, as far as others have noted it.
-        began: when the job's first agent began, in seconds since the epoch; None if that is this one.
-        hosts: names of the nodes in messages, by node rank; empty if unknown.
-        peers: where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its
-            rank and its name; empty if none is replaced.
-        main_address: where the agents find the first coordinator; None on a single node.
-        main_port: its port; on a single node the main port of the ranks; None picks a free one.
-        local_address: address at which the other nodes reach this one; None: it is detected.
-        join_timeout: seconds to wait for the other nodes.
-        last_call: seconds to wait for more nodes when there are enough.
-        silence: seconds without a packet after which a node counts as lost; see `rendezvous.silence`.
-        max_restarts: how many times all ranks may start again after a failure.
-        grace: seconds between SIGTERM and SIGKILL when the job is stopped.
-        hang_after: seconds for which ranks stand still until they hang; None does not watch them.
-        restarts_when_hung: whether a hang is a failure, after which all ranks start again.
-        split_streams: local ranks whose stderr goes to a separate file.
-        stdin: a local rank, and the file that is its standard input; that of all others is empty.
-        pass_index: append `--process_index I --process_num N` to the arguments.
-        local_rank_flag: the argument with which each rank gets its local rank, such as `--local_rank`; "" for none.
-        role: torchrun's role name.
-        numa_binding: which cores near its GPU a rank is bound to, see `machine/numa.py`; None binds none.
-        virtual_local_rank: each rank sees only its own GPU, and has LOCAL_RANK 0.
-        run_id: torchrun's --rdzv-id: identical on all nodes of a job, and on no others.
-        time_limit: seconds after the first start of the ranks at which the job is stopped; None for no limit.
-        detached: the job outlives the process that started it and its terminal.
-        tensorboard: the folder that the job's TensorBoard shows, "" for the run directory; None starts no TensorBoard.
-        request: the devices to wait for before anything starts; `devices` is what the queue has granted.
-    """
+    """One node's part of a job."""
 
     job: str
-    job_id: str
-    program: Program
-    framework: str
-    nproc: int
-    python: tuple[str, ...]
-    working_dir: str
+    job_id: str  # identifies the job; every process of the job has it as PACELINE_JOB_ID
+    program: Program  # what each rank runs
+    framework: str  # name of the contract that sets the ranks' variables
+    nproc: int  # ranks on this node
+    python: tuple[str, ...]  # interpreter with its options, as an argument vector
+    working_dir: str  # where the ranks start
+    # the job's volumes that are mounted for its ranks: path, and where they see it
     mounts: tuple[tuple[str, str], ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-    preload: tuple[str, ...] = ()
-    start_method: str = "fork"
-    why_exec: str = ""
+    env: dict[str, str] = field(default_factory=dict)  # variables added to the agent's environment
+    preload: tuple[str, ...] = ()  # modules the fork server imports before it forks the first rank
+    start_method: str = "fork"  # "fork" from the fork server, or "exec" of a new process
+    why_exec: str = ""  # why it is "exec" although the user has not requested it; "" otherwise
+    # seconds for which a fork server stays when the job has ended, for the next one; None for none
     keep_warm: float | None = None
+    # accelerators of this node that the job may use; None does not change the visibility variables
     devices: tuple[str, ...] | None = None
+    # this node's number, or None: the coordinator numbers the nodes in the order in which they join
     node_rank: int | None = 0
-    nodes: int = 1
-    least: int = 1
-    expected: int | None = None
-    joins: bool = False
-    first_attempt: int = 0
-    restarts: int = 0
-    began: float | None = None
+    nodes: int = 1  # the largest number of nodes
+    least: int = 1  # the smallest number of nodes; if it is less than `nodes`, nodes may join and leave
+    expected: int | None = None  # the number of nodes that the first attempt waits for; None for all
+    joins: bool = False  # the job has started on other nodes: this one never coordinates its first attempt
+    first_attempt: int = 0  # the number of the first attempt: a scheduler that starts a job again goes on counting
+    restarts: int = 0  # how many restarts the job had before this agent began, as far as others have noted it
+    began: float | None = None  # when the job's first agent began, in seconds since the epoch; None if that is this one
+    # a file on a disk that all nodes share, and what it holds while this is where the job runs: a scheduler that has
+    # lost a node may start the job elsewhere while the node still works. None if that cannot be.
     current: tuple[str, str] | None = None
+    # a file on a disk that all nodes share; it holds the number of a signal once somebody has asked to stop the job:
+    # the signal itself may be lost on its way through a scheduler. Beside it, `SIGNALS` gets a line with the number of
+    # each signal for the ranks. None if there is none.
     stop_file: str | None = None
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # names of the nodes in messages, by node rank; empty if unknown
+    # where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its rank and
+    # its name; empty if none is replaced
     peers: tuple[str, ...] = ()
-    main_address: str | None = None
-    main_port: int | None = None
-    local_address: str | None = None
-    join_timeout: float = 600.0
-    last_call: float = 3.0
-    silence: float = 10.0
-    max_restarts: int = 0
-    grace: float = 30.0
-    hang_after: float | None = None
-    restarts_when_hung: bool = False
-    split_streams: tuple[int, ...] = ()
+    main_address: str | None = None  # where the agents find the first coordinator; None on a single node
+    main_port: int | None = None  # its port; on a single node the main port of the ranks; None picks a free one
+    local_address: str | None = None  # address at which the other nodes reach this one; None: it is detected
+    join_timeout: float = 600.0  # seconds to wait for the other nodes
+    last_call: float = 3.0  # seconds to wait for more nodes when there are enough
+    silence: float = 10.0  # seconds without a packet after which a node counts as lost; see `rendezvous.silence`
+    max_restarts: int = 0  # how many times all ranks may start again after a failure
+    grace: float = 30.0  # seconds between SIGTERM and SIGKILL when the job is stopped
+    hang_after: float | None = None  # seconds for which ranks stand still until they hang; None does not watch them
+    restarts_when_hung: bool = False  # whether a hang is a failure, after which all ranks start again
+    split_streams: tuple[int, ...] = ()  # local ranks whose stderr goes to a separate file
+    # a local rank, and the file that is its standard input; that of all others is empty
     stdin: tuple[int, str] | None = None
-    pass_index: bool = False
+    pass_index: bool = False  # append `--process_index I --process_num N` to the arguments
+    # the argument with which each rank gets its local rank, such as `--local_rank`; "" for none
     local_rank_flag: str = ""
-    role: str = "default"
+    role: str = "default"  # torchrun's role name
+    # which cores near its GPU a rank is bound to, see `machine/numa.py`; None binds none
     numa_binding: str | None = None
-    virtual_local_rank: bool = False
-    run_id: str | None = None
+    virtual_local_rank: bool = False  # each rank sees only its own GPU, and has LOCAL_RANK 0
+    run_id: str | None = None  # torchrun's --rdzv-id: identical on all nodes of a job, and on no others
+    # seconds after the first start of the ranks at which the job is stopped; None for no limit
     time_limit: float | None = None
-    detached: bool = False
+    detached: bool = False  # the job outlives the process that started it and its terminal
+    # the folder that the job's TensorBoard shows, "" for the run directory; None starts no TensorBoard
     tensorboard: str | None = None
+    # the devices to wait for before anything starts; `devices` is what the queue has granted
     request: Request | None = None
 
     def to_json(self) -> str:

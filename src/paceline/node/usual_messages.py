@@ -18,17 +18,11 @@ _GLOO = "https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/"
 
 
 class Usual(NamedTuple):
-    """A usual message.
+    """A usual message."""
 
-    Attributes:
-        pattern: a regular expression without nested repetition.
-        advice: what it means and what to do, in one line; `{name}` is a group of the pattern.
-        source: where the message or the remedy is documented.
-    """
-
-    pattern: str
-    advice: str
-    source: str
+    pattern: str  # a regular expression without nested repetition
+    advice: str  # what it means and what to do, in one line; `{name}` is a group of the pattern
+    source: str  # where the message or the remedy is documented
 
 
 USUAL = (

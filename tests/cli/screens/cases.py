@@ -191,15 +191,15 @@ EVENTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 _LATE: Any = {
-    "ranks": [1], "hosts": ["vm"], "pids": [4001], "where": "train.py:31 in load",
+    "ranks": [1], "hosts": ["vm"], "pids": [4001], "devices": [], "where": "train.py:31 in load",
     "why": "it waits for a worker of a DataLoader; 2 of 4 have ended",
     "stack": [("/opt/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 1131, "_try_get_data"),
               ("/home/ada/train/train.py", 31, "load"), ("/home/ada/train/train.py", 58, "<module>")],
     "threads": [{"name": "pin memory", "frames": [("/usr/lib/python3.12/threading.py", 327, "wait")]}],
 }  # fmt: skip
 _WAITS_FOR_IT: Any = {
-    "ranks": [0], "hosts": ["vm"], "pids": [4000], "where": "train.py:40 in step", "why": "it waits in a collective",
-    "stack": [("/home/ada/train/train.py", 40, "step")], "threads": [],
+    "ranks": [0], "hosts": ["vm"], "pids": [4000], "devices": [], "where": "train.py:40 in step",
+    "why": "it waits in a collective", "stack": [("/home/ada/train/train.py", 40, "step")], "threads": [],
 }  # fmt: skip
 HUNG: list[dict[str, Any]] = [*EVENTS[:5], {"time": NOW - 60, "event": "hang", "why": "for 60 s rank 1 …", "hang": {
     "kind": "late", "ranks": [1], "waiting": [0], "seconds": 60.0, "collective": None, "places": [_LATE, _WAITS_FOR_IT],

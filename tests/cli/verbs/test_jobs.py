@@ -352,7 +352,7 @@ def test_folders_that_are_no_jobs_are_no_jobs(paceline: Paceline) -> None:
     [
         ("spec.json", None), ("job.json", None), ("spec.json", ""), ("job.json", "{}"), ("job.json", '{"spec": 1}'),
         ("status.json", '{"state": "SUCCEEDED", "ranks": [{}]}'), ("status.json", '{"agent": 5}'),
-        ("status.json", '{"state": "FAILED", "failure": "boom"}'), ("events.jsonl", None), ("lock", None),
+        ("status.json", '{"state": "FAILED", "failure": "boom"}'), ("journal.jsonl", None), ("lock", None),
     ],
 )  # fmt: skip
 def test_damaged_folders(paceline: Paceline, file: str, content: str | None) -> None:
@@ -762,7 +762,7 @@ def mode(path: Path) -> int:
 
 
 def test_the_index_is_the_users_alone(paceline: Paceline) -> None:
-    """It contains command lines and labels, so only its owner may read it; one of an older version is fixed too."""
+    """It contains command lines and labels, so only its owner may read it; one that others may read is fixed."""
     recorded.ended(paceline, "it")
     before = os.umask(0o022)
     try:
@@ -808,9 +808,10 @@ def test_one_strange_file_holds_up_no_other_job(paceline: Paceline, what: str) -
         assert "Traceback" not in done.stderr, done.stderr
     found = {job["name"]: job for job in paceline.json("list", "-A")}
     assert (found["good"]["state"], found["good"]["error"]) == ("SUCCEEDED", None)
-    for file in ("status.json", "job.json", "spec.json"):
+    for file in ("job.json", "spec.json"):
         assert found[names[file]]["state"] == "FAILED"
         assert "its folder is damaged" in found[names[file]]["error"]
+    assert found[names["status.json"]]["state"] == ("FAILED" if what == "folder" else "SUCCEEDED"), "it is a cache"
     for verb in ("get", "events", "stop", "logs"):
         for name in names.values():
             assert "Traceback" not in paceline(verb, name).stderr

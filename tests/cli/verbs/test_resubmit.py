@@ -106,7 +106,7 @@ def test_flags_change_a_job(paceline: Paceline) -> None:
     job = json.loads(stored.read_text())
     stored.write_text(json.dumps({**job, "spec": {**job["spec"], "ttl": 90, "time_limit": 5400.5}}))
     spec = planned(paceline("resubmit", "--dry-run", first))
-    assert (spec["ttl"], spec["time_limit"]) == ("90s", "5400.5s"), "as an older version has stored it"
+    assert (spec["ttl"], spec["time_limit"]) == ("90s", "5400.5s"), "in seconds, as it is stored"
     for flag, said in (
         (["-n", "x"], "-n x is neither a number nor auto, gpu or cpu"),
         (["--nnodes", "2"], "--nnodes 2 needs to know where the nodes meet"),

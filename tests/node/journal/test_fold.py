@@ -71,8 +71,8 @@ def test_the_node_that_the_others_wait_for_is_named_first() -> None:
     )
     assert line.endswith("look at this host: it swaps 5 MB/s")
     assert other == "logs"
-    del cast("dict[str, Any]", parts[1])["pace"]
-    assert fold(JOB, parts)["slow"] == ["logs"], "a host with an older version"
+    parts[1]["pace"] = None
+    assert fold(JOB, parts)["slow"] == ["logs"]
 
 
 def failed(message: str, number: int | None = None, cause: str | None = None, code: int = 1) -> dict[str, Any]:
@@ -339,8 +339,6 @@ def test_a_traceback_belongs_to_the_error_of_a_job() -> None:
     status["failure"].update(has_traceback=True, traceback="x" * 10**6)
     found = fold(JOB, [part(1, **status)])["traceback"]
     assert found is not None and len(found["text"]) < 5000
-    before = {key: value for key, value in raised.items() if key != "traceback"}  # a pod of the last version
-    assert fold(JOB, [cast("Part", before)])["traceback"] is None
 
 
 def test_the_scheduler_knows_when_a_job_ended_of_which_only_some_nodes_recorded_an_end() -> None:

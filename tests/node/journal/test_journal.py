@@ -147,44 +147,6 @@ def test_a_full_disk_without_a_spare_is_no_error(run: RunDirectory, monkeypatch:
     assert events(run) == ["warm", "warm"]
 
 
-# -- the last version --------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_of_the_last_version(run: RunDirectory) -> None:
-    """Its status.json counts as it is, and on a full disk the end is in events.jsonl alone."""
-    old = run.path / "events.jsonl"
-    lines = [{"time": 4.0, **finished("FAILED")}, {"time": 6.0, "event": "started", "attempt": 0}]
-    old.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run.status.write_text(json.dumps({**BEFORE, "state": "RUNNING"}))
-    assert run.read_status() == {**BEFORE, "state": "RUNNING"}, "that end was that of the agent before"
-    failure = {"rank": None, "message": "node 1 (two) is gone"}
-    with old.open("a") as file:
-        file.write(json.dumps({"time": 7.5, **finished("FAILED", exit_code=1, failure=failure)}) + "\n")
-    status = run.read_status() or {}
-    assert (status["state"], status["finished"], status["exit_code"]) == ("FAILED", 7.5, 1)
-    assert status["failure"] == {**failure, "cause": "node lost"}
-    run.append({"event": "continued", "what": "agent", "pid": 4})
-    assert events(run)[-1] == "continued"
-    assert not (run.path / "journal.jsonl").exists(), "a job has one journal"
-
-
-@pytest.mark.parametrize(
-    ("failure", "cause"),
-    [
-        ({"rank": None, "message": "node 1 (two) is gone: it did not answer for 9 s"}, "node lost"),
-        ({"rank": None, "message": "node 0 (one), which coordinates the job, is gone"}, "node lost"),
-        ({"rank": None, "message": "1 of 2 nodes did not come within 9 s"}, "agent"),
-        ({"rank": 1, "oom": True, "signal": "SIGKILL", "message": "killed: out of memory"}, "out of memory"),
-        ({"rank": 1, "oom": False, "signal": "SIGSEGV", "message": "killed by SIGSEGV"}, "signal"),
-        ({"rank": 1, "oom": False, "signal": "", "has_traceback": True, "message": "node 1 (x) is gone"}, "exception"),
-        ({"rank": 1, "oom": False, "signal": "", "has_traceback": False, "message": "exit code 3"}, "exit"),
-        ({"rank": None, "cause": "elsewhere", "message": "node 1 (two) is gone"}, "elsewhere"),
-    ],
-)
-def test_failures_of_the_last_version_get_a_cause(failure: dict[str, Any], cause: str) -> None:
-    assert journal.with_cause(failure)["cause"] == cause
-
-
 # -- any records -------------------------------------------------------------------------------------------------------
 
 VALUES = st.recursive(

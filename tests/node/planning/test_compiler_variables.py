@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from paceline.node.planning.compiler_variables import may_set_variables
+from paceline.node.planning.script import may_set_variables
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from paceline.node.machine.gpus import USE_FIELDS, Gpu, parse_nvidia_smi, with_processes
-from paceline.node.telemetry.gpu_use import GpuUse
-from paceline.node.telemetry.host_use import HostUse
-from paceline.node.telemetry.sampler import RankNow, Sampler, traffic
+from paceline.node.telemetry.recorder import GpuUse
+from paceline.node.telemetry.sampler import HostUse, RankNow, Sampler, traffic
 
 BURN = """
 import sys, time

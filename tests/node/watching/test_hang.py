@@ -35,7 +35,8 @@ def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
     }  # fmt: skip
     return {
         "rank": rank, "node": 0, "host": "a", "pid": 100 + rank, "answer": None if numbers is None else answer,
-        "still": 100.0, "idle": 100.0, "state": "S", "call": "", "file": "", "children": [], **changes,
+        "still": 100.0, "idle": 100.0, "state": "S", "call": "", "file": "", "children": [],
+        "seen": [], "unseen": "", "machine": {}, "device": "", **changes,
     }  # fmt: skip
 
 

@@ -12,8 +12,7 @@ from tests.node.watching.test_hang import stand
 from paceline.node.eventloop.loop import Loop
 from paceline.node.watching import asking
 from paceline.node.watching.activity import Activity
-from paceline.node.watching.asking import Asked
-from paceline.node.watching.native import Dump
+from paceline.node.watching.asking import Asked, Dump
 from paceline.node.watching.typical import place
 
 if TYPE_CHECKING:

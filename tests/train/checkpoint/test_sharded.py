@@ -160,7 +160,7 @@ def refuses_state(mesh: Any, folder: Path) -> None:
         store.save(1, {"model": {"weight": d_tensor}}, None)
     store.close()
     with pytest.raises(RuntimeError, match=r"only the part of one rank .*: own\['w'\] is a DTensor; use another check"):
-        check_whole({"own": Nested(whole)}, {"own": {"w": d_tensor}})  # which an older version may have saved
+        check_whole({"own": Nested(whole)}, {"own": {"w": d_tensor}})
 
 
 def test_numbers_that_are_sharded_are_refused() -> None:

@@ -30,13 +30,13 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED
 from paceline.node.spec import CURRENT_SECONDS, SIGNALS, NodeSpec
 from paceline.node.telemetry.recorder import Recorder
+from paceline.node.tensorboard import JobBoard
 from paceline.node.watching.slowness import causes, pace_of
 
 from .decider import decide
 from .decision import ANSWER_SECONDS, View
 from .state import begin
 from .status import JobStatus
-from .tensorboard import JobBoard
 from .watch import Watch
 
 if TYPE_CHECKING:

@@ -27,17 +27,11 @@ _ENDS_ATTEMPT = ("halt", "search", "alone")  # messages
 
 
 class View(NamedTuple):
-    """What a decision depends on besides the event and the agent's own state, as of now.
+    """What a decision depends on besides the event and the agent's own state, as of now."""
 
-    Attributes:
-        ranks: of this node.
-        others: the other nodes, as far as this one knows them.
-        status: what is recorded.
-    """
-
-    ranks: Ranks
-    others: Participant
-    status: Status
+    ranks: Ranks  # of this node
+    others: Participant  # the other nodes, as far as this one knows them
+    status: Status  # what is recorded
 
 
 class Step:

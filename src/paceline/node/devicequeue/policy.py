@@ -13,26 +13,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A job in the queue.
-
-    Attributes:
-        priority: a waiting job with a higher priority comes first.
-        number: of two jobs with the same priority, the one with the lower number comes first.
-        since: when it joined the queue, or got its devices, in seconds since the epoch.
-        need: how many devices, or which.
-        of: the devices that it may have.
-        share: whether it shares devices with others that share theirs.
-        devices: what it holds; empty while it waits.
-    """
+    """A job in the queue."""
 
     job: str
-    priority: int
-    number: int
-    since: float
-    need: int | tuple[str, ...]
-    of: tuple[str, ...]
-    share: bool
-    devices: tuple[str, ...] = ()
+    priority: int  # a waiting job with a higher priority comes first
+    number: int  # of two jobs with the same priority, the one with the lower number comes first
+    since: float  # when it joined the queue, or got its devices, in seconds since the epoch
+    need: int | tuple[str, ...]  # how many devices, or which
+    of: tuple[str, ...]  # the devices that it may have
+    share: bool  # whether it shares devices with others that share theirs
+    devices: tuple[str, ...] = ()  # what it holds; empty while it waits
 
     @property
     def order(self) -> tuple[int, int]:

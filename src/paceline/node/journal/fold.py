@@ -9,8 +9,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.node.watching.pace import across
-
+from .pace import across
 from .state import FINAL
 
 if TYPE_CHECKING:
@@ -33,56 +32,39 @@ if TYPE_CHECKING:
     from paceline.node.journal.status import Failure, RankRecord, Status
 
     class Part(TypedDict):
-        """One node's part of a job, as `part_of` makes it. Hosts send it to clients.
+        """One node's part of a job, as `part_of` makes it. Hosts send it to clients."""
 
-        Attributes:
-            state: what its agent recorded last; PENDING before it recorded anything.
-            alive: whether a process works on it; None if that is not known.
-            why: why nothing works on it although no end is recorded, or why it is not known whether something does.
-            has_begun: whether it takes part in an attempt, or did.
-            is_in_attempt: whether it takes part in this attempt, or did; else it is about to.
-            nodes, ranks: how many the job has, if its agent knows it.
-            job_id: identifies the job on all its machines.
-            hosts: names of the job's nodes as the user gave them; empty if unknown.
-            is_elastic: whether nodes may come and go.
-            failing_rank: the rank that failed first; None if a node failed, or nothing.
-            finished: when it ended; without a recorded end, when it wrote its last file.
-            noticed: when it was seen first that it has ended, if it recorded no end.
-            waiting: what it waits for, in one line.
-            slow: what makes it slow, a line each, the worst first.
-            pace: how much its ranks wait for others; None if that is not known.
-        """
-
-        state: State
-        alive: bool | None
-        why: str
+        state: State  # what its agent recorded last; PENDING before it recorded anything
+        alive: bool | None  # whether a process works on it; None if that is not known
+        why: str  # why nothing works on it although no end is recorded, or why it is not known whether something does
         host: str
         node_rank: int
-        has_begun: bool
-        is_in_attempt: bool
+        has_begun: bool  # whether it takes part in an attempt, or did
+        is_in_attempt: bool  # whether it takes part in this attempt, or did; else it is about to
+        # nodes, ranks: how many the job has, if its agent knows it
         nodes: int | None
         ranks: int | None
-        job_id: str | None
-        hosts: Sequence[str]
-        is_elastic: bool
+        job_id: str | None  # identifies the job on all its machines
+        hosts: Sequence[str]  # names of the job's nodes as the user gave them; empty if unknown
+        is_elastic: bool  # whether nodes may come and go
         attempt: int
         restarts: int
         exit_code: int | None
         started: float | None
-        finished: float | None
-        noticed: float | None
+        finished: float | None  # when it ended; without a recorded end, when it wrote its last file
+        noticed: float | None  # when it was seen first that it has ended, if it recorded no end
         instances: list[InstanceRecord]
-        failing_rank: int | None
+        failing_rank: int | None  # the rank that failed first; None if a node failed, or nothing
         error: str | None
         cause: Cause | None
         advice: str | None
         traceback: TracebackRecord | None
-        waiting: str | None
+        waiting: str | None  # what it waits for, in one line
         devices: list[str]
         progress: ProgressRecord | None
         checkpoint: CheckpointRecord | None
-        slow: list[str]
-        pace: Pace | None
+        slow: list[str]  # what makes it slow, a line each, the worst first
+        pace: Pace | None  # how much its ranks wait for others; None if that is not known
 
     class Report(TypedDict):
         """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
@@ -104,26 +86,17 @@ _CODES: dict[State, int] = {"SUCCEEDED": 0, "STOPPED": _BY_SIGTERM}  # of ends t
 
 
 class Scheduler(NamedTuple):
-    """What a scheduler reports of a job.
+    """What a scheduler reports of a job."""
 
-    Attributes:
-        state: `queued`: the job has no nodes yet. `running`: it has them. `suspended`: it keeps its place, and does not
-            run. `restarting`: it will start again. `ended`: it will not. `unreachable`: a node of it does not answer.
-        reason: in one line, what it waits for, or why it ended.
-        result: how it ended, if the scheduler decides this; None if the nodes know it.
-        exit_code: of the job, if the scheduler knows it better than the nodes.
-        finished: when it ended; what its nodes recorded counts for more.
-        cause: see `Failure`.
-        was_to_go_on: whether it ended while it was to start again, so after what its nodes recorded.
-    """
-
+    # `queued`: the job has no nodes yet. `running`: it has them. `suspended`: it keeps its place, and does not run.
+    # `restarting`: it will start again. `ended`: it will not. `unreachable`: a node of it does not answer.
     state: Literal["queued", "running", "suspended", "restarting", "ended", "unreachable"]
-    reason: str | None = None
-    result: FinalState | None = None
-    exit_code: int | None = None
-    finished: float | None = None
-    cause: Cause | None = None
-    was_to_go_on: bool = False
+    reason: str | None = None  # in one line, what it waits for, or why it ended
+    result: FinalState | None = None  # how it ended, if the scheduler decides this; None if the nodes know it
+    exit_code: int | None = None  # of the job, if the scheduler knows it better than the nodes
+    finished: float | None = None  # when it ended; what its nodes recorded counts for more
+    cause: Cause | None = None  # see `Failure`
+    was_to_go_on: bool = False  # whether it ended while it was to start again, so after what its nodes recorded
 
 
 def part_of(
@@ -201,11 +174,7 @@ def order(part: Part) -> tuple[int, bool, bool, int]:
 
     A node that was cut off from the others just before an attempt has the number of that attempt as well.
     """
-    return -part["attempt"], not _is_in_attempt(part), not part["has_begun"], part["node_rank"]
-
-
-def _is_in_attempt(part: Part) -> bool:
-    return part.get("is_in_attempt", part["has_begun"])  # older hosts do not report it
+    return -part["attempt"], not part["is_in_attempt"], not part["has_begun"], part["node_rank"]
 
 
 def last_attempt(parts: Sequence[Part]) -> list[Part]:
@@ -228,7 +197,7 @@ def is_recent(record: JobRecord, since: float) -> bool:
 def _in_last(parts: list[Part]) -> int:
     """How many of these parts, in order, are in the last attempt."""
     last = [part for part in parts if part["attempt"] == parts[0]["attempt"]]
-    begun = sum(_is_in_attempt(part) for part in last)
+    begun = sum(part["is_in_attempt"] for part in last)
     return begun if begun >= (parts[0]["nodes"] or 1) else len(last)
 
 
@@ -260,6 +229,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
     if state == "FAILED" and culprit is not None and culprit["exit_code"] is not None:
         telling = culprit
     over = state in FINAL
+    own = culprit if culprit is not None and _error_of(culprit) == culprit["error"] else None
     return {
         "state": state,
         "attempt": first["attempt"],
@@ -269,8 +239,8 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "instances": sorted((rank for part in there for rank in _instances(part)), key=lambda rank: rank["rank"]),
         "error": None if culprit is None else _error_of(culprit),
         "cause": None if culprit is None else _cause_of(culprit),
-        "advice": None if culprit is None or _error_of(culprit) != culprit["error"] else culprit.get("advice"),
-        "traceback": None if culprit is None else _traceback_of(culprit),
+        "advice": None if own is None else own["advice"],
+        "traceback": None if own is None else own["traceback"],
         "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING", "RUNNING") else None,
         "restarts": first["restarts"],
         "devices": first["devices"] if len(parts) == 1 else
@@ -278,15 +248,15 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "kept_since": max(_kept_since(part) for part in deciding) or None if over else None,
         "progress": next((part["progress"] for part in parts if part["progress"]), None),
         "checkpoint": next((part["checkpoint"] for part in parts if part["checkpoint"]), None),
-        "slow": [  # older hosts report none
-            *across([pace for part in there if (pace := part.get("pace")) is not None]),
-            *next((part["slow"] for part in parts if part.get("slow")), []),
+        "slow": [
+            *across([pace for part in there if (pace := part["pace"]) is not None]),
+            *next((part["slow"] for part in parts if part["slow"]), []),
         ][:_MOST_CAUSES],
     }, first["nodes"], first["ranks"]  # fmt: skip
 
 
 def _kept_since(part: Part) -> float:
-    return (part["finished"] if part["state"] in FINAL else part.get("noticed")) or 0.0
+    return (part["finished"] if part["state"] in FINAL else part["noticed"]) or 0.0
 
 
 def _nothing() -> JobState:
@@ -313,11 +283,6 @@ def _error_of(part: Part) -> str | None:
 
 def _cause_of(part: Part) -> Cause | None:
     return part["cause"] or ("agent" if _state_of(part) == "FAILED" != part["state"] else None)
-
-
-def _traceback_of(part: Part) -> TracebackRecord | None:
-    """The traceback of what `_error_of` says; a pod of the last version reports none."""
-    return part.get("traceback") if _error_of(part) == part["error"] else None
 
 
 def _weight(part: Part) -> tuple[int, float]:

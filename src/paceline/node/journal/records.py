@@ -1,8 +1,7 @@
 """The journal of a node's part of a job: one record a line, appended when something happens.
 
 Readers skip what they do not know: events, keys, records of a newer version, and lines that are no records. A line
-without its end is not read yet. `journal.jsonl` is the file; the last version's, `events.jsonl`, has records without
-a version (0), and only of what people see: the rest is in its status.json alone.
+without its end is not read yet.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import stat
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -32,84 +30,60 @@ if TYPE_CHECKING:
         v: int
         time: float
 
-    class StateRecord(_Record):
-        """Fields of the status that have changed. The first record of an agent has all of them."""
-
+    class StateRecord(_Record):  # fields of the status that have changed; the first record of an agent has all of them
         event: Literal["state"]
         status: Status
 
-    class RanksRecord(_Record):
-        """Ranks that have changed; the others are as they were."""
-
+    class RanksRecord(_Record):  # ranks that have changed; the others are as they were
         event: Literal["ranks"]
         ranks: list[RankRecord]
 
-    class ReopenedRecord(_Record):
-        """The run directory gets another agent: what was before does not count for the state."""
-
+    class ReopenedRecord(_Record):  # the run directory gets another agent: what was before does not count for the state
         event: Literal["reopened"]
 
-    class QueuedRecord(_Record):
-        """The job waits for devices."""
-
+    class QueuedRecord(_Record):  # the job waits for devices
         event: Literal["queued"]
         need: int | tuple[str, ...]
         ahead: int
         problem: str
 
-    class GrantedRecord(_Record):
-        """It has got them."""
-
+    class GrantedRecord(_Record):  # it has got them
         event: Literal["granted"]
         devices: Sequence[str]
 
-    class LogFiles(TypedDict):
-        """The files of a rank; `out` and `err` are one file unless its streams are apart."""
-
+    class LogFiles(TypedDict):  # the files of a rank; `out` and `err` are one file unless its streams are apart
         rank: int
         local_rank: int
         out: str
         err: str
         error: str
 
-    class StartedRecord(_Record):
-        """An attempt starts."""
-
+    class StartedRecord(_Record):  # an attempt starts
         event: Literal["started"]
         attempt: int
         world_size: int
         logs: list[LogFiles]
 
-    class HangRecord(_Record):
-        """No rank goes on; `hang` says which ones keep the others waiting, and where all are."""
-
+    class HangRecord(_Record):  # no rank goes on; `hang` says which ones keep the others waiting, and where all are
         event: Literal["hang"]
         why: str
         hang: Hang
 
-    class StacksRecord(_Record):
-        """Where the ranks of a node were before they were stopped."""
-
+    class StacksRecord(_Record):  # where the ranks of a node were before they were stopped
         event: Literal["stacks"]
         places: list[Place]
 
-    class SpentRecord(_Record):
-        """What the ranks of a node have spent their time on, and in words what makes them slow."""
-
+    class SpentRecord(_Record):  # what the ranks of a node have spent their time on, and in words what makes them slow
         event: Literal["spent"]
         spent: Spent
         causes: list[str]
 
-    class StoppingRecord(_Record):
-        """The ranks are being stopped with the job."""
-
+    class StoppingRecord(_Record):  # the ranks are being stopped with the job
         event: Literal["stopping"]
         signal: int
         grace: float
 
-    class RestartingRecord(_Record):
-        """Another attempt follows: after a failure, or because nodes have come or gone."""
-
+    class RestartingRecord(_Record):  # another attempt follows: after a failure, or because nodes have come or gone
         event: Literal["restarting"]
         attempt: int
         restarts: int
@@ -118,62 +92,46 @@ if TYPE_CHECKING:
         failure: Failure | None
         others: list[OtherFailure]
 
-    class FinishedRecord(_Record):
-        """The job has ended here; its last record."""
-
+    class FinishedRecord(_Record):  # the job has ended here; its last record
         event: Literal["finished"]
         state: FinalState
         exit_code: int
         failure: Failure | None
         others: list[OtherFailure]
 
+    # A thing with its reason: the job waits for nodes, is not started warm, imports in each rank, ….
     class ReasonRecord(_Record):
-        """A thing with its reason: the job waits for nodes, is not started warm, imports in each rank, …."""
-
         event: Literal["waiting", "cold", "exec", "unjoined"]
         why: str
 
-    class ImportingRecord(_Record):
-        """The fork server imports these packages; the ranks start when it has."""
-
+    class ImportingRecord(_Record):  # the fork server imports these packages; the ranks start when it has
         event: Literal["importing"]
         what: list[str]
 
-    class ImportedRecord(_Record):
-        """It has imported them, in so many seconds."""
-
+    class ImportedRecord(_Record):  # it has imported them, in so many seconds
         event: Literal["imported"]
         seconds: float
 
-    class WarmRecord(_Record):
-        """A warm server has started the agent."""
-
+    class WarmRecord(_Record):  # a warm server has started the agent
         event: Literal["warm"]
 
-    class ContinuedRecord(_Record):
-        """A suspended process was continued, so that the job can end."""
-
+    class ContinuedRecord(_Record):  # a suspended process was continued, so that the job can end
         event: Literal["continued"]
         what: str
         pid: int
 
+    # The library has committed a checkpoint; it appends this itself, `train/checkpoint/history.py`.
     class SavedRecord(_Record):
-        """The library has committed a checkpoint; it appends this itself, `train/checkpoint/history.py`."""
-
         event: Literal["checkpoint"]
         step: int
         folder: str
 
-    class ResumedRecord(_Record):
-        """The library has loaded a checkpoint; it appends this as `SavedRecord`."""
-
+    class ResumedRecord(_Record):  # the library has loaded a checkpoint; it appends this as `SavedRecord`
         event: Literal["resumed"]
         step: int
         path: str
 
-    class TensorBoardRecord(_Record):
-        """TensorBoard runs beside the job, or cannot."""
-
+    class TensorBoardRecord(_Record):  # tensorBoard runs beside the job, or cannot
         event: Literal["tensorboard"]
         url: str | None
         problem: str | None
@@ -187,12 +145,9 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-NAME, NAME_BEFORE = "journal.jsonl", "events.jsonl"
 _LOG_FILES = {"rank": int, "local_rank": int, "out": str, "err": str, "error": str}
 _OF_STATE = frozenset({"state", "ranks", "reopened"})  # events that only change the state: they are not shown
 _MOST_BYTES = 64 * 1024 * 1024  # that one call reads
-# The last version's message for the loss of a node; since then a failure has its cause.
-_LOSS_BEFORE = r"node \d+ \([^)]*\)(, which coordinates the job,)? (is gone|did not answer)"
 
 
 def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Record], int]:
@@ -273,13 +228,11 @@ def _parse(line: bytes) -> Record | None:
     record = _object(line)
     if record is None or not isinstance(record.get("event"), str):
         return None
-    version, moment = record.get("v", 0), record.get("time")
-    if type(version) is not int or not 0 <= version <= VERSION or type(moment) not in (int, float):
+    version, moment = record.get("v"), record.get("time")
+    if type(version) is not int or version != VERSION or type(moment) not in (int, float):
         return None
     if record["event"] == "started" and not _names_logs(record):
         return None
-    if version == 0 and isinstance(record.get("failure"), dict):
-        record["failure"] = with_cause(record["failure"])
     return cast("Record", record)
 
 
@@ -290,18 +243,3 @@ def _names_logs(record: Mapping[str, Any]) -> bool:
         isinstance(log, dict) and all(isinstance(log.get(key), kind) for key, kind in _LOG_FILES.items())
         for log in logs
     )  # fmt: skip
-
-
-def with_cause(failure: dict[str, Any]) -> Failure:
-    """A failure with its cause; one that the last version has written has none."""
-    if "cause" in failure:
-        return cast("Failure", failure)
-    if failure.get("rank") is None:
-        cause = "node lost" if re.match(_LOSS_BEFORE, str(failure.get("message"))) else "agent"
-    elif failure.get("oom"):
-        cause = "out of memory"
-    elif failure.get("signal"):
-        cause = "signal"
-    else:
-        cause = "exception" if failure.get("has_traceback") else "exit"
-    return cast("Failure", {**failure, "cause": cause})

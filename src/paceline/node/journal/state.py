@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node.files import load_json
 
-from .records import VERSION, has_newer, read, with_cause
+from .records import VERSION, has_newer, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,9 +64,7 @@ def load(cache: Path, journal: Path) -> Status:
         stored = load_json(cache)
     except ValueError as error:
         damage = error
-    if stored is not None and "journal" not in stored:
-        return _of_last_version(cast("Status", stored), journal)
-    offset = stored.pop("journal") if stored is not None else 0
+    offset = stored.pop("journal", None) if stored is not None else 0
     if stored is None or stored.pop("v", None) != VERSION or type(offset) is not int or offset < 0:
         stored, offset = {}, 0
     status = cast("Status", stored)
@@ -74,18 +72,6 @@ def load(cache: Path, journal: Path) -> Status:
         status = reduce(status, read(journal, offset)[0])
     if not status and has_newer(journal):
         raise NewerVersion
-    if damage is not None and "agent" not in status:  # the last version's journal has only the end
+    if damage is not None and "agent" not in status:
         raise damage
-    return status
-
-
-def _of_last_version(status: Status, journal: Path) -> Status:
-    """The status from a status.json that is no cache; on a full disk only the journal got the end."""
-    if status.get("state") not in FINAL:
-        begun = status.get("created", 0.0)
-        since = begun if isinstance(begun, float) else 0.0
-        ends = [record for record in read(journal)[0] if record["event"] == "finished" and record["time"] > since]
-        status = reduce(status, ends)
-    if isinstance(failure := status.get("failure"), dict):
-        status = {**status, "failure": with_cause(cast("dict[str, Any]", failure))}
     return status

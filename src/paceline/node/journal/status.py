@@ -10,43 +10,26 @@ if TYPE_CHECKING:
 
 
 class Failure(TypedDict):
-    """How a rank failed, or a node. `failure` makes it.
+    """How a rank failed, or a node. `failure` makes it."""
 
-    Attributes:
-        cause: decides what follows; `message` is for people.
-        rank: its rank, or None when a node or paceline's own process failed.
-        node: node rank.
-        pid: process id there.
-        exit_code: 0 … 255; 128 + N for signal N.
-        signal: name of the signal that killed it, or "".
-        oom: whether the kernel killed it because memory ran out.
-        message: the exception's last line, or what else is known, in one line.
-        traceback: what it printed last: the traceback, or the end of its log if there is none.
-        has_traceback: whether `traceback` is one.
-        symptom: whether it looks like the consequence of another rank's end.
-        ended: when it failed, in seconds on the monotonic clock of its machine.
-        age: seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
-        advice: what to do about it, if its message is a usual one, or ""; older records have none.
-        collectives: the last one of each process group that a rank had entered which an exception ended, in words; ""
-            if that is not known; older records have none.
-    """
-
-    cause: Cause
-    rank: int | None
-    node: int
+    cause: Cause  # decides what follows; `message` is for people
+    rank: int | None  # its rank, or None when a node or paceline's own process failed
+    node: int  # node rank
     host: str
-    pid: int
-    exit_code: int
-    signal: str
-    oom: bool
-    message: str
-    traceback: str
-    has_traceback: bool
+    pid: int  # process id there
+    exit_code: int  # 0 … 255; 128 + N for signal N
+    signal: str  # name of the signal that killed it, or ""
+    oom: bool  # whether the kernel killed it because memory ran out
+    message: str  # the exception's last line, or what else is known, in one line
+    traceback: str  # what it printed last: the traceback, or the end of its log if there is none
+    has_traceback: bool  # whether `traceback` is one
     log: str
-    symptom: bool
-    ended: float
-    age: float
-    advice: str
+    symptom: bool  # whether it looks like the consequence of another rank's end
+    ended: float  # when it failed, in seconds on the monotonic clock of its machine
+    age: float  # seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
+    advice: str  # what to do about it, if its message is a usual one, or ""
+    # the last one of each process group that a rank had entered which an exception ended, in words; "" if that is not
+    # known
     collectives: str
 
 
@@ -138,44 +121,31 @@ class Attempt(TypedDict):
 
 
 class Status(TypedDict, total=False):
-    """The whole state, or changes of it.
-
-    Attributes:
-        state: never LOST: this state is concluded by readers that cannot reach the agent's machine.
-        nodes: how many nodes the job has, or expects.
-        attempt: the number of the current attempt, from 0 on.
-        restarts: how many restarts after failures there were.
-        created, started, finished: seconds since the epoch; it starts with its first attempt.
-        failure: the first failure, of a job that failed.
-        start: the current attempt; None before the first one.
-        coordinator: address and port of the coordinator.
-        address: address and port at which this agent listens for the other agents.
-        slow: what makes it slow here, a line each, the worst first.
-        pace: how much the ranks here wait for others; None if that is not known.
-    """
+    """The whole state, or changes of it."""
 
     job: str
     job_id: str
-    state: State
+    state: State  # never LOST: this state is concluded by readers that cannot reach the agent's machine
     framework: str
     agent: AgentRecord
-    nodes: int
+    nodes: int  # how many nodes the job has, or expects
     node_rank: int | None
     world_size: int | None
-    attempt: int
-    restarts: int
+    attempt: int  # the number of the current attempt, from 0 on
+    restarts: int  # how many restarts after failures there were
     max_restarts: int
     exit_code: int | None
+    # created, started, finished: seconds since the epoch; it starts with its first attempt
     created: float
     started: float | None
     finished: float | None
     ranks: list[RankRecord]
-    failure: Failure | None
+    failure: Failure | None  # the first failure, of a job that failed
     others: list[OtherFailure]
     devices: list[str]
     waiting: Waiting | None
-    start: Attempt | None
-    coordinator: list[str | int] | None
-    address: list[str | int] | None
-    slow: list[str]
-    pace: Pace | None
+    start: Attempt | None  # the current attempt; None before the first one
+    coordinator: list[str | int] | None  # address and port of the coordinator
+    address: list[str | int] | None  # address and port at which this agent listens for the other agents
+    slow: list[str]  # what makes it slow here, a line each, the worst first
+    pace: Pace | None  # how much the ranks here wait for others; None if that is not known

@@ -23,20 +23,14 @@ STREAM_BITS = {"out": 1, "err": 2, "both": 3}  # as torchrun counts them
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes that a rank wrote.
-
-    Attributes:
-        local_rank: on its node.
-        stream: "out", "err", or "both" where both go to one file.
-        data: the bytes.
-        is_traceback: whether they are of the traceback that ended the rank, which the failure report shows too.
-    """
+    """Bytes that a rank wrote."""
 
     attempt: int
     rank: int
-    local_rank: int
-    stream: str
-    data: bytes
+    local_rank: int  # on its node
+    stream: str  # "out", "err", or "both" where both go to one file
+    data: bytes  # the bytes
+    # whether they are of the traceback that ended the rank, which the failure report shows too
     is_traceback: bool = False
 
 

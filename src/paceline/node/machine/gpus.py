@@ -51,28 +51,17 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; None is what is not known, or was not asked for.
+    """A GPU; None is what is not known, or was not asked for."""
 
-    Attributes:
-        index: its number, as the driver counts.
-        uuid: its permanent name.
-        name: its model.
-        use: percentage of time in which it was busy.
-        memory: its memory in bytes.
-        memory_used: how much of it is in use, in bytes.
-        temperature: in degrees Celsius.
-        power: in watts.
-        processes: those that the driver reports; their pids may be of another pid namespace than ours.
-    """
-
-    index: int
-    uuid: str = ""
-    name: str = ""
-    use: float | None = None
-    memory: int | None = None
-    memory_used: int | None = None
-    temperature: float | None = None
-    power: float | None = None
+    index: int  # its number, as the driver counts
+    uuid: str = ""  # its permanent name
+    name: str = ""  # its model
+    use: float | None = None  # percentage of time in which it was busy
+    memory: int | None = None  # its memory in bytes
+    memory_used: int | None = None  # how much of it is in use, in bytes
+    temperature: float | None = None  # in degrees Celsius
+    power: float | None = None  # in watts
+    # those that the driver reports; their pids may be of another pid namespace than ours
     processes: tuple[GpuProcess, ...] = ()
 
     def record(self) -> GpuRecord:
@@ -86,23 +75,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of a machine.
+    """The GPUs of a machine."""
 
-    Attributes:
-        nvidia: NVIDIA GPUs that the driver knows.
-        amd: AMD GPUs that the driver knows.
-        driver: version of NVIDIA's driver, None when none is loaded.
-        nvidia_on_bus: how many NVIDIA GPUs the PCI bus has, with a driver or not.
-        visible: the variables that are set and hide devices from a process.
-        problem: why nvidia-smi is installed but has not answered.
-    """
-
-    nvidia: tuple[Gpu, ...] = ()
-    amd: tuple[Gpu, ...] = ()
-    driver: str | None = None
-    nvidia_on_bus: int = 0
-    visible: Mapping[str, str] | None = None
-    problem: str | None = None
+    nvidia: tuple[Gpu, ...] = ()  # NVIDIA GPUs that the driver knows
+    amd: tuple[Gpu, ...] = ()  # AMD GPUs that the driver knows
+    driver: str | None = None  # version of NVIDIA's driver, None when none is loaded
+    nvidia_on_bus: int = 0  # how many NVIDIA GPUs the PCI bus has, with a driver or not
+    visible: Mapping[str, str] | None = None  # the variables that are set and hide devices from a process
+    problem: str | None = None  # why nvidia-smi is installed but has not answered
 
     def to_dict(self) -> dict[str, Any]:
         """The keys that `paceline check -o json` promises."""

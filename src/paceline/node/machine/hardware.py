@@ -40,21 +40,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Space:
-    """A folder's file system; sizes in bytes.
+    """A folder's file system; sizes in bytes."""
 
-    Attributes:
-        path: the folder.
-        exists: whether it exists; if not, the other fields describe the nearest folder above it that does.
-        writable: whether this user may write to it, or make it.
-        free_files: number of files that can still be made; None if the file system does not limit it.
-    """
-
-    path: str
-    exists: bool
-    writable: bool
+    path: str  # the folder
+    exists: bool  # whether it exists; if not, the other fields describe the nearest folder above it that does
+    writable: bool  # whether this user may write to it, or make it
     total: int
     free: int
-    free_files: int | None = None
+    free_files: int | None = None  # number of files that can still be made; None if the file system does not limit it
 
 
 @dataclass(frozen=True)

@@ -30,24 +30,15 @@ _GPU_FILES = ("/dev/nvidia", "/dev/dxg")
 
 @dataclass(frozen=True)
 class Process:
-    """A line of /proc/<pid>/stat.
-
-    Attributes:
-        parent: its parent's pid.
-        start_time: in clock ticks since boot.
-        own: processor time of its own, in clock ticks.
-        reaped: processor time of the children that it has reaped, in clock ticks.
-        resident: bytes in memory, shared ones included.
-        is_zombie: whether it has ended and its parent has not reaped it.
-    """
+    """A line of /proc/<pid>/stat."""
 
     pid: int
-    parent: int
-    start_time: int
-    own: int
-    reaped: int
-    resident: int
-    is_zombie: bool
+    parent: int  # its parent's pid
+    start_time: int  # in clock ticks since boot
+    own: int  # processor time of its own, in clock ticks
+    reaped: int  # processor time of the children that it has reaped, in clock ticks
+    resident: int  # bytes in memory, shared ones included
+    is_zombie: bool  # whether it has ended and its parent has not reaped it
 
 
 @dataclass(frozen=True)

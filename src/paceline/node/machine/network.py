@@ -43,19 +43,12 @@ class Interface:
 
 @dataclass(frozen=True)
 class HostName:
-    """This machine's name.
+    """This machine's name."""
 
-    Attributes:
-        name: the kernel's name for it.
-        addresses: what it resolves to, in the resolver's order.
-        usable: the first of them that is an address of this machine.
-        problem: why it does not resolve.
-    """
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    usable: str | None = None
-    problem: str | None = None
+    name: str  # the kernel's name for it
+    addresses: tuple[str, ...] = ()  # what it resolves to, in the resolver's order
+    usable: str | None = None  # the first of them that is an address of this machine
+    problem: str | None = None  # why it does not resolve
 
 
 @dataclass(frozen=True)

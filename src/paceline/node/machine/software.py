@@ -42,15 +42,10 @@ class Python:
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package.
+    """An installed package."""
 
-    Attributes:
-        version: as its metadata has it, None when it has none.
-        build: of torch, what it computes on: "CPU", "CUDA 12.6", "ROCm 6.2"; None when it is not known.
-    """
-
-    version: str | None
-    build: str | None = None
+    version: str | None  # as its metadata has it, None when it has none
+    build: str | None = None  # of torch, what it computes on: "CPU", "CUDA 12.6", "ROCm 6.2"; None when it is not known
 
 
 def python() -> Python:

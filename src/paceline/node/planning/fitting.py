@@ -48,23 +48,15 @@ SAFE_WITH_DEVICES = ("torch",)
 
 @dataclass(frozen=True)
 class Here:
-    """This machine, as jobs see it.
+    """This machine, as jobs see it."""
 
-    Attributes:
-        home: the folder of jobs and of the queue.
-        python: interpreter with its options, as an argument vector.
-        slots: returns the number of slots if it has no accelerators; called only if needed.
-        declare: how to declare slots, for messages.
-        choose_python: how to choose another interpreter, for messages.
-        is_scheduled: whether a scheduler has placed the job here. The scheduler grants devices and manages ports, so
-            there is no queue for devices, and a job gets the devices that a process sees.
-    """
-
-    home: Path
-    python: tuple[str, ...]
-    slots: Callable[[], int]
-    declare: str
-    choose_python: str
+    home: Path  # the folder of jobs and of the queue
+    python: tuple[str, ...]  # interpreter with its options, as an argument vector
+    slots: Callable[[], int]  # returns the number of slots if it has no accelerators; called only if needed
+    declare: str  # how to declare slots, for messages
+    choose_python: str  # how to choose another interpreter, for messages
+    # whether a scheduler has placed the job here. The scheduler grants devices and manages ports, so there is no queue
+    # for devices, and a job gets the devices that a process sees.
     is_scheduled: bool = False
 
     @property
@@ -166,14 +158,11 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
     changes: dict[str, Any] = {"start_method": "fork"}
     framework = _imported(job, imports)
     if _is_used(framework, imports):
-        found = imports.prelude
-        known = {**os.environ, **job["env"]}
-        defaults = {name: value for name, value in found.defaults.items() if name not in known}
         optimizers = WITH_OPTIMIZERS if framework == "torch" and imports.optimizers else ()
         # Torch does the collectives of paceline's horovod.tensorflow.
         beside = PRELOAD["torch"] if (framework, job["framework"]) == ("tensorflow", "horovod") else ()
         changes["preload"] = (*PRELOAD.get(framework, ()), *beside, *optimizers, *job["preload"])
-        changes["env"] = {**job["env"], **defaults, **found.variables}
+        changes["env"] = {**job["env"], **imports.prelude.variables}
     return changes
 
 

@@ -33,7 +33,7 @@ FRAMEWORKS = frozenset({
 # Packages that must be imported before torch; otherwise they warn or fail. Like most packages they are not known here;
 # their names are needed for a message.
 BEFORE_TORCH = frozenset({"comet_ml", "isaacgym", "isaaclab", "isaacsim", "omni", "open3d", "unsloth"})
-# Packages whose import and functions change no variable that a framework reads.
+# Packages whose import changes no variable that a framework reads.
 HARMLESS = frozenset({
     "PIL", "absl", "attr", "attrs", "cloudpickle", "cv2", "datasets", "dill", "einops", "filelock", "fire", "fsspec",
     "gym", "gymnasium", "h5py", "imageio", "joblib", "loguru", "matplotlib", "ml_collections", "mpi4py", "mpl_toolkits",
@@ -41,8 +41,6 @@ HARMLESS = frozenset({
     "rich", "scipy", "seaborn", "sentencepiece", "skimage", "sklearn", "sympy", "tabulate", "tensorboard", "tokenizers",
     "tqdm", "typer", "typing_extensions", "click", "wandb", "yaml",
 })  # fmt: skip
-# Modules of the standard library that run other code, or change the process in ways that cannot be followed.
-POWERFUL = frozenset({"code", "codeop", "ctypes", "importlib", "imp", "pkgutil", "runpy"})
 
 
 def is_installed(top: str, job: Mapping[str, Any] | None = None) -> bool:

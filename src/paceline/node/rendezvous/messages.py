@@ -5,56 +5,36 @@ Types alone: nothing imports this when a program runs.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Union
+from typing import Literal, Optional, TypedDict, Union
 
 from paceline.contract.records import FinalState
 from paceline.contract.stands import Hang, Stand
 from paceline.node.journal.status import Agreement, Attempt, Failure, NodeEntry, Outcome
 
-
-class MembershipRecord(TypedDict):
-    """The fields of `quorum.Membership`."""
-
-    ids: list[str]
-    leader: str
-
-
-class StandingRecord(TypedDict):
-    """The fields of `quorum.Standing`."""
-
-    attempt: int
-    restarts: int
-    agreed: bool
-    asked: list[MembershipRecord]
-    began: float
-
-
-class Offer(TypedDict):
-    """Free ports of a node for the next attempt: one for the main port, and one per rank where ranks listen."""
-
-    main_port: int
-    ports: list[int]
+MembershipRecord = TypedDict("MembershipRecord", {"ids": list[str], "leader": str})  # `quorum.Membership`
+StandingRecord = TypedDict(  # `quorum.Standing`
+    "StandingRecord",
+    {"attempt": int, "restarts": int, "agreed": bool, "asked": list[MembershipRecord], "began": float},
+)
+# Free ports of a node for the next attempt: one for the main port, and one per rank where ranks listen.
+Offer = TypedDict("Offer", {"main_port": int, "ports": list[int]})
 
 
 class AgentStatus(TypedDict):
-    """What an agent answers to an authenticated peer: its id, and which agent coordinates the job.
-
-    `leader` is the address and port of the coordinator, None while that is unknown; `has_begun` says whether the agent
-    has taken part in an attempt, `has_ended` whether the job has succeeded.
-    """
+    """The answer of an agent to an authenticated peer."""
 
     id: str
     leads: bool
     has_started: bool
-    has_begun: bool
-    has_ended: bool
-    leader: list[str | int] | None
+    has_begun: bool  # whether it has taken part in an attempt
+    has_ended: bool  # whether the job has succeeded
+    leader: list[str | int] | None  # address and port of the coordinator; None while that is unknown
 
 
 # node → coordinator
 
 
-class Join(Offer):  # noqa: D101
+class Join(Offer):
     do: Literal["join"]
     id: str
     node_rank: int | None
@@ -69,87 +49,47 @@ class Join(Offer):  # noqa: D101
     former: Agreement | None
 
 
-class Report(TypedDict):  # noqa: D101
-    do: Literal["prepared", "ready", "failed", "symptom", "done", "over", "leave", "called"]
+Report = TypedDict(
+    "Report", {"do": Literal["prepared", "ready", "failed", "symptom", "done", "over", "leave", "called"]}
+)
+LeaveOrStop = TypedDict("LeaveOrStop", {"do": Literal["leave or stop"], "signal": int})
+Preempted = TypedDict("Preempted", {"do": Literal["preempted"], "final": bool})
+Stop = TypedDict("Stop", {"do": Literal["stop"], "signal": int})
 
 
-class LeaveOrStop(TypedDict):  # noqa: D101
-    do: Literal["leave or stop"]
-    signal: int
-
-
-class Preempted(TypedDict):  # noqa: D101
-    do: Literal["preempted"]
-    final: bool
-
-
-class Stop(TypedDict):  # noqa: D101
-    do: Literal["stop"]
-    signal: int
-
-
-class Stopped(Offer):  # noqa: D101
+class Stopped(Offer):
     do: Literal["stopped"]
     failures: list[Failure]
 
 
-class GiveUp(TypedDict):  # noqa: D101
-    do: Literal["give up"]
-    why: str
-
-
-class Stands(TypedDict):  # noqa: D101
-    do: Literal["stands"]
-    after: float
-    stands: list[Stand]
-
-
-class StartDaemon(TypedDict):  # noqa: D101
-    do: Literal["daemon"]
-    node_rank: int
-    attempt: int
-    command: list[str]
-    folders: dict[str, str]
-
+GiveUp = TypedDict("GiveUp", {"do": Literal["give up"], "why": str})
+Stands = TypedDict("Stands", {"do": Literal["stands"], "after": float, "stands": list[Stand]})
+StartDaemon = TypedDict(
+    "StartDaemon",
+    {"do": Literal["daemon"], "node_rank": int, "attempt": int, "command": list[str], "folders": dict[str, str]},
+)
 
 ToCoordinator = Union[Join, Report, LeaveOrStop, Preempted, Stop, Stopped, GiveUp, Stands, StartDaemon]
 
 # coordinator → node
 
-
-class Order(TypedDict):  # noqa: D101
-    do: Literal["go", "last call"]
-
-
-class Refuse(TypedDict):  # noqa: D101
-    do: Literal["refuse"]
-    why: str
+Order = TypedDict("Order", {"do": Literal["go", "last call"]})
+Refuse = TypedDict("Refuse", {"do": Literal["refuse"], "why": str})
+Prepare = TypedDict("Prepare", {"do": Literal["prepare"], "nodes": list[NodeEntry]})
 
 
-class Prepare(TypedDict):  # noqa: D101
-    do: Literal["prepare"]
-    nodes: list[NodeEntry]
-
-
-class Start(Attempt):  # noqa: D101
+class Start(Attempt):
     do: Literal["start"]
     standing: StandingRecord
 
 
-class Hung(TypedDict):  # noqa: D101
-    do: Literal["hung"]
-    hang: Hang
+Hung = TypedDict("Hung", {"do": Literal["hung"], "hang": Hang})
+Halt = TypedDict(
+    "Halt", {"do": Literal["halt"], "signal": int, "save": bool, "grace": Optional[float], "gone": list[Failure]}
+)
 
 
-class Halt(TypedDict):  # noqa: D101
-    do: Literal["halt"]
-    signal: int
-    save: bool
-    grace: float | None
-    gone: list[Failure]
-
-
-class Restart(Outcome):  # noqa: D101
+class Restart(Outcome):
     do: Literal["restart"]
     attempt: int
     restarts: int
@@ -157,28 +97,19 @@ class Restart(Outcome):  # noqa: D101
     nodes: int
 
 
-class Wait(Outcome):  # noqa: D101
+class Wait(Outcome):
     do: Literal["wait"]
     why: str
 
 
-class Finish(Outcome):  # noqa: D101
+class Finish(Outcome):
     do: Literal["finish"]
     state: FinalState
     exit_code: int
 
 
-class Search(TypedDict):  # noqa: D101
-    do: Literal["search"]
-    why: str
-    dead: list[str]
-
-
-class Alone(TypedDict):
-    """Not sent by a coordinator: it is gone, and this node may not go on without it."""
-
-    do: Literal["alone"]
-    why: str
-
+Search = TypedDict("Search", {"do": Literal["search"], "why": str, "dead": list[str]})
+# Not sent by a coordinator: it is gone, and this node may not go on without it.
+Alone = TypedDict("Alone", {"do": Literal["alone"], "why": str})
 
 ToNode = Union[Order, Refuse, Prepare, Start, Halt, Restart, Wait, Finish, Search, Alone, StartDaemon, Hung]

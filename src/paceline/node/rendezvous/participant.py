@@ -19,9 +19,8 @@ from paceline.node.signals import EXIT_REPLACED
 
 from .coordinator import GATHERING, Coordinator
 from .links import STOP_SECONDS, Leader, Link
-from .peers import Peers
 from .quorum import Standing, agent_id
-from .search import CONNECT_PAUSE, CONNECT_SECONDS, Search
+from .search import CONNECT_PAUSE, CONNECT_SECONDS, Peers, Search
 from .silence import PATIENCE
 
 if TYPE_CHECKING:

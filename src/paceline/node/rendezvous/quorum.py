@@ -68,21 +68,13 @@ class Membership:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a node knows of the generations of its job.
+    """What a node knows of the generations of its job."""
 
-    Attributes:
-        attempt: the last attempt that it agreed to.
-        restarts: the number of restarts after failures up to then.
-        agreed: whether all other nodes agreed too, as far as it knows.
-        asked: the memberships whose majority is needed to go on.
-        began: when the job's first coordinator began, in seconds since the epoch.
-    """
-
-    attempt: int
-    restarts: int
-    agreed: bool
-    asked: tuple[Membership, ...]
-    began: float
+    attempt: int  # the last attempt that it agreed to
+    restarts: int  # the number of restarts after failures up to then
+    agreed: bool  # whether all other nodes agreed too, as far as it knows
+    asked: tuple[Membership, ...]  # the memberships whose majority is needed to go on
+    began: float  # when the job's first coordinator began, in seconds since the epoch
 
     def may_go_on(self, present: Collection[str], dead: Collection[str]) -> bool:
         """Whether the nodes present may go on without the others."""

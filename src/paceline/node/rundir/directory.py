@@ -58,6 +58,7 @@ class RunDirectory:
         self.job = path / "job.json"
         self.spec = path / "spec.json"
         self.lock = path / "lock"
+        self.journal = path / "journal.jsonl"
         self.status = path / "status.json"
         self.spare = path / "spare"
         self.agreed = path / "agreed.json"
@@ -83,13 +84,6 @@ class RunDirectory:
         """Make the folders that the ranks of an attempt write to."""
         self.log(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
         self.error(attempt, 0).parent.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def journal(self) -> Path:
-        """The journal; a job that the last version has started goes on in its file."""
-        before = self.path / journal.NAME_BEFORE
-        now = self.path / journal.NAME
-        return before if before.exists() and not now.exists() else now
 
     def append(self, *records: Record) -> tuple[list[Record], int]:
         """Append records to the journal, see `records.append`."""

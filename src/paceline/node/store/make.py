@@ -42,24 +42,16 @@ _FREE = 10.0  # seconds for those that only look whether a process works on a jo
 
 
 class Made(NamedTuple):
-    """A job that has just been started.
-
-    Attributes:
-        node: its part here.
-        agent: the process that runs it.
-        begin: position of its new events.
-        report: what was known of it while its lock was still held. A short job may be removed as soon as it has ended.
-        placed: the checkpoints that came with it, if some did.
-        before: the status of the part that was here before; None for a new part.
-    """
+    """A job that has just been started."""
 
     run: RunDirectory
-    node: NodeSpec
-    agent: lifecycle.AgentProcess
-    begin: int
+    node: NodeSpec  # its part here
+    agent: lifecycle.AgentProcess  # the process that runs it
+    begin: int  # position of its new events
+    # what was known of it while its lock was still held. A short job may be removed as soon as it has ended.
     report: Report
-    placed: moving.Placed | None = None
-    before: bytes | None = None
+    placed: moving.Placed | None = None  # the checkpoints that came with it, if some did
+    before: bytes | None = None  # the status of the part that was here before; None for a new part
 
 
 @contextlib.contextmanager

@@ -51,41 +51,29 @@ class Taken(Refused):
 
 @dataclass(frozen=True)
 class Order:
-    """What a client asks this machine to make: its part of a job.
+    """What a client asks this machine to make: its part of a job."""
 
-    Attributes:
-        job: the requested job, as a `JobSpec` in JSON.
-        data: the job's volumes, as `machine.volumes.find` describes them.
-        job_id: identifier that its nodes share; None makes a new one.
-        hosts: the nodes' host names as the user gave them, by node rank; empty if unknown.
-        joins: whether the job already runs elsewhere.
-        first_attempt, restarts, began, current, stop_file, peers: see `NodeSpec`.
-        split: the local ranks whose stderr has a file of its own, as far as the job has them.
-        stdin: the local rank that has a file as its standard input, and that file.
-        source: the folder of which the code will be a copy, if it is known and on this machine: a plan reads it.
-        terminal: variables that describe the terminal that shows the ranks.
-        secrets: variables that are never shown.
-        token: secret with which the nodes authenticate each other.
-        brought: what the client brings of the job that this one resumes, if that ran elsewhere, see `Brought`.
-    """
-
-    job: Job
-    data: Sequence[Mapping[str, Any]] = ()
-    job_id: str | None = None
-    hosts: tuple[str, ...] = ()
-    joins: bool = False
+    job: Job  # the requested job, as a `JobSpec` in JSON
+    data: Sequence[Mapping[str, Any]] = ()  # the job's volumes, as `machine.volumes.find` describes them
+    job_id: str | None = None  # identifier that its nodes share; None makes a new one
+    hosts: tuple[str, ...] = ()  # the nodes' host names as the user gave them, by node rank; empty if unknown
+    joins: bool = False  # whether the job already runs elsewhere
+    # first_attempt, restarts, began, current, stop_file, peers: see `NodeSpec`
     first_attempt: int = 0
     restarts: int = 0
     began: float | None = None
     current: tuple[str, str] | None = None
     stop_file: str | None = None
     peers: tuple[str, ...] = ()
-    split: tuple[int, ...] = ()
-    stdin: tuple[int, str] | None = None
+    split: tuple[int, ...] = ()  # the local ranks whose stderr has a file of its own, as far as the job has them
+    stdin: tuple[int, str] | None = None  # the local rank that has a file as its standard input, and that file
+    # the folder of which the code will be a copy, if it is known and on this machine: a plan reads it
     source: Path | None = None
+    # variables that describe the terminal that shows the ranks
     terminal: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    token: str | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict)  # variables that are never shown
+    token: str | None = None  # secret with which the nodes authenticate each other
+    # what the client brings of the job that this one resumes, if that ran elsewhere, see `Brought`
     brought: Brought | None = None
 
     @property
@@ -97,22 +85,16 @@ class Order:
 
 @dataclass(frozen=True)
 class Brought:
-    """What comes with the request of a job that resumes one from elsewhere, but for the code; see `moving.py`.
+    """What comes with the request of a job that resumes one from elsewhere, but for the code; see `moving.py`."""
 
-    Attributes:
-        into: where the checkpoint goes: into the "run" directory or another "folder"; "" if it comes with the code, or
-            there is none.
-        path: of that folder: relative to the run directory; or absolute, or relative to where the ranks start.
-        volume: the volume in which it is instead, and its path there; None if it is in none.
-        ids: of the checkpoints, by the number of the script's run.
-        saved: the step that was saved last, and its folder; None if none was.
-    """
-
+    # where the checkpoint goes: into the "run" directory or another "folder"; "" if it comes with the code, or there is
+    # none
     into: str = ""
-    path: str = ""
+    path: str = ""  # of that folder: relative to the run directory; or absolute, or relative to where the ranks start
+    # the volume in which it is instead, and its path there; None if it is in none
     volume: tuple[str, str] | None = None
-    ids: Mapping[str, str] = field(default_factory=dict)
-    saved: Mapping[str, Any] | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)  # of the checkpoints, by the number of the script's run
+    saved: Mapping[str, Any] | None = None  # the step that was saved last, and its folder; None if none was
 
     def folder(self, run: Path, work: Path, data: Sequence[Mapping[str, Any]]) -> Path:
         """Where the checkpoint goes."""
@@ -124,26 +106,16 @@ class Brought:
 
 @dataclass(frozen=True)
 class Plan:
-    """A machine's part of a job before anything of it is made.
+    """A machine's part of a job before anything of it is made."""
 
-    Attributes:
-        home: where it will be kept.
-        here: the machine.
-        asked: the requested job, with an absolute path as its working dir, unless it has code of its own.
-        job: the job, completed as far as possible without its code.
-        node: this node's part of it, likewise.
-        path: its run directory.
-        is_open: whether its script's imports, and so maybe its framework, are known only when its code is here.
-    """
-
-    home: Home
-    here: fitting.Here
+    home: Home  # where it will be kept
+    here: fitting.Here  # the machine
     order: Order
-    asked: Job
-    job: Job
-    node: NodeSpec
-    path: Path
-    is_open: bool
+    asked: Job  # the requested job, with an absolute path as its working dir, unless it has code of its own
+    job: Job  # the job, completed as far as possible without its code
+    node: NodeSpec  # this node's part of it, likewise
+    path: Path  # its run directory
+    is_open: bool  # whether its script's imports, and so maybe its framework, are known only when its code is here
 
     def named(self, name: str) -> Plan:
         """A copy for a job with another name and identifier, and with what else the order says now."""

@@ -152,7 +152,7 @@ def facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFac
     return {
         "name": path.name,
         "backend": "local",
-        "framework": job.get("framework", str(node["framework"])),  # jobs of older versions have only whose variables
+        "framework": job["framework"],
         "nodes": int(node["expected"] or node["nodes"]),
         "ranks": int(node["nproc"] * node["nodes"]),
         "created": _moment(job["created"]),

@@ -53,7 +53,7 @@ def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> Node
         lines = sorted(telemetry(run.telemetry), key=operator.itemgetter("time"))  # a clock may have been set back
         found["telemetry"] = reduced([it for it in lines if it["time"] > since], points)
     except FileNotFoundError:
-        missing.append("no telemetry was recorded: the job has run for less than 10 s, or an older version ran it")
+        missing.append("no telemetry was recorded: the job has run for less than 10 s")
     except OSError as error:
         missing.append(f"its telemetry cannot be read: {error.strerror}")
     try:

@@ -11,10 +11,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Callable
 
-from .gpu_use import GpuUse
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from paceline.contract.records import Telemetry
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
 
-    from .host_use import HostUse
-    from .sampler import RankNow, Sampler
+    from .sampler import HostUse, RankNow, Sampler
 
 SECONDS = 10.0  # between two lines
 SHARE = 0.001  # of a core, at most: for processes, and for GPUs as well
@@ -85,8 +82,7 @@ class Recorder:
             if self._sampler is None:
                 from paceline.node.machine.nvml import gpus  # jobs that are over at once need none of it
 
-                from .host_use import HostUse
-                from .sampler import Sampler
+                from .sampler import HostUse, Sampler
 
                 self._host = HostUse()
                 self._sampler = Sampler(self._run.path, _Sparing(gpus))
@@ -165,3 +161,36 @@ class _File:
 
 def _text(line: Telemetry) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+# -- how much the GPUs have been used so far ---------------------------------------------------------------------------
+
+_LEAST = 5  # samples before it is said
+
+
+class GpuUse:
+    """Sums up samples of the GPUs of a node's ranks."""
+
+    def __init__(self) -> None:
+        self._use: list[float] = []
+        self._memory: list[float] = []
+        self._hottest: float | None = None
+
+    def add(self, gpus: Iterable[Gpu]) -> None:
+        """Take in a sample."""
+        gpus = tuple(gpus)
+        use = [gpu.use for gpu in gpus if gpu.use is not None]
+        if use:
+            self._use.append(sum(use) / len(use) / 100)
+        memory = [gpu.memory_used / gpu.memory for gpu in gpus if gpu.memory and gpu.memory_used is not None]
+        if memory:
+            self._memory.append(max(memory))
+        self._hottest = max((gpu.temperature for gpu in gpus if gpu.temperature is not None), default=None)
+
+    def known(self) -> Spent:
+        """Their mean use, the most memory of one, and how hot the hottest is now."""
+        found: Spent = {} if self._hottest is None else {"hottest": self._hottest}
+        if len(self._use) >= _LEAST and self._memory:
+            found["gpu_use"] = round(sum(self._use) / len(self._use), 3)
+            found["gpu_memory"] = round(max(self._memory), 3)
+        return found

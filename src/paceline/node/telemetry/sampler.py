@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,10 @@ from paceline.node.machine.meter import Snapshot, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from paceline.contract.records import GpusUse, MachineUse, RanksUse, Telemetry
+    from paceline.contract.stands import Spent
     from paceline.node.machine.gpus import Gpu
     from paceline.node.machine.meter import Process
 
@@ -38,20 +41,14 @@ _OF_TIMES = {
 
 @dataclass(frozen=True)
 class RankNow:
-    """A rank at one moment.
+    """A rank at one moment."""
 
-    Attributes:
-        rank: of the job.
-        pid: of its process.
-        devices: the names of its accelerators.
-        parts: how often it was seen in each part of a step; see `watching/spent.py`.
-        times: seconds of each part of its steps, and how many `steps`, as the library has measured them.
-    """
-
-    rank: int
-    pid: int
-    devices: tuple[str, ...] = ()
+    rank: int  # of the job
+    pid: int  # of its process
+    devices: tuple[str, ...] = ()  # the names of its accelerators
+    # how often it was seen in each part of a step; see `watching/spent.py`
     parts: Mapping[str, float] = field(default_factory=dict)
+    # seconds of each part of its steps, and how many `steps`, as the library has measured them
     times: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -252,3 +249,65 @@ def over_infiniband(infiniband: Path = INFINIBAND) -> tuple[int, int] | None:
     words = [[hardware.read(counters / f"port_{name}_data") for counters in ports] for name in ("rcv", "xmit")]
     received, sent = (sum(int(word) * _LANES for word in of_side if word.isdecimal()) for of_side in words)
     return (received, sent) if ports else None
+
+
+# -- what else the machine does: its network, swapping, and cores that heat slows down ---------------------------------
+
+_SWAPPED = re.compile(r"^pswp(?:in|out) (\d+)$", re.MULTILINE)
+_STALLED = re.compile(r"^some .*total=(\d+)$", re.MULTILINE)
+_BITS = 125_000  # bytes of a Mbit
+
+
+class _Counters(NamedTuple):
+    """What the kernel counts: bytes, bytes, bytes, microseconds, times. None is what it does not."""
+
+    sent: int
+    over_infiniband: int | None
+    swapped: int
+    stalled: int | None
+    slowed: int
+
+
+class HostUse:
+    """Compares the counters of this machine with those at the beginning."""
+
+    def __init__(self, proc: Path = hardware.PROC, sys: Path = hardware.SYS) -> None:
+        """Begin."""
+        self._proc, self._sys = proc, sys
+        self._began, self._first = time.monotonic(), self._look()
+
+    def known(self, now: float | None = None) -> Spent:
+        """What has happened since; `now` is a time of `time.monotonic`."""
+        seconds, before, after = (now or time.monotonic()) - self._began, self._first, self._look()
+        if seconds <= 0:
+            return {}
+        found: Spent = {
+            "sent": (after.sent - before.sent) / seconds,
+            "swapped": (after.swapped - before.swapped) * _PAGE / seconds,
+            "slowed": after.slowed - before.slowed,
+        }
+        if before.over_infiniband is not None and after.over_infiniband is not None:
+            found["infiniband"] = (after.over_infiniband - before.over_infiniband) / seconds
+        if before.stalled is not None and after.stalled is not None:
+            found["stalled"] = round((after.stalled - before.stalled) / 1e6 / seconds, 3)
+        if link := self._link():
+            found["link"] = link
+        return found
+
+    def _look(self) -> _Counters:
+        net, infiniband = self._sys / "class" / "net", self._sys / "class" / "infiniband"
+        bands = over_infiniband(infiniband)
+        stalled = _STALLED.search(hardware.read(self._proc / "pressure" / "memory"))
+        heat = (self._sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
+        return _Counters(
+            traffic(self._proc, net, infiniband)[1],
+            None if bands is None else bands[1],
+            sum(map(int, _SWAPPED.findall(hardware.read(self._proc / "vmstat")))),
+            int(stalled[1]) if stalled else None,
+            sum(int(count) for count in map(hardware.read, heat) if count.isdecimal()),
+        )
+
+    def _link(self) -> float:
+        """Bytes per second of the fastest interface with a device; 0 if that is not known."""
+        speeds = map(hardware.read, (self._sys / "class" / "net").glob("*/speed"))
+        return max((int(speed) * _BITS for speed in speeds if speed.isdecimal()), default=0)

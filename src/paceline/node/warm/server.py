@@ -55,21 +55,16 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Order:
-    """What a fork of the server becomes: the agent of this job.
-
-    Attributes:
-        lock, log, lifeline: descriptors; None for a job that outlives its client.
-        changes: variables that the imports have changed; None removes one.
-        client: gets the wait status of the agent.
-    """
+    """What a fork of the server becomes: the agent of this job."""
 
     run: str
     env: dict[str, str]
+    # lock, log, lifeline: descriptors; None for a job that outlives its client
     lock: int
     log: int
     lifeline: int | None
-    changes: dict[str, str | None]
-    client: socket.socket
+    changes: dict[str, str | None]  # variables that the imports have changed; None removes one
+    client: socket.socket  # gets the wait status of the agent
 
 
 class WarmServer:

@@ -156,9 +156,7 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
         if apart or len(places) == 2:
             line += f", {'while' if apart else 'and'} {_at(last, who(last))}"
         line += _of_machines(stands.values())
-    if nccl := list(
-        dict.fromkeys(it for stand in stands.values() for it in (stand.get("machine") or {}).get("nccl", ()))
-    ):
+    if nccl := list(dict.fromkeys(it for stand in stands.values() for it in stand["machine"].get("nccl", ()))):
         line += f"; NCCL: {', '.join(nccl)}"
     return {
         "kind": kind, "ranks": ranks, "waiting": waiting, "seconds": seconds, "collective": collective,
@@ -167,8 +165,8 @@ def _hang(kind: Kind, ranks: list[int], stands: Mapping[int, Stand], seconds: fl
 
 
 def _of_machines(stands: Iterable[Stand]) -> str:
-    """What networks and GPUs do meanwhile, as far as that is known; agents of older versions do not say it."""
-    machines = {(stand["host"], stand["node"]): stand.get("machine") or {} for stand in stands}.values()
+    """What networks and GPUs do meanwhile, as far as that is known."""
+    machines = {(stand["host"], stand["node"]): stand["machine"] for stand in stands}.values()
     rates, uses = ([it[key] for it in machines if key in it] for key in ("network", "gpu_use"))
     words = ""
     if len(rates) == len(machines) > 1:
@@ -187,7 +185,7 @@ def _between(least: str, most: str) -> str:
 def who(it: Place) -> str:
     """`rank 3 on gpu-1 (GPU 0, pid 4711)`."""
     host = f" on {it['hosts'][0]}" if len(set(it["hosts"])) == 1 else ""
-    device = f"GPU {', '.join(it['devices'])}, " if it.get("devices") else ""  # older versions do not say
+    device = f"GPU {', '.join(it['devices'])}, " if it["devices"] else ""
     process = f" ({device}pid {it['pids'][0]})" if len(it["pids"]) == 1 else ""
     return f"{listed(it['ranks'])}{host}{process}"
 

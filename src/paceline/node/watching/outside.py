@@ -36,43 +36,29 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Process:
-    """A rank's process at one moment.
+    """A rank's process at one moment."""
 
-    Attributes:
-        state: a letter of proc(5); "" if it is gone.
-        cpu: seconds that its main thread has used of a core.
-        all_cpu: seconds that all its threads have used.
-        moved: bytes that it has read and written, without those on sockets.
-        read: those of them that it has read, and those of the children that it has reaped; reads: in how many calls.
-        queued: seconds for which its main thread was ready, and waited for a core.
-        switches: how often its main thread has waited for something.
-        call, file: see `stands.Stand`.
-    """
-
-    state: str = ""
-    cpu: float = 0.0
-    all_cpu: float = 0.0
-    moved: int = 0
+    state: str = ""  # a letter of proc(5); "" if it is gone
+    cpu: float = 0.0  # seconds that its main thread has used of a core
+    all_cpu: float = 0.0  # seconds that all its threads have used
+    moved: int = 0  # bytes that it has read and written, without those on sockets
+    # those of them that it has read, and those of the children that it has reaped; reads: in how many calls
     read: int = 0
     reads: int = 0
-    queued: float = 0.0
-    switches: int = 0
+    queued: float = 0.0  # seconds for which its main thread was ready, and waited for a core
+    switches: int = 0  # how often its main thread has waited for something
+    # call, file: see `stands.Stand`
     call: str = ""
     file: str = ""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The descendants of a rank's process.
+    """The descendants of a rank's process."""
 
-    Attributes:
-        cpu: seconds that they have used of a core.
-        children: see `stands.Stand`.
-        carried: bytes of their TCP connections and those of the process, see `Connections`; None if that is not known.
-    """
-
-    cpu: float = 0.0
-    children: list[tuple[str, str]] = field(default_factory=list)
+    cpu: float = 0.0  # seconds that they have used of a core
+    children: list[tuple[str, str]] = field(default_factory=list)  # see `stands.Stand`
+    # bytes of their TCP connections and those of the process, see `Connections`; None if that is not known
     carried: Mapping[int, int] | None = None
 
 

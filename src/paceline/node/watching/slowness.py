@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from .pace import across
+from paceline.node.journal.pace import across
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -199,22 +199,15 @@ class _Seen:
 
 
 class _Cause(NamedTuple):
-    """A cause.
+    """A cause."""
 
-    Attributes:
-        parts: of a step, in whose place it is named; a part is named once, by the first cause that holds.
-        least: the share of these parts from which on it is named.
-        holds: whether the other evidence is there.
-        what, helps: in words; `_words` has the values.
-        saved: the share of the time that this would save; None if nobody knows.
-    """
-
-    parts: tuple[str, ...]
-    least: float
-    holds: Callable[[_Seen], object]
+    parts: tuple[str, ...]  # of a step, in whose place it is named; a part is named once, by the first cause that holds
+    least: float  # the share of these parts from which on it is named
+    holds: Callable[[_Seen], object]  # whether the other evidence is there
+    # what, helps: in words; `_words` has the values
     what: str
     helps: str
-    saved: Callable[[_Seen], float | None]
+    saved: Callable[[_Seen], float | None]  # the share of the time that this would save; None if nobody knows
 
 
 _LOADING, _WORKERS = ("loading",), ("workers",)

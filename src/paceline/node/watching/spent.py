@@ -12,8 +12,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.node.journal.pace import LEAST_DIFFERENCE
+
 from .outside import Process
-from .pace import LEAST_DIFFERENCE
 from .typical import is_of_user
 
 if TYPE_CHECKING:

@@ -106,7 +106,7 @@ def place(stand: Stand) -> Place:
     where = "" if own is None else f"{os.path.basename(own[0])}:{own[1]} in {own[2].replace('<module>', 'the script')}"
     return {
         "ranks": [stand["rank"]], "hosts": [stand["host"]], "pids": [stand["pid"]],
-        "devices": list(filter(None, [stand.get("device")])), "where": where, "why": why(stand),
+        "devices": list(filter(None, [stand["device"]])), "where": where, "why": why(stand),
         "stack": frames, "threads": threads[1:],
     }  # fmt: skip
 
@@ -141,7 +141,7 @@ def _of_workers(stand: Stand) -> str:
 
 
 def _threads(stand: Stand) -> list[Thread]:
-    return (stand["answer"] or {}).get("threads") or stand.get("seen") or []  # agents of older versions see nothing
+    return (stand["answer"] or {}).get("threads") or stand["seen"]
 
 
 def _frames(stand: Stand) -> list[tuple[str, int, str]]:
@@ -154,7 +154,7 @@ def _of_silent(stand: Stand) -> str:
     native = [(file, function) for file, line, function in _frames(stand) if not line]
     if native:
         return f"C code holds the interpreter's lock, in {native[0][1]} of {os.path.basename(native[0][0])}"
-    more = f"; {stand['unseen']}" if stand.get("unseen") else ""
+    more = f"; {stand['unseen']}" if stand["unseen"] else ""
     return f"it does not answer; C code may hold the interpreter's lock, or the program is not Python's{more}"
 
 

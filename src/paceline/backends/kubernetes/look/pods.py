@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests.names import CONTAINERS, FIRST_NODE, INSTANCE
-from paceline.node.journal.records import with_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,9 +101,7 @@ def _report(message: str | None) -> dict[str, Any]:
         found = json.loads(message or "")
     except ValueError:
         return {}
-    if not isinstance(found, dict) or "exit_code" not in found:
-        return {}
-    return {**found, "failure": with_cause(found["failure"])} if found.get("failure") else found
+    return found if isinstance(found, dict) and "exit_code" in found else {}
 
 
 # -- why a pod waits or has died, in plain words, with what to do ------------------------------------------------------
