@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -86,7 +87,7 @@ class Cluster:
         self._options = options
         self._found: Access | None = None
         self._deadline = math.inf
-        self._silence: _Silence | None = None
+        self._silence = _Silence(print, lambda: -math.inf)
         self._version: tuple[int, int] | None = None
         self._mirrors: dict[str, Mirror] | None = None
         self._groups: dict[str, list[str]] | None = None
@@ -227,7 +228,7 @@ class Cluster:
                 # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
                 is_behind = method == "PATCH" and answer.status_code == 409
                 is_done = not (is_behind or answer.status_code in _RETRIED)
-                if is_done and self._silence is not None:
+                if is_done:
                     self._silence.end()
                 why = f"the API server of {self.access.context} answers with HTTP {answer.status_code}"
                 is_in_vain = time.monotonic() + pause > until
@@ -242,7 +243,7 @@ class Cluster:
 
     def _goes_on(self, method: str, why: str) -> bool:
         """Whether a server that does not answer is asked again all the same, for who follows a job."""
-        return method == "GET" and self._silence is not None and self._silence.goes_on(why, self._deadline)
+        return method == "GET" and self._silence.goes_on(why, self._deadline)
 
     def _read(self, answer: Any, method: str, path: str) -> Object:
         """The object in an answer."""
@@ -327,6 +328,10 @@ class Cluster:
             token = page["metadata"].get("continue") or ""
             if not token:
                 return
+
+    def items(self, path: str, **params: Any) -> Iterator[Object]:
+        """All objects of a kind."""
+        return itertools.chain.from_iterable(page["items"] for page in self.list(path, **params))
 
     def all(self, path: str, **params: Any) -> tuple[dict[str, Object], str]:
         """All objects of a kind by name, and the version of the list."""

@@ -92,8 +92,3 @@ def failure_rules(order: Order) -> dict[str, Any]:
         {"action": "FailJob", "onExitCodes": others},
     ]
     return {"backoffLimit": times * most, "podFailurePolicy": {"rules": rules}}
-
-
-def success_rules(order: Order) -> dict[str, Any]:
-    """The fields of a Job that say when it has succeeded, if that is before all of its pods have."""
-    return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if ends_with_first(order) else {}
