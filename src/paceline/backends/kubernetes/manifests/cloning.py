@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
-
 FOLDER = "git"  # in the pods' folder
 SECRET = "/paceline/git"
 _KEYS = ("password", "ssh-privatekey")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Object
     from paceline.backends.kubernetes.manifests.order import Manifest, Order
 
-
 COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 
 
