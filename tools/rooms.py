@@ -33,7 +33,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/job/code": 990,
     "paceline/node": 1910,
     "paceline/node/agent": 1370,
-    "paceline/node/host": 1360,
+    "paceline/node/host": 1350,
     "paceline/node/host/slurm": 3020,
     "paceline/node/journal": 620,
     "paceline/node/logs": 670,

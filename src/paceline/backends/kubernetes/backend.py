@@ -64,7 +64,6 @@ class Kubernetes(Backend):
     }
 
     def __init__(self, name: str, options: target.Options, where: str = "") -> None:
-        """Make no connection yet."""
         super().__init__(name, options, where)
         self._given = options
         self._cluster = Cluster(name, options, where)

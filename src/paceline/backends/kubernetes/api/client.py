@@ -79,7 +79,6 @@ class Cluster:
     """
 
     def __init__(self, name: str, options: Options, where: str) -> None:
-        """Make no connection yet."""
         self.name, self.where = name, where
         self.calls = 0  # how many requests were sent
         self.warnings: list[str] = []  # what the server has warned of in its answers to changes
@@ -96,7 +95,6 @@ class Cluster:
 
     @property
     def access(self) -> Access:
-        """How it is reached."""
         if self._found is None:
             self._found = connect(self._options, limits.load())
         return self._found
@@ -108,7 +106,6 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """Where the jobs are."""
         return self.access.namespace
 
     @property
@@ -281,7 +278,6 @@ class Cluster:
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether `mirror` was called."""
         return self._mirrors is not None
 
     @property

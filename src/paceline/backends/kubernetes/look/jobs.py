@@ -46,7 +46,6 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Of the job."""
         return str(self.object["metadata"]["name"])
 
     @property
@@ -60,7 +59,6 @@ class Found:
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """Of the object."""
         return self.object["metadata"].get("annotations") or {}
 
     @property

@@ -46,7 +46,6 @@ class Clone:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Of the code."""
         own = {"secret": self.secret} if self.credentials else {}
         return {"mode": "git", "source": self.source.url, "ref": self.source.ref, "commit": self.commit, **own}
 

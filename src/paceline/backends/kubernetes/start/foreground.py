@@ -40,7 +40,6 @@ class KubeRun:
         let_go: Callable[[], None],
         is_plain: bool,
     ) -> None:
-        """Take over a job that has been started."""
         self.name, self.max_restarts = job.name, job.max_restarts
         self.first_line = (
             f"{job.ranks} rank{'' if job.ranks == 1 else 's'} in {job.nodes} pod{'' if job.nodes == 1 else 's'}; "

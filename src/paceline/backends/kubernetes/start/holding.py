@@ -78,7 +78,6 @@ class Lease:
     """
 
     def __init__(self, cluster: Cluster, job: Object, most: int | None = None) -> None:
-        """Nothing is moved yet."""
         self._cluster, self._most = cluster, most
         self._path = cluster.path("batch/v1", "jobs", job["metadata"]["name"])
         self._is_over = threading.Event()
