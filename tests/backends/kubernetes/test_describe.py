@@ -155,15 +155,15 @@ class Server:
     def path(self, version: str, plural: str) -> str:
         return plural
 
-    def list(self, path: str, **params: str) -> Any:
+    def items(self, path: str, **params: str) -> Any:
         if path != "events":
-            return [{"items": self._pods}]
-        return [{"items": [
+            return self._pods
+        return [
             {"metadata": {}, "type": kind, "reason": reason, "message": f"{reason} of {name}",
              "lastTimestamp": T.format(when),
              "involvedObject": {"kind": "Job" if name == "it" else "Pod", "name": name}}
             for when, kind, reason, name in self._events if params["fieldSelector"] == f"type={kind}"
-        ]}]  # fmt: skip
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

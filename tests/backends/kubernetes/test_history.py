@@ -11,8 +11,7 @@ import pytest
 from paceline.backends.kubernetes.look import events as looked
 from paceline.backends.kubernetes.look.events import history
 from paceline.backends.kubernetes.look.pod_log import Parser
-from paceline.node.host.kept_log import KeptLog
-from paceline.node.host.pod import _Relay
+from paceline.node.host.pod import KeptLog, _Relay
 from paceline.node.host.pod_format import HISTORY
 from paceline.node.logs.following import Event
 

@@ -64,7 +64,6 @@ class Kubernetes(Backend):
     }
 
     def __init__(self, name: str, options: target.Options, where: str = "") -> None:
-        """Make no connection yet."""
         super().__init__(name, options, where)
         self._given = options
         self._cluster = Cluster(name, options, where)
@@ -73,7 +72,6 @@ class Kubernetes(Backend):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, and find out what `start` or `run` would do with it."""
         from .start.submit import prepare
 
         self.refuse_unsupported(spec)
@@ -81,7 +79,6 @@ class Kubernetes(Backend):
         return prepare(self._cluster, options, spec, detached=detached, target=self.name)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on without the client."""
         from paceline.backends.noted import note
 
         from .look.describe import described
@@ -95,7 +92,6 @@ class Kubernetes(Backend):
         return job
 
     def run(self, prepared: Prepared, progress: ProgressReporter, wanted: RankStreams) -> KubeRun:
-        """Start a job in the foreground."""
         from .start import holding, submit
         from .start.foreground import KubeRun
         from .start.holding import Lease
@@ -141,7 +137,6 @@ class Kubernetes(Backend):
         self._cluster.mirror()
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """Describe these jobs, or all; unknown names are left out."""
         from .look.describe import described
         from .look.jobs import explain, find, lost_logs
 
@@ -179,19 +174,16 @@ class Kubernetes(Backend):
         return described(job, self.name, reports)
 
     def spec(self, name: str) -> JobSpec:
-        """The specification with which a job was submitted."""
         from .look.jobs import spec_of
 
         return spec_of(self._find(name))
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The events of a job: those of its nodes, from their logs, and the cluster's warnings."""
         from .look.events import events
 
         return events(self._cluster, self._find(name))
 
     def stands(self, name: str) -> list[Stand]:
-        """Where the ranks of a job are that runs, in the pods that answer; takes some seconds."""
         answers = self._ask_pods(self._find(name), {"do": "stands", "name": name})
         if not answers:
             raise UserError(f"no pod of job {name} answers")
@@ -204,31 +196,26 @@ class Kubernetes(Backend):
         return asked(self._cluster, job.running, request, job.python)
 
     def history(self, name: str, since: float = 0.0) -> History:
-        """What a job has used and logged, in the pods that answer; see `Recorded`."""
         from .look.events import history
 
         return history(self._cluster, self._find(name), since)
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
-        """Lines of a job in the order in which they were written."""
         from .look.logs import lines
 
         return lines(self._cluster, self._find(name), query)
 
     def check(self, progress: ProgressReporter) -> Report:
-        """What the cluster has and allows, and what would go wrong with a job."""
         from .check import check
 
         return check(self._cluster)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
-        """The nodes of the cluster."""
         from .look.machines import nodes
 
         return nodes(self._cluster, warn)
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-        """What the pods of these jobs use, where the cluster measures it."""
         from .look.machines import usage
 
         return usage(self._cluster, names, warn) if names else {}
@@ -268,7 +255,6 @@ class Kubernetes(Backend):
     def wait(
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
-        """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
         from .look.describe import is_over
         from .look.jobs import find
 
@@ -326,7 +312,6 @@ class Kubernetes(Backend):
         return kubectl("attach or profile", self._given, self._cluster.namespace, *words)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
-        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none."""
         from .look.inside import answer_of
 
         job, pod = self._with_board(name)
@@ -345,7 +330,6 @@ class Kubernetes(Backend):
         return None if pod is None else f"reach it with: paceline tensorboard{self.where} {name}"
 
     def close_tensorboard(self, name: str) -> bool:
-        """End it; returns whether there was one."""
         from .look.inside import answer_of
 
         job, pod = self._first(name)

@@ -14,25 +14,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import TOKEN
 from paceline.node.errors import Refused
+from paceline.node.eventloop.loop import Loop
 from paceline.node.files import load_json, write_json
 from paceline.node.lifeline import TOGETHER
 from paceline.node.logs.following import Event, Output, updates
+from paceline.node.rendezvous.handshake import Listener
+from paceline.node.rendezvous.quorum import rank_in
 from paceline.node.signals import EXIT_REPLACED, HANDLED, call_on
+from paceline.node.spec import NodeSpec
 from paceline.node.store import make, records
 from paceline.node.telemetry.history import history
 
-from . import late
 from .batch import code_at, home_of, plan_of, read
-from .kept_log import KeptLog, before
 from .pod_format import ATTEMPT, HISTORY, KILLED, LONGEST, MARK, PIECE, RANK, REPLACED, STDERR, TRACEBACK, WHOLE
 from .start import order_of
 
@@ -40,7 +47,10 @@ if TYPE_CHECKING:
     from typing import BinaryIO, NoReturn
 
     from paceline.contract.records import JobRecord
-    from paceline.node.journal.status import Failure
+    from paceline.node.eventloop.channel import Channel
+    from paceline.node.journal.status import Failure, Status
+    from paceline.node.rendezvous.messages import AgentStatus
+    from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.lifecycle import AgentProcess
 
 ENDED = "ended.json"  # beside the request: how the job ended here
@@ -101,7 +111,7 @@ def main(file: str, message: str) -> int:
         write_json(ended, report)
     write_message(message, report)
     if request.get("late_nodes") and state == "SUCCEEDED":
-        late.stay(made.run, is_told, ends_with_first=bool(request.get("ends_with_first")))
+        stay(made.run, is_told, ends_with_first=bool(request.get("ends_with_first")))
     if failure is not None and failure["node"] != (request["job"].get("node_rank") or 0):
         is_told.wait(_LATER)
     if record is not None and record["cause"] == "nodes missing" and exit_code == EXIT_REPLACED:
@@ -243,3 +253,127 @@ def _shortened(message: dict[str, Any]) -> dict[str, Any]:
             text = text[-(MOST):] if len(text) > MOST else text[max(1, over // _WIDEST) :]
             failure["traceback"] = text
     return found
+
+
+# -- a second copy of the output, on a volume, where it is when the container is gone ----------------------------------
+
+
+_RESTARTS = "restarts-"  # begins the name of a file, followed by their number
+
+
+def before(folder: str | None) -> tuple[int, float | None]:
+    """How many restarts other containers of the job have noted, and when the first of them began, if there was one."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder) if folder is not None else []
+    restarts = [int(name[len(_RESTARTS) :]) for name in names if re.fullmatch(_RESTARTS + r"\d+", name)]
+    begun = [int(found[1]) for name in names if (found := re.fullmatch(r"node-\d+-(\d+)\.log", name))]
+    return max(restarts, default=0), min(begun) / 1e9 if begun else None
+
+
+class KeptLog:
+    """Writes lines to a file of its own in a folder. If that cannot be written, it says so once, and stops.
+
+    Each line begins with its time, as in the log of the container that a cluster keeps. The names of the files say when
+    each container began, and those of empty ones how often the job was restarted.
+    """
+
+    def __init__(self, folder: str | None, node_rank: int) -> None:
+        """Make the file."""
+        self._file = -1
+        self._folder = folder
+        if folder is None:
+            return
+        path = Path(folder, f"node-{node_rank}-{time.time_ns()}.log")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        except OSError as error:
+            _warn(path, error)
+
+    def write(self, text: bytes) -> None:
+        """Write whole lines, with the time of now."""
+        if self._file < 0:
+            return
+        stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+        data = b"".join(stamp + line for line in text.splitlines(keepends=True))
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            _warn(Path(os.readlink(f"/proc/self/fd/{self._file}")), error)
+            self.close()
+
+    def note_restarts(self, count: int) -> None:
+        """Note how many restarts the job had, for a container that comes when all agents are gone."""
+        if self._file >= 0 and self._folder is not None:
+            with contextlib.suppress(OSError):
+                Path(self._folder, f"{_RESTARTS}{count}").touch()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _warn(path: Path, error: OSError) -> None:
+    print(f"paceline: no copy of the logs is kept in {path}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+# -- nodes that come when their job has succeeded without them ---------------------------------------------------------
+
+
+_LAST_SECONDS = 1.0  # for the last answer to arrive
+_NOTICED = 5.0  # seconds until the cluster knows that a pod has ended
+
+
+def stay(run: RunDirectory, is_told: threading.Event, *, ends_with_first: bool) -> None:
+    """Stay in a job that has succeeded for as long as other nodes need this one, until a signal comes.
+
+    A Job of MIN:MAX pods ends when MAX pods have succeeded. Those that did not fit into the cluster begin when the
+    others have ended. So the pod that coordinated the job stays until it has answered all of them.
+
+    With a successPolicy a Job ends when pod 0 has succeeded: its controller makes no more pods, and deletes those that
+    have not ended, with their logs. So pod 0 ends last, and nobody has to be answered unless the job has ended without
+    pod 0.
+    """
+    spec, status = NodeSpec.load(run.spec), run.read_status() or {}
+    start = status.get("start")
+    there = set() if start is None else {rank_in(node.get("id", "")) for node in start["nodes"]}
+    if ends_with_first and spec.node_rank == 0:
+        is_told.wait(0.0 if there == {0} else _NOTICED)
+    elif not (ends_with_first and 0 in there):
+        _answer(spec, status)
+
+
+def _answer(spec: NodeSpec, status: Status) -> None:
+    """If the coordinator was here, answer the nodes that come late."""
+    missing = spec.nodes - int(status.get("nodes") or spec.nodes)
+    if not missing or status.get("coordinator") != status.get("address"):
+        return
+    loop, answered, is_over = Loop(), 0, False
+
+    def answer() -> AgentStatus:
+        nonlocal answered
+        answered += 1
+        return {
+            "id": "", "leads": False, "has_started": False, "has_begun": True, "has_ended": True, "leader": None,
+        }  # fmt: skip
+
+    def end(_: int) -> None:
+        nonlocal is_over
+        is_over = True
+
+    loop.catch(HANDLED, end)
+    listener = Listener(loop, os.environ.get(TOKEN, "").encode(), answer, _refuse)
+    with contextlib.suppress(OSError):
+        listener.open(spec.main_port or 0)
+        until = time.monotonic() + spec.join_timeout
+        loop.run_until(lambda: is_over or answered >= missing, max(0.0, until - time.monotonic()))
+        loop.run_until(lambda: is_over, _LAST_SECONDS)
+    listener.close()
+
+
+def _refuse(channel: Channel) -> None:
+    channel.socket.shutdown(socket.SHUT_RDWR)

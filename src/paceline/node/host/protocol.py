@@ -99,7 +99,7 @@ if TYPE_CHECKING:
             ends_with_first: whether it takes the job for ended when node 0 has, and ends the others.
             cloned: the folder beside the request into which git has fetched the code; its commit is in the file
                 `commit` there.
-            kept_logs: the folder in which its logs are kept too, see `kept_log.py`.
+            kept_logs: the folder in which its logs are kept too, see `pod.KeptLog`.
         """
 
         root: str

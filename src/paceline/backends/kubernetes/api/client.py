@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -78,7 +79,6 @@ class Cluster:
     """
 
     def __init__(self, name: str, options: Options, where: str) -> None:
-        """Make no connection yet."""
         self.name, self.where = name, where
         self.calls = 0  # how many requests were sent
         self.warnings: list[str] = []  # what the server has warned of in its answers to changes
@@ -86,7 +86,7 @@ class Cluster:
         self._options = options
         self._found: Access | None = None
         self._deadline = math.inf
-        self._silence: _Silence | None = None
+        self._silence = _Silence(print, lambda: -math.inf)
         self._version: tuple[int, int] | None = None
         self._mirrors: dict[str, Mirror] | None = None
         self._groups: dict[str, list[str]] | None = None
@@ -95,7 +95,6 @@ class Cluster:
 
     @property
     def access(self) -> Access:
-        """How it is reached."""
         if self._found is None:
             self._found = connect(self._options, limits.load())
         return self._found
@@ -107,7 +106,6 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """Where the jobs are."""
         return self.access.namespace
 
     @property
@@ -227,7 +225,7 @@ class Cluster:
                 # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
                 is_behind = method == "PATCH" and answer.status_code == 409
                 is_done = not (is_behind or answer.status_code in _RETRIED)
-                if is_done and self._silence is not None:
+                if is_done:
                     self._silence.end()
                 why = f"the API server of {self.access.context} answers with HTTP {answer.status_code}"
                 is_in_vain = time.monotonic() + pause > until
@@ -242,7 +240,7 @@ class Cluster:
 
     def _goes_on(self, method: str, why: str) -> bool:
         """Whether a server that does not answer is asked again all the same, for who follows a job."""
-        return method == "GET" and self._silence is not None and self._silence.goes_on(why, self._deadline)
+        return method == "GET" and self._silence.goes_on(why, self._deadline)
 
     def _read(self, answer: Any, method: str, path: str) -> Object:
         """The object in an answer."""
@@ -280,7 +278,6 @@ class Cluster:
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether `mirror` was called."""
         return self._mirrors is not None
 
     @property
@@ -327,6 +324,10 @@ class Cluster:
             token = page["metadata"].get("continue") or ""
             if not token:
                 return
+
+    def items(self, path: str, **params: Any) -> Iterator[Object]:
+        """All objects of a kind."""
+        return itertools.chain.from_iterable(page["items"] for page in self.list(path, **params))
 
     def all(self, path: str, **params: Any) -> tuple[dict[str, Object], str]:
         """All objects of a kind by name, and the version of the list."""

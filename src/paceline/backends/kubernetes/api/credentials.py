@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.options import Options
     from paceline.backends.limits import Limits
 
-
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod

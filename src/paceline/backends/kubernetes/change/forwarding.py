@@ -47,13 +47,11 @@ class Forward:
         self._process = self._started()
 
     def __enter__(self) -> Forward:
-        """Nothing more."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         self._process.terminate()
         self._process.wait()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.backends.kubernetes.look.jobs import find
 from paceline.job.errors import UserError
@@ -21,7 +21,7 @@ _PAUSE = 0.2
 def scale_out(cluster: Cluster, job: Found, more: Sequence[str] | int | None) -> list[str]:
     """Let a job have more pods; returns the names of the hosts of those that are made."""
     now = _parallelism(job, more)
-    wanted = job.nodes if more is None else min(job.nodes, now + _count(more))
+    wanted = job.nodes if more is None else min(job.nodes, now + cast("int", more))
     before = _hosts(job)
     if wanted == now:
         return []
@@ -32,7 +32,7 @@ def scale_out(cluster: Cluster, job: Found, more: Sequence[str] | int | None) ->
 def scale_in(cluster: Cluster, job: Found, fewer: Sequence[str] | int) -> list[str]:
     """Let a job have fewer pods; returns the names of the hosts of those that leave."""
     now = _parallelism(job, fewer)
-    wanted = now - _count(fewer)
+    wanted = now - cast("int", fewer)
     if wanted < job.least:
         raise UserError(
             f"job {job.name} needs {job.least} pods, and {max(0, wanted)} would be left; add others first, or end it "
@@ -44,7 +44,7 @@ def scale_in(cluster: Cluster, job: Found, fewer: Sequence[str] | int) -> list[s
 
 
 def _parallelism(job: Found, asked: Sequence[str] | int | None) -> int:
-    """How many pods a job has at most now."""
+    """How many pods a job has at most now; refuses to change that by anything but a number."""
     if job.ending is not None:
         raise UserError(f"job {job.name} has ended")
     if job.least == job.nodes:
@@ -52,11 +52,6 @@ def _parallelism(job: Found, asked: Sequence[str] | int | None) -> int:
     if not isinstance(asked, int) and asked is not None:
         raise UserError("on Kubernetes the cluster chooses which pods come and leave; give their number with --nnodes")
     return int(job.object["spec"]["parallelism"])
-
-
-def _count(asked: Sequence[str] | int) -> int:
-    assert isinstance(asked, int)
-    return asked
 
 
 def _set(cluster: Cluster, job: Found, parallelism: int) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from .jobs import Found
 
-
 _TAKEN = ("Preempted", "TaintManagerEviction")  # why a pod was taken away; of the type Normal
 _OF_LOGS = ("ranks", "logs")  # which files of an attempt are whose
 _ONCE = ("started", "finished", "restarting", "stopping", "waiting", "hang")  # each node reports them

@@ -12,7 +12,7 @@ from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.served import served
-from paceline.backends.kubernetes.manifests.names import INSTANCE, SELECTOR, SPEC
+from paceline.backends.kubernetes.manifests.names import INSTANCE, SELECTOR, SPEC, label_value
 from paceline.backends.kubernetes.manifests.objects import PROGRAM
 from paceline.job.errors import UserError
 from paceline.job.job import Job
@@ -46,7 +46,6 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Of the job."""
         return str(self.object["metadata"]["name"])
 
     @property
@@ -60,7 +59,6 @@ class Found:
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """Of the object."""
         return self.object["metadata"].get("annotations") or {}
 
     @property
@@ -136,14 +134,27 @@ def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:
     if not found:
         _refuse_missing(cluster)
         return found
-    for page in cluster.list(cluster.path("v1", "pods"), labelSelector=_selector(names)):
-        for item in page["items"]:
-            pod = seen(item)
-            if pod.job in found:
-                found[pod.job].pods.append(pod)
-    for job in found.values():
-        job.pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
+    _add_pods(cluster, found, names, {})
     return found
+
+
+def _add_pods(
+    cluster: Cluster,
+    jobs: Mapping[str, Found],
+    names: Sequence[str] | None,
+    about: Mapping[tuple[str, str], Sequence[Object]],
+) -> None:
+    """Give jobs their pods, with the events about them, in place of those that they have."""
+    pods = [
+        seen(item, about.get(("Pod", item["metadata"]["name"]), ()))
+        for item in cluster.items(cluster.path("v1", "pods"), labelSelector=_selector(names))
+    ]
+    pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
+    for job in jobs.values():
+        job.pods = []
+    for pod in pods:
+        if pod.job in jobs:
+            jobs[pod.job].pods.append(pod)
 
 
 def taken(cluster: Cluster, names: Sequence[str] | None, but: Kind | None = None) -> Collection[str]:
@@ -169,7 +180,7 @@ def _objects(
 
 def _selector(names: Sequence[str] | None) -> str:
     """What selects the objects of these jobs, or of all, and perhaps of others."""
-    if names is None or len(names) > _MOST_NAMES or not all(map(_is_label, names)):
+    if names is None or len(names) > _MOST_NAMES or not all(map(label_value, names)):
         return SELECTOR
     return f"{SELECTOR},{INSTANCE} in ({','.join(names)})"
 
@@ -177,14 +188,13 @@ def _selector(names: Sequence[str] | None) -> str:
 def _listed(cluster: Cluster, kind: Kind, selector: str, refusals: list[ApiError]) -> list[Object]:
     """The objects of a kind; one that an operator has brought, and that the server has not now, is noted."""
     try:
-        pages = list(cluster.list(kind.path(cluster), labelSelector=selector))
+        return list(cluster.items(kind.path(cluster), labelSelector=selector))
     except ApiError as error:
         if isinstance(kind, BatchJob) or error.code not in (403, 404):
             raise
         if error.code == 404:  # 403: who may not list a kind has made no job of it
             refusals.append(error)
         return []
-    return [item for page in pages for item in page["items"]]
 
 
 def _refuse_missing(cluster: Cluster) -> None:
@@ -194,12 +204,6 @@ def _refuse_missing(cluster: Cluster) -> None:
     except ApiError as error:
         if error.code == 404:
             raise
-
-
-def _is_label(name: str) -> bool:
-    from paceline.backends.kubernetes.manifests.names import label_value
-
-    return label_value(name) is not None
 
 
 def explain(cluster: Cluster, job: Found) -> None:
@@ -220,10 +224,7 @@ def explain(cluster: Cluster, job: Found) -> None:
         if (events := about.get(part)) and events[-1]["type"] == "Warning" and time_of(events[-1]) >= made:
             job.why = _explained(cluster, " ".join(str(events[-1].get("message") or "").split()))
     if any(about.get(("Pod", pod.name)) for pod in job.pods):
-        pages = list(cluster.list(cluster.path("v1", "pods"), labelSelector=_selector([job.name])))  # as in `find`
-        items = [item for page in pages for item in page["items"]]
-        job.pods = [seen(item, about.get(("Pod", item["metadata"]["name"]), ())) for item in items]
-        job.pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
+        _add_pods(cluster, {job.name: job}, [job.name], about)
 
 
 def _events(cluster: Cluster, job: Found) -> dict[tuple[str, str], list[Object]]:
@@ -232,12 +233,11 @@ def _events(cluster: Cluster, job: Found) -> dict[tuple[str, str], list[Object]]
     born.update((("Pod", pod.name), int(pod.created)) for pod in job.pods)
     found: dict[tuple[str, str], list[Object]] = {}
     for kind in ("Warning", "Normal"):
-        for page in cluster.list(cluster.path("v1", "events"), fieldSelector=f"type={kind}"):
-            for event in page["items"]:
-                target = event.get("involvedObject") or {}
-                key = target.get("kind", ""), target.get("name", "")
-                if key in born and time_of(event) >= born[key]:
-                    found.setdefault(key, []).append(event)
+        for event in cluster.items(cluster.path("v1", "events"), fieldSelector=f"type={kind}"):
+            target = event.get("involvedObject") or {}
+            key = target.get("kind", ""), target.get("name", "")
+            if key in born and time_of(event) >= born[key]:
+                found.setdefault(key, []).append(event)
         if not found:
             break  # there is no warning that others could contradict
     for events in found.values():
@@ -251,12 +251,11 @@ def _explained(cluster: Cluster, message: str) -> str:
     if quota is None:
         return message
     try:
-        path = cluster.path("v1", "resourcequotas")
-        pages = list(cluster.list(path, fieldSelector=f"metadata.name={quota['name']}"))
+        found = [*cluster.items(cluster.path("v1", "resourcequotas"), fieldSelector=f"metadata.name={quota['name']}")]
     except ApiError:
-        pages = [{"items": [{}]}]  # whoever may not see it knows only what the warning says
+        found = [{}]  # whoever may not see it knows only what the warning says
     asked = dict(it.split("=", 1) for it in quota["asked"].split(",") if "=" in it)
-    status = next((it.get("status") or {} for page in pages for it in page["items"]), None)
+    status = next((it.get("status") or {} for it in found), None)
     if status is None or (status and _has_room(status, asked)):
         return f"quota {quota['name']} has room again; the cluster makes the pods when it tries next, within minutes"
     return f"{message}; ask for less, or have the quota of the namespace raised"

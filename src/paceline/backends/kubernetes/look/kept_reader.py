@@ -14,6 +14,7 @@ from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.manifests.manifest import literal
 from paceline.job.errors import UserError
 
+from .describe import is_over
 from .inside import chunks
 from .pods import seen
 
@@ -70,9 +71,10 @@ class Kept(NamedTuple):
     lines: Iterator[tuple[int, bytes]]
 
 
-def is_needed(job: Found, *, is_over: bool) -> bool:
+def is_needed(job: Found) -> bool:
     """Whether pods are gone whose logs are only in the copies: of a node that has none, or that has a later one."""
-    there = {pod.index for pod in job.pods if pod.has_log or not is_over}
+    has_ended = is_over(job)
+    there = {pod.index for pod in job.pods if pod.has_log or not has_ended}
     failed = sum(pod.phase == "Failed" for pod in job.pods)
     return len(there) < job.least or int((job.object.get("status") or {}).get("failed") or 0) > failed
 

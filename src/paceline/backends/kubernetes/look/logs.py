@@ -58,7 +58,6 @@ class Follower(Generic[Item]):
     def __init__(
         self, cluster: Cluster, name: str, make: Callable[[Pod], Iterable[Item]], ranks: Iterable[int] | None = None
     ) -> None:
-        """Begin."""
         self._cluster, self._name, self._make, self._ranks = cluster, name, make, ranks
         self.readers: Readers[str, Item] = Readers()  # of the pods, by their names
         self.job_is_over = threading.Event()  # is set when the job has ended
@@ -116,7 +115,6 @@ class _Lines:
     """The lines of a pod that a query asks for: a source, see `backends/follow.py`."""
 
     def __init__(self, log: PodLog, query: LogQuery, attempts: _Attempts, *, starts_again: bool) -> None:
-        """Read nothing yet."""
         self._log, self._query, self._attempts, self._starts_again = log, query, attempts, starts_again
         self._found: Iterable[Entry] | None = None
         self._lost: Lost | None = None
@@ -195,7 +193,7 @@ def lines(cluster: Cluster, job: Found, query: LogQuery) -> Iterator[LogLines]:
     """The lines of a job that a query asks for: from the copies on its volume, if pods are gone."""
     query = replace(query, follow=query.follow and not is_over(job))
     where = kept.of(job.annotations)
-    if where is not None and not query.follow and kept_reader.is_needed(job, is_over=is_over(job)):
+    if where is not None and not query.follow and kept_reader.is_needed(job):
         return _kept(kept_reader.read(cluster, job, where), query)
     attempts, over = _Attempts(), threading.Event()
     starts_again = bool(job.spec.get("max_restarts")) or job.least < job.nodes
@@ -243,7 +241,7 @@ def events(cluster: Cluster, job: Found, silent: dict[str, UserError]) -> list[E
     that do not answer, and the pods whose logs lack their beginning, each with why.
     """
     where = kept.of(job.annotations)
-    if where is not None and kept_reader.is_needed(job, is_over=is_over(job)):
+    if where is not None and kept_reader.is_needed(job):
         return _kept_events(cluster, job, where)
     running = job.running
     answers = asked(cluster, running, {"do": "events", "name": job.name}, job.python)

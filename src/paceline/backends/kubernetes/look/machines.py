@@ -54,15 +54,13 @@ def amount(text: str | float | None) -> float:
 def machines(cluster: Cluster, warn: Callable[[str], None]) -> list[Machine]:
     """The nodes, with what the pods of all namespaces have; of this namespace if others may not be listed."""
     found: dict[str, Machine] = {}
-    for page in cluster.list("/api/v1/nodes"):
-        for node in page["items"]:
-            status = node.get("status") or {}
-            name = node["metadata"]["name"]
-            labels = node["metadata"].get("labels") or {}
-            addresses = {it["type"]: it["address"] for it in reversed(status.get("addresses") or ())}
-            found[name] = Machine(
-                name, _state(node), status.get("allocatable") or {}, labels, address=addresses.get("InternalIP", "")
-            )
+    for node in cluster.items("/api/v1/nodes"):
+        meta, status = node["metadata"], node.get("status") or {}
+        addresses = {it["type"]: it["address"] for it in reversed(status.get("addresses") or ())}
+        found[meta["name"]] = Machine(
+            meta["name"], _state(node), status.get("allocatable") or {}, meta.get("labels") or {},
+            address=addresses.get("InternalIP", ""),
+        )  # fmt: skip
     running = "status.phase!=Succeeded,status.phase!=Failed"
     try:
         _add(found, cluster, "/api/v1/pods", running)
@@ -75,17 +73,16 @@ def machines(cluster: Cluster, warn: Callable[[str], None]) -> list[Machine]:
 
 
 def _add(found: Mapping[str, Machine], cluster: Cluster, path: str, selector: str) -> None:
-    for page in cluster.list(path, fieldSelector=selector):
-        for pod in page["items"]:
-            machine = found.get(pod["spec"].get("nodeName") or "")
-            if machine is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-                continue
-            for name, size in requests(pod).items():
-                machine.requested[name] = machine.requested.get(name, 0.0) + size
-                if name == cluster.gpu_resource and size:
-                    meta = pod["metadata"]
-                    owner = (meta.get("labels") or {}).get(INSTANCE) or f"{meta.get('namespace')}/{meta['name']}"
-                    machine.gpus[owner] = machine.gpus.get(owner, 0) + int(size)
+    for pod in cluster.items(path, fieldSelector=selector):
+        machine = found.get(pod["spec"].get("nodeName") or "")
+        if machine is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        for name, size in requests(pod).items():
+            machine.requested[name] = machine.requested.get(name, 0.0) + size
+            if name == cluster.gpu_resource and size:
+                meta = pod["metadata"]
+                owner = (meta.get("labels") or {}).get(INSTANCE) or f"{meta.get('namespace')}/{meta['name']}"
+                machine.gpus[owner] = machine.gpus.get(owner, 0) + int(size)
 
 
 def requests(pod: Object) -> dict[str, float]:
@@ -159,17 +156,16 @@ def usage(cluster: Cluster, names: Sequence[str], warn: Callable[[str], None]) -
 def volumes(cluster: Cluster) -> list[Volume]:
     """The PersistentVolumeClaims of the namespace, which jobs can use with --data."""
     found = []
-    for page in cluster.list(cluster.path("v1", "persistentvolumeclaims")):
-        for claim in page["items"]:
-            meta, status = claim["metadata"], claim.get("status") or {}
-            marks = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
-            size = (status.get("capacity") or claim["spec"].get("resources", {}).get("requests") or {}).get("storage")
-            phase = status.get("phase", "Pending")
-            found.append(Volume(
-                meta["name"], path=claim["spec"].get("volumeName") or "", size=int(amount(size)) if size else None,
-                problem=None if phase == "Bound" else f"it is {phase.lower()}",
-                access=tuple(status.get("accessModes") or claim["spec"].get("accessModes") or ()),
-                owner=marks.get("owner") or marks.get("app.kubernetes.io/created-by"),
-                created=moment(meta.get("creationTimestamp")),
-            ))  # fmt: skip
+    for claim in cluster.items(cluster.path("v1", "persistentvolumeclaims")):
+        meta, status = claim["metadata"], claim.get("status") or {}
+        marks = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
+        size = (status.get("capacity") or claim["spec"].get("resources", {}).get("requests") or {}).get("storage")
+        phase = status.get("phase", "Pending")
+        found.append(Volume(
+            meta["name"], path=claim["spec"].get("volumeName") or "", size=int(amount(size)) if size else None,
+            problem=None if phase == "Bound" else f"it is {phase.lower()}",
+            access=tuple(status.get("accessModes") or claim["spec"].get("accessModes") or ()),
+            owner=marks.get("owner") or marks.get("app.kubernetes.io/created-by"),
+            created=moment(meta.get("creationTimestamp")),
+        ))  # fmt: skip
     return sorted(found, key=lambda volume: volume.name)

@@ -58,7 +58,6 @@ class Parser:
     """
 
     def __init__(self, pod: Pod | None, *, is_plain: bool) -> None:
-        """Begin."""
         self._pod, self._is_plain, self.attempt = pod, is_plain, 0
         self.is_begun, self.cut = is_plain, -1
 
@@ -127,7 +126,6 @@ class PodLog:
     def __init__(
         self, cluster: Cluster, pod: Pod, job_is_over: threading.Event, *, is_plain: bool, since: float | None = None
     ) -> None:
-        """Read nothing yet."""
         self._cluster, self._pod, self._is_plain = cluster, pod, is_plain
         self._begin = None if since is None else _rfc(since)
         self._job_is_over, self._is_closed = job_is_over, threading.Event()

@@ -13,7 +13,6 @@ from paceline.backends.kubernetes.manifests.names import CONTAINERS, FIRST_NODE,
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-
 TAKEN_AWAY = (
     "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again, with "
     "--max-restarts to have such pods replaced"

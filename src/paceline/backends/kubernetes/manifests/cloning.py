@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
-
 FOLDER = "git"  # in the pods' folder
 SECRET = "/paceline/git"
 _KEYS = ("password", "ssh-privatekey")
@@ -47,24 +46,26 @@ class Clone:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Of the code."""
         own = {"secret": self.secret} if self.credentials else {}
         return {"mode": "git", "source": self.source.url, "ref": self.source.ref, "commit": self.commit, **own}
 
 
 def is_fetched_there(spec: JobSpec) -> bool:
     """Whether the pods fetch the job's code: a repository on this machine comes from here."""
-    if spec.code is None or spec.code.mode != "git":
-        return False
-    return not git_source.resolve(spec.code.source or "", Path.cwd()).is_local
+    return spec.code is not None and spec.code.mode == "git" and not _source(spec).is_local
+
+
+def _source(spec: JobSpec) -> git_source.Source:
+    """The repository that a job's code is in."""
+    assert spec.code is not None
+    return git_source.resolve(spec.code.source or "", Path.cwd())
 
 
 def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str, Any] | None) -> None:
     """Refuse a repository whose credentials are missing, as far as that can be seen without asking its host."""
     if not is_fetched_there(spec):
         return
-    assert spec.code is not None
-    source = git_source.resolve(spec.code.source or "", Path.cwd())
+    source = _source(spec)
     name = options.git_secret
     if name is None:
         if source.url.startswith("ssh://") or "://" not in source.url:
@@ -91,8 +92,7 @@ def clone(
     cluster: Cluster, job: str, image: str, options: Options, spec: JobSpec, *, record: Mapping[str, Any] | None
 ) -> Clone:
     """What the pods of a job fetch."""
-    assert spec.code is not None
-    source = git_source.resolve(spec.code.source or "", Path.cwd())
+    source = _source(spec)
     commit = record.get("commit") if record is not None else git.commit_of(source, spec.git_credentials)
     credentials = _credentials(cluster, options, spec, source, record)
     secret = options.git_secret or (f"{job}-git" if credentials else None)

@@ -1,6 +1,6 @@
 """Copies of the logs on a volume, for pods that are gone: where they are.
 
-Pods write them to `LOG-DIR/JOB-ID/node-K-TIME.log`, see `node/host/kept_log.py`.
+Pods write them to `LOG-DIR/JOB-ID/node-K-TIME.log`, see `KeptLog` in `node/host/pod.py`.
 """
 
 from __future__ import annotations

@@ -23,19 +23,7 @@ from . import cloning, replacing
 from .bootstrap import START
 from .gang import mark, pod_groups
 from .manifest import literal, merged, quantity
-from .names import (
-    FIRST_NODE,
-    GROUP,
-    INJECT,
-    INSTANCE,
-    JOB_ID,
-    LABELS,
-    LOGS,
-    QUEUE,
-    SPEC,
-    labels_of,
-    users_labels,
-)
+from .names import FIRST_NODE, GROUP, INJECT, INSTANCE, JOB_ID, LABELS, LOGS, QUEUE, SPEC, labels_of, users_labels
 from .order import ALL, Order, Role
 
 if TYPE_CHECKING:
@@ -226,18 +214,15 @@ def template(order: Order, role: Role = ALL) -> Manifest:
         asked = resources(spec.changed({"devices": None}), options.changed({"resources": {}}))
         pod["initContainers"] = [cloning.container(order.clone, HERE, WORK, asked, options.pull_policy)]
         pod["volumes"] += cloning.volumes(order.clone)
-    if options.service_account is not None:
-        pod["serviceAccountName"] = options.service_account
-    if options.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
-    if options.selector:
-        pod["nodeSelector"] = dict(options.selector)
-    if options.tolerations:
-        pod["tolerations"] = [dict(toleration) for toleration in options.tolerations]
-    if options.placement is not None:
-        pod["affinity"] = _affinity(order.name, options.placement)
-    if options.priority_class is not None:
-        pod["priorityClassName"] = options.priority_class
+    optional: Manifest = {
+        "serviceAccountName": options.service_account,
+        "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
+        "nodeSelector": dict(options.selector),
+        "tolerations": [dict(toleration) for toleration in options.tolerations],
+        "affinity": options.placement and _affinity(order.name, options.placement),
+        "priorityClassName": options.priority_class,
+    }
+    pod.update((key, value) for key, value in optional.items() if value)
     if options.host_network:
         pod.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
     # A sidecar would go on when the ranks have ended.

@@ -10,7 +10,7 @@ seconds that the controller waits before it replaces a failed pod. So a limit th
 ends the Job, while a few pods may still be killed; deleted ones do not count in 1.24.
 
 A Job of MIN:MAX pods that has succeeded must not make those that did not fit before. From 1.31 on pod 0 ends it;
-before, pods that begin then end at once. See `node/host/late.py`.
+before, pods that begin then end at once. See `stay` in `node/host/pod.py`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,3 @@ def failure_rules(order: Order) -> dict[str, Any]:
         {"action": "FailJob", "onExitCodes": others},
     ]
     return {"backoffLimit": times * most, "podFailurePolicy": {"rules": rules}}
-
-
-def success_rules(order: Order) -> dict[str, Any]:
-    """The fields of a Job that say when it has succeeded, if that is before all of its pods have."""
-    return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if ends_with_first(order) else {}

@@ -41,7 +41,6 @@ class KubeRun:
         let_go: Callable[[], None],
         is_plain: bool,
     ) -> None:
-        """Take over a job that has been started."""
         self.name, self.max_restarts = job.name, job.max_restarts
         self.first_line = (
             f"{counted(job.ranks, 'rank')} in {counted(job.nodes, 'pod')}; "

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.manifests.kinds.base import Kind
     from paceline.backends.kubernetes.manifests.order import Order
 
-
 DEADLINE = 180  # seconds within which everything of a job is made
 LEFTOVER = 60  # seconds for which the rest of an interrupted submit is kept
 _ID = 6  # letters of the job's id
@@ -79,7 +78,6 @@ class Lease:
     """
 
     def __init__(self, cluster: Cluster, job: Object, most: int | None = None) -> None:
-        """Nothing is moved yet."""
         self._cluster, self._most = cluster, most
         self._path = cluster.path("batch/v1", "jobs", job["metadata"]["name"])
         self._is_over = threading.Event()

@@ -338,16 +338,11 @@ def _make(cluster: Cluster, order: Order) -> Object:
     made = _created(cluster, order.kind, _provisional(order))
     with _removed_on_failure(cluster, order.kind, made):
         _make_dependents(cluster, order, made)
-        return _confirm(cluster, order)
-
-
-def _confirm(cluster: Cluster, order: Order) -> Object:
-    """Let a job go on, now that everything that it owns is there."""
-    path, wanted = order.kind.path(cluster, order.name), order.kind.spec(order)
-    confirmed = {key: wanted.get(key) for key in _CONFIRMED}
-    if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
-        confirmed["activeDeadlineSeconds"] = holding.LEASE_SECONDS
-    return cluster.patch(path, {"spec": confirmed})
+        wanted = order.kind.spec(order)
+        confirmed = {key: wanted.get(key) for key in _CONFIRMED}  # it goes on, now that all that it owns is there
+        if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
+            confirmed["activeDeadlineSeconds"] = holding.LEASE_SECONDS
+        return cluster.patch(order.kind.path(cluster, order.name), {"spec": confirmed})
 
 
 def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:

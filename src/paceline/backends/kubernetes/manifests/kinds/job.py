@@ -15,20 +15,18 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Object
     from paceline.backends.kubernetes.manifests.order import Manifest, Order
 
-
 COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 
 
 def indexed(order: Order) -> Manifest:
     """The spec of a Job with a pod for each node."""
-    return {
-        "completions": order.nodes,
-        "parallelism": order.nodes,
-        "completionMode": "Indexed",
-        **replacing.failure_rules(order),
-        **replacing.success_rules(order),
-        "template": objects.template(order),
-    }
+    found = {
+        "completions": order.nodes, "parallelism": order.nodes, "completionMode": "Indexed",
+        **replacing.failure_rules(order), "template": objects.template(order),
+    }  # fmt: skip
+    if replacing.ends_with_first(order):
+        found["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
+    return found
 
 
 class BatchJob(Kind):
@@ -94,19 +92,18 @@ class JobSet(Kind):
         }
 
     def nodes(self, found: Object) -> int:
-        return int(_job(found)["completions"])
+        return int(self._job(found)["completions"])
 
     def main_container(self, found: Object) -> Manifest:
-        container: Manifest = _job(found)["template"]["spec"]["containers"][0]
+        container: Manifest = self._job(found)["template"]["spec"]["containers"][0]
         return container
+
+    def _job(self, found: Object) -> Manifest:
+        job: Manifest = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+        return job
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
         return [(self.title, name), ("Job", f"{name}-{ROLE}-0")]
-
-
-def _job(found: Object) -> Manifest:
-    job: Manifest = found["spec"]["replicatedJobs"][0]["template"]["spec"]
-    return job
 
 
 # -- TrainJob of Kubeflow Trainer: a runtime of the cluster, and patches of its pods -----------------------------------

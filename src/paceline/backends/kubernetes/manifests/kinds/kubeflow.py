@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Object
     from paceline.backends.kubernetes.manifests.order import Manifest, Order
 
-
 WORKER_NUMBER = "metadata.name"  # the field of a worker's pod that ends with its number; labels differ by operator
 
 

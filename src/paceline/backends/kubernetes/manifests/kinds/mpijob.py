@@ -57,11 +57,11 @@ class MPIJob(Replicated):
         if self.version != _FIRST:
             asked = objects.resources(order.spec, order.options).get("limits", {})
             lacks = self.version == _NEWEST and not self._has_launcher_as_worker
-            if not order.options.plain and lacks and any(map(_is_hidden, asked)):
-                why = (
+            # The operator hides these resources from a launcher that is no worker.
+            if not order.options.plain and lacks and any(it.startswith("nvidia.com/") for it in asked):
+                raise self.refusal("--gpus", (
                     f"of {self.api_version} here has no {_AS_WORKER}, so node 0, its launcher, has no GPU; add --plain"
-                )
-                raise self.refusal("--gpus", why)
+                ))  # fmt: skip
             return
         if not order.options.plain:
             raise self.refusal("--kind mpijob", f"of {self.api_version} runs nothing but sleep in workers; add --plain")
@@ -128,11 +128,6 @@ class MPIJob(Replicated):
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
         return [(self.title, name), ("Job", f"{name}-launcher")]
-
-
-def _is_hidden(resource: str) -> bool:
-    """Whether the operator hides this resource from a launcher that is no worker."""
-    return resource.startswith("nvidia.com/")
 
 
 def _allow_operators_account(order: Order, template: Manifest) -> None:
