@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from paceline.backends.check.finding import Finding
 from paceline.backends.check.findings import findings
-from paceline.backends.check.hosts import Clock
 from paceline.backends.check.inspect import Inspected, Inspection
-from paceline.backends.check.report import Report
-from paceline.backends.check.survey import HostReport, Link, Survey
+from paceline.backends.check.report import Clock, Finding, HostReport, Link, Report, Survey
 from paceline.node.machine import gpus, hardware, network, software
 
 GIB = 1 << 30

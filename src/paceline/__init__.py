@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from paceline._version import __version__
 
 __all__ = [
-    "DGC",
     "AccumulationChanged",
     "AllReduce",
     "AutoSync",
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
         WrongDevice,
     )
     from paceline.train.parallel.strategy import Strategy
-    from paceline.train.parallel.sync.options import DGC, AllReduce, AutoSync, DiLoCo, LocalSGD, PowerSGD, TopK
+    from paceline.train.parallel.sync.options import AllReduce, AutoSync, DiLoCo, LocalSGD, PowerSGD, TopK
     from paceline.train.run import Run, init
 
     from . import jobs
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "init": "train.run", "Run": "train.run", "Strategy": "train.parallel.strategy", "launch": "train.launch",
     "AllReduce": "train.parallel.sync.options", "AutoSync": "train.parallel.sync.options",
-    "DGC": "train.parallel.sync.options", "DiLoCo": "train.parallel.sync.options",
+    "DiLoCo": "train.parallel.sync.options",
     "LocalSGD": "train.parallel.sync.options",
     "PowerSGD": "train.parallel.sync.options", "TopK": "train.parallel.sync.options",
     # errors

@@ -19,7 +19,6 @@ import html
 import inspect
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,8 +46,9 @@ from paceline.job.errors import UserError
 from paceline.job.flags import ELSEWHERE
 from paceline.job.job import Instance, Node, Usage, Volume
 from paceline.job.model import dotted
-from paceline.job.quantities import duration, moment, show_duration
+from paceline.job.quantities import duration, moment
 from paceline.job.secret_values import notes_on_secrets
+from paceline.job.shown import ago, lasted, reason
 from paceline.job.spec import Code, JobSpec, Mount, Rendezvous
 
 if TYPE_CHECKING:
@@ -137,16 +137,14 @@ class Jobs(list[Job]):
 
 def _cells(job: Job) -> dict[str, str]:
     """What is shown of a job in short: title → text."""
-    now = time.time()
-    seconds = job.duration(now)
     found = {
         "JOB": job.name,
         "STATE": job.state,
         "TARGET": job.backend,
         "RANKS": str(job.ranks),
-        "AGE": show_duration(max(0.0, now - job.created)),
-        "DURATION": "" if seconds is None else show_duration(seconds),
-        "REASON": job.error or job.waiting or "",
+        "AGE": ago(job.created),
+        "DURATION": lasted(job),
+        "REASON": reason(job),
     }
     return {title: text for title, text in found.items() if text}
 
@@ -288,7 +286,7 @@ def prepare_again(
 
 def _started(spec: JobSpec, there: Backend, prepared: Prepared | None = None) -> Job:
     _warn_of_secrets(spec)
-    return Job._of(there.start(prepared or there.prepare(spec), _Silence()), there)
+    return Job._of(there.start(prepared or there.prepare(spec), NoProgress()), there)
 
 
 def _place(on: str | None, hosts: str | Sequence[str] | None) -> Backend | None:
@@ -591,7 +589,7 @@ def _warn_of_secrets(spec: JobSpec) -> None:
         warnings.warn(line, stacklevel=4)
 
 
-class _Silence:
+class NoProgress:
     """Progress that is not shown."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:

@@ -306,7 +306,8 @@ class Contract:
         assert place.json("get", "bad")["state"] == "FAILED"
         assert place.works("resubmit", "bad") == "bad-2\n"
         assert place("wait", "bad-2").returncode == 3
-        place.works("delete", "bad", "bad-2")
+        done = place("delete", "bad", "bad-2")
+        assert re.findall(r"job (\S+) deleted", done.stderr) == ["bad-2", "bad"], "it may need the older one's folder"
 
     def test_the_traceback_of_a_failed_job_is_shown(self, place: Place) -> None:
         script = place.paceline.script("""

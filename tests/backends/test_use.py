@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from paceline.backends.use import use_in_words
+from paceline.backends.why import use_in_words
 from paceline.job.job import Job
 
 JOB = Job(

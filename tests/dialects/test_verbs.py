@@ -145,18 +145,6 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
     ("line", "said"),
     [
         (
-            "run --selected_gpus 0,1 script.py",
-            "that is a line of paddle-launch; write: paceline run --devices 0,1 -n gpu --framework paddle script.py",
-        ),
-        (
-            "run -np 2 -mca pml ob1 -bind-to none script.py",
-            "that is a line of mpirun; -bind-to has no effect: ranks share the cores of their machine evenly; ",
-        ),
-        (
-            "submit --name x --sync-image I --sync-mode git --sync-source U script.py",
-            "that is a line of arena submit; --git-image has no effect: the job does not run in a cluster; ",
-        ),
-        (
             "submit pytorch --name=x --workers=2 script.py",
             "pytorch is no script; write: paceline submit -n 2 --name x script.py",
         ),
@@ -173,43 +161,25 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
             "python -u -m torch.distributed.launch is no script; write: paceline submit --use-env script.py",
         ),
         ("run -m torch.distributed.run script.py", "python -m torch.distributed.run is no script; write: paceline run"),
-        (
-            "run --nodes 2 --time 1:00:00 -p gpu --qos low script.py",
-            "that is a line of srun; write: paceline run --on slurm --nnodes 2 --time-limit 1h --queue gpu --slurm "
-            "qos=low script.py; without Slurm: paceline run -H HOST1,HOST2 --time-limit 1h script.py",
-        ),
-        ("run --ntasks 2 --on lab script.py", "that is a line of srun; write: paceline run -np 2 --on lab script.py"),
         ("run -t 1:00:00 script.py", "--tee '1:00:00' is not all, none, 0 … 3 or RANK:STREAMS,…; write for example"),
         (
-            "run --use_deepspeed --zero_stage 2 script.py",
-            "that is a line of accelerate launch; write: paceline run --env ACCELERATE_USE_DEEPSPEED=true --env",
+            "run --selected_gpus 0,1 script.py",
+            "--selected-gpus is a flag of paddle-launch; see paceline paddle-launch ",
         ),
-        ("get x --gpu", "that is a line of arena get; write: paceline get x && paceline top job x"),
-        ("top job --refresh", "that is a line of arena top job; write: paceline top job -w"),
-        ("run --server_num 2 script.py", "that is a line of paddle-launch: --server-num: paceline trains without"),
-        ("run --ips 10.9.9.1,10.9.9.2 script.py", "that is a line of paddle-launch: this machine is none of the nodes"),
-        (
-            "run -c 4 script.py",
-            "that may be a line of mpirun, then write: paceline run -np 4 script.py; or of srun, then",
-        ),
-        ("run -np 2 -x FOO=1 script.py", "that is a line of mpirun; write: paceline run -np 2 --env FOO=1 script.py"),
-        ("run --num_processes 2 script.py", "that is a line of accelerate launch; write: paceline run -np 2 script.py"),
-        (
-            "run --k8s-trainers 2 script.py",
-            "that is a line of paddlecloud job train; write: paceline run -n 2 script.py",
-        ),
-        ("run --loglevel debug script.py", "that is a line of arena submit; --loglevel has no effect: "),
+        ("run -c 4 script.py", "-c is a flag of mpirun and srun; see paceline mpirun --help, paceline srun --help"),
+        ("get x --gpu", "--gpu is a flag of arena get; see paceline arena get --help"),
+        ("top job --refresh", "--refresh is a flag of arena top job; see paceline arena top job --help"),
+        ("run -m( script.py", "No such option '-('; flags of the script stand behind SCRIPT; see "),
+        ("run -[ script.py", "No such option '-['; flags of the script stand behind SCRIPT; see "),
         ("run --world_size 2 script.py", "--world-size: write -np N"),
         ("run -p gpu script.py", "Invalid value for '-p' / '--ssh-port': 'gpu' is no port; a partition of Slurm"),
         ("run --bogus script.py", "No such option '--bogus'; flags of the script stand behind SCRIPT; see "),
         ("run --gpu 2 script.py", "--gpu: write --gpus"),
         ("run --framewrok x script.py", "No such option '--framewrok'. Did you mean '--framework'? See "),
         ("submit --config c.yaml script.py", "--config: a job file stands in the place of SCRIPT; "),
-        ("run --timeout 1h script.py", "that is a line of mpirun; write: paceline run --time-limit 1h script.py"),
         ("run --resume script.py", "--resume: paceline resubmit JOB goes on from its last checkpoint; "),
         ("stop --all", "--all: name the jobs, which paceline list shows"),
         ("list --status RUNNING", "--status: write --state STATE"),
-        ("init -n 0", "-n '0' is neither a number from 1 on nor gpu"),
         ("torchrun --explain --max_restarts many script.py", "Invalid value for '--max-restarts': 'many' is not a"),
         ("torchrun --explain", "no script; write it behind the flags of torchrun"),
         ("explain horovodrun -np 2", "no script; write it behind the flags of horovodrun"),
@@ -224,7 +194,7 @@ def test_passwords_are_not_shown(paceline: Paceline) -> None:
         ("torchrun --nope", "torchrun has no flag --nope; "),
     ],
 )
-def test_old_flags_and_verbs_are_answered_with_the_line_that_does_it(paceline: Paceline, line: str, said: str) -> None:
+def test_old_flags_and_verbs_are_answered(paceline: Paceline, line: str, said: str) -> None:
     paceline.script("open('ran', 'w')")
     assert refusal(paceline, *line.split()).startswith(said)
     assert not (paceline.folder / "ran").exists()

@@ -123,7 +123,7 @@ def test_alike_operations_are_fused_up_to_the_threshold() -> None:
 
     kinds = [allreduce(f"t{i}", (4,), "float64" if i == 2 else "float32") for i in range(5)]
     made = batches([Response(kind) for kind in kinds], 40)
-    assert [[response.request.name for response in batch.responses] for batch in made] == [
+    assert [[response.request.name for response in batch] for batch in made] == [
         ["t0", "t1"],
         ["t2"],
         ["t3", "t4"],
@@ -136,4 +136,4 @@ def test_operations_that_are_not_alike_are_not_fused(other: dict[str, Any]) -> N
 
     kinds = [allreduce("t0"), allreduce("t1")._replace(**other), allreduce("t2")]
     made = batches([Response(kind) for kind in kinds], 1 << 20)
-    assert [[response.request.name for response in batch.responses] for batch in made] == [["t0", "t2"], ["t1"]]
+    assert [[response.request.name for response in batch] for batch in made] == [["t0", "t2"], ["t1"]]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import eventually
 
-from paceline.backends.check.finding import Finding
-from paceline.backends.check.hosts import Clock, clock_finding, differing
+from paceline.backends.check.findings import clock_finding, differing
+from paceline.backends.check.report import Clock, Finding
 from paceline.backends.limits import Limits
 from paceline.backends.remote import connection
 from paceline.backends.ssh.survey import MOST_FOR_PAIRS, rounds

@@ -46,7 +46,7 @@ def test_hosts_have_as_many_ranks_as_slots(client: Client) -> None:
     assert done.stdout == "hello from h1 0 3\n"
     first, last = done.stderr.splitlines()[-2:]
     see = f"get -H h1:2,h2:1 --ssh-root '~/{client.root}' mine"
-    assert first == f"paceline: job mine: 3 ranks on h1 and h2; see it with: paceline {see}"
+    assert first == f"paceline: job mine: 3 ranks on h1, h2; see it with: paceline {see}"
     assert last.startswith("paceline: job mine succeeded after ")
     done = client("run", *where(client, "h1:2,h2:1"), "--tee", "3", client.script(HELLO))
     assert sorted(done.stdout.splitlines()) == [

@@ -115,7 +115,6 @@ METHODS = [
     paceline.AllReduce(wire="int8"),
     paceline.PowerSGD(rank=2, warmup=2),
     paceline.TopK(fraction=0.5),
-    paceline.DGC(fraction=0.5, rampup=4, clip=10.0),
     paceline.LocalSGD(every=2, warmup=2),
     paceline.DiLoCo(every=4, fragments=2),
     "auto",

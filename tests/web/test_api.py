@@ -17,7 +17,7 @@ from paceline.job.errors import UserError
 from paceline.job.job import Contents, Job, Node
 from paceline.job.spec import JobSpec
 from paceline.web.api import OPERATIONS
-from paceline.web.recent import POINTS, of_histories
+from paceline.web.gather import POINTS, of_histories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .check.inspect import Inspected
-    from .check.report import Report
-    from .check.survey import Survey
+    from .check.report import Report, Survey
     from .foreground import Foreground, RankStreams
 
 

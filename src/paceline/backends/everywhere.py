@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 def places(since: float | None = None) -> list[Place]:
-    """This machine, the targets of the settings, and what flags named for jobs that were submitted from here."""
+    """This machine, the targets of the settings, and hosts that flags named for jobs that had not ended by `since`."""
     names = [registry.HERE]
     if settings_files.exist():
         from paceline.job.settings import load
@@ -98,10 +98,10 @@ def backend_with(name: str) -> Backend:
 
 def describe(
     asked: Sequence[Place],
-    since: float | None = None,
+    since: float | None = None,  # leaves out jobs that ended before
     *,
-    repeats: bool = False,
-    each: Callable[[Backend, list[Job]], None] | None = None,
+    repeats: bool = False,  # every few seconds
+    each: Callable[[Backend, list[Job]], None] | None = None,  # within the time that its place has for its answer
 ) -> Listing:
     """The jobs of these places, the newest first; the warnings say which places are left out, and why."""
 

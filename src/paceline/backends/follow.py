@@ -66,22 +66,11 @@ class Arrivals(Protocol):
 
 def lines(sources: Mapping[Any, Source], lost: type[UserError]) -> Iterator[LogLines]:
     """The lines of all nodes, in the order of time; those of a single one as they come."""
-    if len(sources) == 1:
-        (source,) = sources.values()
-        source.open()
-        return _of_one(source, lost)
     failed = opened(sources)
     for error in failed.values():
         if not isinstance(error, lost) or len(failed) == len(sources):
             raise error
     return _merged([source for node, source in sources.items() if node not in failed], list(failed.values()), lost)
-
-
-def _of_one(source: Source, lost: type[UserError]) -> Iterator[LogLines]:
-    try:
-        yield from source
-    except lost as error:
-        _refuse_incomplete([error])
 
 
 def opened(sources: Mapping[Node, Source]) -> dict[Node, UserError]:
@@ -168,7 +157,7 @@ class _Part:
 class Nodes(Generic[Node]):
     """The updates of all nodes of a job. All output of an attempt comes before the event that says how it ended."""
 
-    def __init__(self, patience: float | None = None) -> None:
+    def __init__(self, patience: float | None = None) -> None:  # seconds in which all report a restart
         """Begin without nodes."""
         self._patience = patience
         self._parts: dict[Node, _Part] = {}

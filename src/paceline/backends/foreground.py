@@ -82,6 +82,7 @@ def obey_signals(job: Foreground, early: Sequence[int] = ()) -> None:
     """Let Ctrl-C and SIGTERM stop a job, and SIGUSR1 and SIGUSR2 reach its ranks, as long as this process lives.
 
     Those that it ignores stay ignored: a shell without job control ignores SIGINT in the background.
+    Those of `early` came before there was a job.
     """
     signals = (signal.SIGINT, signal.SIGTERM, *PASSED_ON)
     call_on(
@@ -93,7 +94,7 @@ def obey_signals(job: Foreground, early: Sequence[int] = ()) -> None:
 
 
 def how_it_ended(code: int, pid: int, log: object, on: str = "") -> tuple[int, list[str]]:
-    """The exit code of a job whose agent ended without a report, and lines that explain it."""
+    """The exit code of a job whose agent, on " on HOST", ended without a report, and lines that explain it."""
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     lines = [f"the job's agent{on} (pid {pid}) ended without a report ({how}); its ranks were ended too"]
     if log is not None:

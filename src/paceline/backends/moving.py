@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import errno
 import shutil
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
+from .base import JobExport
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from typing import Literal
+    from collections.abc import Callable
+    from typing import BinaryIO, Literal
 
     from paceline.contract.records import Inventory
     from paceline.job.spec import JobSpec
+    from paceline.node.store.moving import Writable
 
-    from .base import JobExport, ProgressReporter
-
-    Source = TypeVar("Source")
+    from .base import ProgressReporter
 
 
 def brought(spec: JobSpec, export: JobExport) -> dict[str, Any]:
@@ -77,60 +78,45 @@ def fetched_checkpoint(export: JobExport, file: Path, progress: ProgressReporter
     """Get the archive of a job's newest checkpoint."""
     needed, free = export.inventory["bytes"], shutil.disk_usage(file.parent).free
     if needed > free:
-        raise UserError(_no_room(export, needed, file.parent))
+        raise UserError(
+            f"the checkpoint of job {export.name} needs {needed / 1e6:.1f} MB in {file.parent.parent} on its way here,"
+            f" and {free / 1e6:.1f} MB are free; set TMPDIR to a larger disk"
+        )
     export.fetch("checkpoint", file, progress)
 
 
-class Receiver:
-    """Writes what is fetched to a file, and shows how much of it is there."""
+def export_of(
+    name: str,
+    where: str,
+    inventory: Inventory,
+    write: Callable[[Literal["code", "checkpoint"], dict[str, str], Writable], None],
+    notes: tuple[str, ...] = (),
+) -> JobExport:
+    """A job for another target; `write` gets what to write, the ids of its checkpoints, and what takes the archive."""
+    ids = inventory["checkpoint"]["ids"] if inventory["checkpoint"] else {}
 
-    def __init__(self, what: str, name: str, file: Path, total: int | None, progress: ProgressReporter) -> None:
-        self._what, self._file, self._total, self._progress = f"fetching the {what} of {name}", file, total, progress
-        self._done = 0
-        self._open = file.open("wb")
+    def fetch(what: Literal["code", "checkpoint"], file: Path, progress: ProgressReporter) -> None:
+        total = inventory["bytes"] if what == "checkpoint" else None
+        with file.open("wb") as opened:
+            write(what, ids, _Progress(f"fetching the {what} of {name}", opened, total, progress))
 
-    def __enter__(self) -> Receiver:
-        return self
+    return JobExport(name, where, inventory, fetch, notes)
 
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+
+class _Progress:
+    """Writes to a file, and shows how much of it is there."""
+
+    def __init__(self, what: str, file: BinaryIO, total: int | None, progress: ProgressReporter) -> None:
+        self._what, self._file, self._total, self._progress = what, file, total, progress
 
     def write(self, data: bytes) -> int:
         """Write it all."""
         try:
-            self._open.write(data)
+            self._file.write(data)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise UserError(
-                f"{self._what}: no space left in {self._file.parent}; set TMPDIR to a larger disk"
-            ) from None
-        self._done += len(data)
-        self._progress(self._what, self._done, self._total)
+            folder = Path(self._file.name).parent
+            raise UserError(f"{self._what}: no space left in {folder}; set TMPDIR to a larger disk") from None
+        self._progress(self._what, self._file.tell(), self._total)
         return len(data)
-
-
-def receiver(
-    what: Literal["code", "checkpoint"], inventory: Inventory, name: str, file: Path, progress: ProgressReporter
-) -> Receiver:
-    """What writes an archive to a file."""
-    total = inventory["bytes"] if what == "checkpoint" else None
-    return Receiver(what, name, file, total, progress)
-
-
-def newest(answers: Iterable[tuple[Source, Inventory]]) -> tuple[Source, Inventory]:
-    """Of several machines and what they have, the one with the newest checkpoint; the first if none has any."""
-
-    def age(it: tuple[Source, Inventory]) -> tuple[int, int]:
-        checkpoint = it[1]["checkpoint"]
-        return (-1, -1) if checkpoint is None else (checkpoint["serial"], checkpoint["step"])
-
-    return max(answers, key=age)
-
-
-def _no_room(export: JobExport, needed: int, folder: Path) -> str:
-    free = shutil.disk_usage(folder).free
-    return (
-        f"the checkpoint of job {export.name} needs {needed / 1e6:.1f} MB in {folder.parent} on its way here, and"
-        f" {free / 1e6:.1f} MB are free; set TMPDIR to a larger disk"
-    )

@@ -8,6 +8,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from paceline.job import settings_files
 from paceline.job.errors import UserError, nearest
 
 from .base import Backend
@@ -24,11 +25,7 @@ BACKENDS = {
     "kubernetes": "paceline.backends.kubernetes.backend:Kubernetes",
 }
 # Flags are in their own module, because every verb has them, and few load the backend.
-_FLAGS = {
-    "ssh": "paceline.backends.ssh.flags:FLAGS",
-    "slurm": "paceline.backends.slurm.flags:FLAGS",
-    "kubernetes": "paceline.backends.kubernetes.flags:FLAGS",
-}
+_FLAGS = {kind: f"paceline.backends.{kind}.flags:FLAGS" for kind in ("ssh", "slurm", "kubernetes")}
 # Variable → the kind of backend that makes allocations, and the module that reads the one that this process is in.
 _ALLOCATIONS = {"SLURM_JOB_ID": ("slurm", "paceline.backends.slurm.allocation")}
 
@@ -57,13 +54,22 @@ def started_alone() -> str | None:
     return next(filter(None, lines), None)
 
 
+def default_target() -> str:
+    """The target of verbs without `--on`."""
+    if not settings_files.exist():
+        return HERE
+    from paceline.job.settings import load as settings
+
+    return settings().defaults.on
+
+
 def load(
     name: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,  # go before those of the settings
     *,
-    kind: str | None = None,
-    given_by: Mapping[str, str] | None = None,
-    where: str = "",
+    kind: str | None = None,  # then the settings are not read
+    given_by: Mapping[str, str] | None = None,  # option → its flag, for messages
+    where: str = "",  # the flags that select it, without --on
 ) -> Backend:
     """The backend of this name: this machine, a target of the settings, or one that `kind` and the options describe."""
     name = name or HERE

@@ -7,8 +7,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.quantities import duration_text
-
-from .stands import in_words, stood
+from paceline.node.watching.hang import stood
+from paceline.node.watching.slowness import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,17 +34,13 @@ def story(job: Job, recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         found.append(started)
     if started is not None and "host" not in started:
         started["on"] = list(dict.fromkeys(rank.node for rank in job.instances if rank.node))
-    found.sort(key=_time)
+    found.sort(key=lambda event: float(event["time"]))
     last = next((it["event"] for it in reversed(found) if it["event"] in (*_OF_ATTEMPTS, "finished")), "")
     if job.is_over and job.finished is not None and last != "finished":
         time = max(job.finished, found[-1]["time"])  # the job's is that of its last file, by a coarser clock
         end = {"state": job.state, "exit_code": job.exit_code, "why": job.error}
         found.append({"time": time, "event": "finished", **end})
     return found
-
-
-def _time(event: dict[str, Any]) -> float:
-    return float(event["time"])
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

@@ -173,13 +173,9 @@ def names(spec: JobSpec) -> Iterator[str]:
         return
     for number in itertools.count(2 if spec.resume_from else 1):
         _check_name(name := f"{spec.name}{number}")
-        if spec.resume_from is None or not _is_known(name):  # wherever it is, the two would be mixed up
+        is_known = os.path.lexists(jobs_folder() / name) or targets_with(name)
+        if spec.resume_from is None or not is_known:  # wherever it is, the two would be mixed up
             yield name
-
-
-def _is_known(name: str) -> bool:
-    """Whether a job of this name is on this machine, or was submitted from here to another one."""
-    return os.path.lexists(jobs_folder() / name) or bool(targets_with(name))
 
 
 def _check_name(name: str) -> None:

@@ -56,17 +56,17 @@ VERBS = {
     "profile": ("profile", "Record some steps of a running job with torch.profiler."),
     "attach": ("attach", "Run a shell in a rank's folder, with its variables."),
     "resubmit": ("resubmit", "Run a job again, from its last checkpoint."),
-    "scaleout": ("scale", "Add hosts to a running job."),
-    "scalein": ("scale", "Remove hosts from a running job."),
+    "scaleout": ("control", "Add hosts to a running job."),
+    "scalein": ("control", "Remove hosts from a running job."),
     "check": ("check", "Say what this machine has, and what would go wrong."),
     "data": ("data", "List the named volumes, and whether they can be read."),
     "top": ("top", "Show what jobs and machines use now."),
     "report": ("report", "Write all about jobs into one file to send."),
     "web": ("web", "Show all jobs on a page in your browser, live."),
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard."),
-    "init": ("init", "Write a first job file, after three questions."),
+    "init": ("init", "Write a first job file, with comments."),
     "trust": ("trust", "Agree to a project's settings that run programs."),
-    "schema": ("schema", "Print the JSON schema of job files."),
+    "schema": ("init", "Print the JSON schema of job files."),
     **DIALECTS,
 }
 
@@ -228,9 +228,7 @@ def _one_line(error: click.ClickException) -> str:
         verb, above = "", context
         while above.parent is not None:
             verb, above = f"{above.info_name} {verb}".rstrip(), above.parent
-        with context.scope(cleanup=False):
-            answer = old_flag(verb, error.option_name, sys.argv[1 + len(verb.split()) :])
-        if answer is not None:
+        if (answer := old_flag(verb, error.option_name)) is not None:
             return answer
         near = [name for name in error.possibilities or () if _is_near(name, error.option_name)]
         error = click.NoSuchOption(error.option_name, possibilities=near[:1], ctx=context)

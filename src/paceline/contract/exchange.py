@@ -16,11 +16,10 @@ SETTLING = 5
 # The methods that can be tried: name → the number after it; the more exact ones first.
 TRIED: dict[str, str] = {
     "allreduce": "", "fp16": "", "bf16": "", "int8": "", "powersgd": r"[1-9]\d*", "topk": r"1(\.0*)?|0?\.\d*[1-9]\d*",
-    "dgc": r"0?\.\d*[1-9]\d*",
     "local_sgd": r"[1-9]\d*", "diloco": r"[1-9]\d*",
 }  # fmt: skip
 # Of these, those that are another optimisation: never chosen without being asked for.
-OTHER_OPTIMISATIONS = frozenset({"dgc", "local_sgd", "diloco"})
+OTHER_OPTIMISATIONS = frozenset({"local_sgd", "diloco"})
 _NAME = re.compile(r"(\w+)(?:\((.*)\))?")
 
 

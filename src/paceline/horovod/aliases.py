@@ -46,7 +46,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return next((spec for spec in found if spec is not None and spec.origin is not None), None)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The module itself."""
         module = importlib.import_module(_name(spec.name))
         return module
 

@@ -31,6 +31,7 @@ _SCHEMA = """
 class Index:
     """Records by name and identity of jobs: another job of that name has another."""
 
+    # `keys`: how many a record has; an index of records with another number is made anew.
     def __init__(self, path: Path, keys: int, warn: Callable[[str], None]) -> None:
         self._path = path
         self._version = 1000 * _VERSION + keys

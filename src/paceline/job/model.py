@@ -7,9 +7,9 @@ fields were given.
 from __future__ import annotations
 
 import json
-import re
+import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -18,7 +18,7 @@ from .errors import UserError, nearest
 from .text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from typing_extensions import Self
 
@@ -30,9 +30,11 @@ _WORDS: dict[Any, str] = {
     str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping of names to values",
     list: "a list", tuple: "a list",
 }  # fmt: skip
-_COMPARISONS = {
-    ">=": "greater than or equal to", ">": "greater than", "<=": "less than or equal to", "<": "less than",
+_LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "ge": (operator.ge, "greater than or equal to"), "gt": (operator.gt, "greater than"),
+    "le": (operator.le, "less than or equal to"), "lt": (operator.lt, "less than"),
 }  # fmt: skip
+_WRONG = object()  # in the place of a value that could not be converted
 
 
 class InvalidError(UserError, ValueError):
@@ -97,10 +99,11 @@ class Model(
             if name not in cls.__struct_fields__:
                 raise InvalidError((name,), _unknown(cls, str(name)))
         parsed = {name: cls._parsed(name, value) for name, value in fields.items()}
-        try:
-            new = msgspec.convert(parsed, cls, strict=cls.is_strict)
-        except msgspec.ValidationError as error:
-            raise _explained(cls, parsed, str(error)) from None
+        new: Self = _converted(cls, parsed, cls.is_strict)
+        if new is _WRONG:
+            found = _refusal(cls, parsed, cls.is_strict)
+            assert found is not None
+            raise found
         new.__dict__["given"] = frozenset(fields)
         new.check()
         return new
@@ -122,8 +125,9 @@ class Model(
             raise error.below((name,)) from None
         except ValueError as error:
             raise InvalidError((name,), str(error), value) from None
-        if isinstance(value, str) and value in _YES_OR_NO and not cls.is_strict and bool in _kinds(cls, (name,)):
-            return _YES_OR_NO[value]
+        if isinstance(value, str) and value in _YES_OR_NO and not cls.is_strict:
+            allowed = _members(get_type_hints(cls, include_extras=True)[name])
+            return _YES_OR_NO[value] if any(kind is bool for kind, _ in allowed) else value
         return value
 
     @property
@@ -192,27 +196,44 @@ def each(model: type[Model]) -> Callable[[Any], Any]:
     return parse
 
 
-def _explained(model: type[Model], fields: Mapping[str, Any], text: str) -> InvalidError:
-    """What msgspec says of fields, with the key path, in other words."""
-    what, _, place = text.rpartition(" - at ")
-    what, place = (what, place.strip("`")) if place.startswith(("`$", "`key` in `$")) else (text, "$")
-    key_path: KeyPath = ()
-    for name, number in re.findall(r"\.(\w+)|\[([0-9]+|\.\.\.)\]", place):
-        key = _wrong_key(model, key_path, _at(fields, key_path)) if number == "..." else name or int(number)
-        key_path = (*key_path, key)
-    kinds = _kinds(model, key_path)
-    field = re.fullmatch(r"Object (?:missing required|contains unknown) field `(.*)`", what, re.DOTALL)
-    if field is not None and what.startswith("Object missing"):
-        return InvalidError((*key_path, field[1]), "missing; add it")
-    if field is not None:
-        return InvalidError((*key_path, field[1]), _unknown(next(filter(_is_model, kinds)), field[1]))
-    value = _at(fields, key_path)
-    limit = re.fullmatch(r"Expected `\w+` (?P<length>of length )?(?P<how>[<>]=?) (?P<number>.+)", what)
-    if limit is not None:
-        than = f"{_COMPARISONS[limit['how']]} {limit['number'].removesuffix('.0')}"
-        return InvalidError(key_path, f"should {'have a length ' if limit['length'] else 'be '}{than}", value)
+def _refusal(annotation: Any, value: Any, strict: bool, key_path: KeyPath = ()) -> InvalidError | None:
+    """Find the innermost part of a value that is not of its type, which msgspec names only in the text of an error."""
+    if _converted(annotation, value, strict) is not _WRONG:
+        return None
+    members = _members(annotation)
+    kinds = [kind for kind, _ in members]
+    for kind in kinds:
+        for key, inside, part in _inside(kind, value):
+            if inside is None:
+                return InvalidError((*key_path, key), _unknown(kind, str(key)))
+            if part is msgspec.UNSET:
+                return InvalidError((*key_path, key), "missing; add it")
+            if (found := _refusal(inside, part, strict, (*key_path, key))) is not None:
+                return found
+    for kind, limits in members:
+        converted = _converted(kind, value, strict)
+        for limit in limits if converted is not _WRONG else ():
+            if (than := _exceeded(limit, converted)) is not None:
+                return InvalidError(key_path, f"should {than}", value)
     message = f"should be {' or '.join(_words(kinds))}"
     return InvalidError(key_path, message, value, wants_text=str in kinds and not isinstance(value, str))
+
+
+def _converted(annotation: Any, value: Any, strict: bool) -> Any:
+    try:
+        return msgspec.convert(value, annotation, strict=strict)
+    except msgspec.ValidationError:
+        return _WRONG
+
+
+def _exceeded(limit: msgspec.Meta, value: Any) -> str | None:
+    """Say which of its limits a value is beyond."""
+    for name, (is_within, words) in _LIMITS.items():
+        if (bound := getattr(limit, name)) is not None and not is_within(value, bound):
+            return f"be {words} {str(bound).removesuffix('.0')}"
+    if limit.min_length is not None and len(value) < limit.min_length:
+        return f"have a length greater than or equal to {limit.min_length}"
+    return None
 
 
 def _unknown(model: type[Model], name: str) -> str:
@@ -220,52 +241,27 @@ def _unknown(model: type[Model], name: str) -> str:
     return f"unknown key; {f'did you mean {meant}?' if meant else nearest(name, model.__struct_fields__)}"
 
 
-def _at(value: Any, key_path: KeyPath) -> Any:
-    """What is at a key path."""
-    for part in key_path:
-        value = value[part]
-    return value
+def _inside(kind: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
+    """The parts of a value as one type has them: key, type (None for an unknown key), and value (UNSET if missing)."""
+    if _is_model(kind) and isinstance(value, Mapping):
+        types_of = get_type_hints(kind, include_extras=True)
+        yield from ((name, types_of.get(name) if name in kind.__struct_fields__ else None, it)
+                    for name, it in value.items())  # fmt: skip
+        yield from ((name, types_of[name], msgspec.UNSET) for name in kind.required() if name not in value)
+    elif get_origin(kind) is dict and isinstance(value, Mapping):
+        yield from ((name, get_args(kind)[1], it) for name, it in value.items() if isinstance(name, str))
+    elif get_origin(kind) in (list, tuple) and isinstance(value, (list, tuple)):
+        yield from ((number, get_args(kind)[0], it) for number, it in enumerate(value))
 
 
-def _wrong_key(model: type[Model], key_path: KeyPath, mapping: Mapping[str, Any]) -> str:
-    """The first key of a mapping whose value is malformed: msgspec does not name it."""
-    for key, value in mapping.items():
-        for kind in _kinds(model, (*key_path, key)):
-            try:
-                msgspec.convert(value, kind, strict=model.is_strict)
-                break
-            except msgspec.ValidationError:
-                continue
-        else:
-            return key
-    raise AssertionError("msgspec has refused one")
-
-
-def _kinds(model: type[Model], key_path: KeyPath) -> list[Any]:
-    """The types that are allowed at a key path, without their constraints."""
-    kinds: list[Any] = [model]
-    for part in key_path:
-        kinds = [inside for kind in kinds for inside in _inside(kind, part)]
-    return kinds
-
-
-def _inside(kind: Any, part: str | int) -> list[Any]:
-    if _is_model(kind):
-        return _members(get_type_hints(kind, include_extras=True).get(str(part), Any))
-    if get_origin(kind) is dict and isinstance(part, str):
-        return _members(get_args(kind)[1])
-    if get_origin(kind) in (list, tuple) and isinstance(part, int):
-        return _members(get_args(kind)[0])
-    return []
-
-
-def _members(annotation: Any) -> list[Any]:
-    """The types that an annotation allows."""
+def _members(annotation: Any, limits: tuple[Any, ...] = ()) -> list[tuple[Any, tuple[Any, ...]]]:
+    """The types that an annotation allows, each with its constraints."""
     if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
+        inner, *more = get_args(annotation)
+        return _members(inner, (*limits, *more))
     if get_origin(annotation) in (Union, types.UnionType):
-        return [member for part in get_args(annotation) for member in _members(part)]
-    return [annotation]
+        return [member for part in get_args(annotation) for member in _members(part, limits)]
+    return [(annotation, limits)]
 
 
 def _is_model(kind: Any) -> bool:

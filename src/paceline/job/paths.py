@@ -63,7 +63,7 @@ def submitted_options(target: str, name: str) -> dict[str, Any]:
 
 
 def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, Any]]]:
-    """The jobs that were submitted from here to hosts that flags named, with the options of these hosts."""
+    """The jobs submitted from here to hosts that flags named, and their options; none that ended before."""
     found = []
     for note in sorted(target_folder(target).glob("[!.]*")):
         options = _options(note)

@@ -25,7 +25,10 @@ class NoUnitError(ValueError):
 
 
 def duration(value: Any, *, usual: str = "d") -> float | None:
-    """Seconds of `"90s"`, `"1.5h"` or `"1h30m"`, or of a timedelta. A number without a unit is refused."""
+    """Seconds of `"90s"`, `"1.5h"` or `"1h30m"`, or of a timedelta. A number without a unit raises NoUnitError.
+
+    `usual` has the units, a letter each, that the message suggests.
+    """
     if value is None:
         return None
     if isinstance(value, timedelta):
@@ -97,6 +100,11 @@ def show_duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def show_instant(seconds: float) -> str:
+    """`0.35 ms`, `120 ms`, `1.5 s`: of a step, or a part of one."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 def show_size(number: float) -> str:

@@ -60,7 +60,7 @@ def read(
     name_given: Callable[[KeyPath], str] = dotted,
     text: str | None = None,
 ) -> JobSpec:
-    """The job that a file describes."""
+    """The job that a file, or its text, describes; what is given wins, in mappings such as `env` key by key."""
     given = given or {}
     text = _text(path) if text is None else text
     root = _compose(path, text)

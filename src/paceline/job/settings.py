@@ -10,7 +10,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -28,9 +28,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-if TYPE_CHECKING:
-    pass
 
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -117,13 +114,13 @@ class Settings(_Model, frozen=True, kw_only=True):
         return _named(self.__dict__.get("files", {}), key)
 
 
-def load(folder: Path | None = None, *, is_trusted: bool = False) -> Settings:
+def load(folder: Path | None = None) -> Settings:
     """The settings for work in `folder`, the current one by default."""
     tables: dict[str, Any] = {}
     files: Files = {}
     for file, is_project in ((user_file(), False), (project_file(folder), True)):
         if file is not None and (table := read_table(file, is_project=is_project)) is not None:
-            if is_project and not is_trusted:
+            if is_project:
                 trust.check(file, table)
             _place_volumes(table, file, is_project)
             _merge(tables, table, file, files, ())

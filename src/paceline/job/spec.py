@@ -272,7 +272,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
 
     @classmethod
     def arranged(cls, given: Any) -> Any:
-        """Take `gpus`; jobs that were stored before `rendezvous` was a field have its fields among the job's."""
+        """Take `gpus`, and the fields of `rendezvous` among the job's, as flags, job files and nodes have them."""
         if not isinstance(given, dict):
             return given
         if "gpus" in given and "devices" not in given:
@@ -376,7 +376,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
 
     @classmethod
     def from_stored(cls, job: Any) -> JobSpec:
-        """What `stored` or `for_node` has returned, also that of an older version."""
+        """What `stored` or `for_node` has returned."""
         if not isinstance(job, Mapping):
             return cls.validated(job)
         seconds = {name: job[name] for name in _DURATIONS if isinstance(job.get(name), (int, float))}

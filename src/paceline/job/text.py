@@ -1,13 +1,14 @@
-"""Makes text safe to show on a terminal."""
+"""Text for people: safe on a terminal, and in the number and length that fits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _QUOTES = "\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f"
+_MOST_NAMES = 4
 _DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
 
 
@@ -31,3 +32,15 @@ def pasted(words: Iterable[str]) -> str | None:
         if mark := next((it for it in (value[:1], word[:1], word[-1:]) if it and it in _QUOTES), ""):
             return f"{shown} has the quotation mark {mark} of a printed text; type ' or \""
     return None
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def a_few(names: Sequence[str]) -> str:
+    """`a`, `a, b, c, d`, `a, b, c and 2 others`."""
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} others"

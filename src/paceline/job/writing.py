@@ -69,7 +69,7 @@ def _added(text: str, mapping: yaml.MappingNode, line: str, key: str, value: str
 
 
 def replace_file(path: Path, text: str, is_right: Callable[[str], bool] = lambda file: True) -> None:
-    """Write a file as a whole, or not at all."""
+    """Write a file as a whole, or not at all; `is_right` looks at the new one before it takes the place."""
     real = Path(os.path.realpath(path))
     new = ""
     try:

@@ -19,8 +19,7 @@ from paceline.train.data.keep_working import KeepWorking
 from paceline.train.data.make_loader import check_options, make_loader, tuned
 from paceline.train.data.random_state import SharedDraws
 from paceline.train.group import file_meeting, join
-from paceline.train.group.collectives import Collectives
-from paceline.train.group.group import Group
+from paceline.train.group.group import Collectives, Group
 from paceline.train.loop.checkpointing import Checkpointing, Interval, open_store
 from paceline.train.loop.feed import Feed
 from paceline.train.loop.script_state import SavedState, State, make_reshard
@@ -28,7 +27,7 @@ from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.loop.tune_trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.batch_norm import update_bn
-from paceline.train.parallel.loss_scaling import unscaled
+from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.prepared import Prepared
 from paceline.train.parallel.wrapper import unwrap
 
@@ -345,17 +344,14 @@ class Run(Collectives):
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients down to a total norm of `max_norm` if they exceed it.
 
-        In the middle of an accumulation they are not scaled, nor where `DGC(clip=…)` has done so before the exchange.
+        In the middle of an accumulation they are not scaled.
 
         Returns:
             The total norm before scaling, a tensor with one element.
-
-        Raises:
-            RuntimeError: a model is trained with `DGC` without `clip`, whose gradients cannot be clipped any more.
         """
         self._prepared.average_rest()
         parameters = self._prepared.parameters_with_gradients()
-        if not self._prepared.leaves_clipping() or self.accumulating:
+        if self.accumulating:
             return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 

@@ -34,10 +34,12 @@ from paceline.job.flags import flag_of
 from paceline.job.job import STATES, Job
 from paceline.job.quantities import show_time
 from paceline.job.secret_values import notes_on_secrets
+from paceline.job.shown import reason, share
+from paceline.jobs import Job as Known
+from paceline.jobs import NoProgress, prepare_again
 
-from .gather import gathered, job_file
+from .gather import curves, gathered, job_file
 from .lines import COMMAND
-from .recent import curves
 from .report import report
 from .safety import SESSION
 
@@ -75,20 +77,14 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class _Operation:
-    """One path of the API.
-
-    Attributes:
-        answers: it; the name of a method of `Api`.
-        query: parameters behind `?`, and what they mean.
-        body: the keys of the JSON that is sent, and what they mean.
-    """
+    """One path of the API."""
 
     method: str
     path: str
-    answers: str
+    answers: str  # it; the name of a method of `Api`
     summary: str
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)  # parameters behind `?`, and what they mean
+    body: Mapping[str, str] = field(default_factory=dict)  # the keys of the JSON that is sent, and what they mean
 
 
 _JOB = "/api/jobs/{target}/{name}"
@@ -175,15 +171,6 @@ def loss(job: Job) -> float | None:
     return next((value for name, value in metrics.items() if "loss" in name.lower()), None)
 
 
-def _share(job: Job) -> float | None:
-    """How much of the training is done, of 1."""
-    it = job.progress
-    if not it or not it.get("epochs"):
-        return None
-    steps = it.get("steps")
-    return (it["epoch"] + (it["step"] / steps if steps else 0.0)) / (it["epochs"] or 1)
-
-
 _SORTS: dict[str, Callable[[Job], Any]] = {
     "name": lambda job: job.name,
     "state": lambda job: STATES.index(job.state),
@@ -193,7 +180,7 @@ _SORTS: dict[str, Callable[[Job], Any]] = {
     "ranks": lambda job: job.ranks,
     "created": lambda job: job.created,
     "duration": lambda job: job.duration(time.time()),
-    "progress": _share,
+    "progress": share,
     "left": lambda job: (job.progress or {}).get("seconds_left"),
     "loss": loss,
     "speed": lambda job: (job.progress or {}).get("samples_per_second"),
@@ -223,7 +210,7 @@ def _chosen(found: list[Found], query: Mapping[str, str]) -> list[Found]:
 
 def _text(job: Job) -> str:
     labels = " ".join(f"{name}={value}" for name, value in job.labels.items())
-    return f"{job.name} {job.backend} {job.kind} {labels} {job.command} {job.error or job.waiting or ''}".lower()
+    return f"{job.name} {job.backend} {job.kind} {labels} {job.command} {reason(job) or ''}".lower()
 
 
 def _row(job: Job, fields: frozenset[str]) -> dict[str, Any]:
@@ -492,8 +479,6 @@ class Api:
         return {"removed" if fewer else "added": changed}
 
     async def resubmit(self, request: Request) -> dict[str, Any]:
-        from paceline import jobs
-
         found, sent = await self._find(request), await _sent(request, "resubmit")
         changes = {name: _read(name, sent[name]) for name in _CHANGEABLE if sent.get(name) is not None}
         fresh, on = sent.get("fresh", False), sent.get("on") or None
@@ -504,8 +489,8 @@ class Api:
         command = f"paceline resubmit{where} {shlex.join(words)}"
 
         def prepared() -> tuple[Backend, Prepared]:
-            job = jobs.Job._of(found.job, found.lender.new())
-            return jobs.prepare_again(job, on=on, fresh=fresh, **changes)
+            job = Known._of(found.job, found.lender.new())
+            return prepare_again(job, on=on, fresh=fresh, **changes)
 
         there, ready = await self._on(found.job.backend, prepared)
         return await self._start(there, ready, command, dry_run=sent.get("dry_run", False))
@@ -530,7 +515,7 @@ class Api:
         notes = [*ready.notes, *notes_on_secrets(ready.spec.env, ready.spec.has_unused_credentials)]
         if dry_run:
             return {"text": ready.text(), "notes": notes, "command": command, "target": there.name}
-        job: Job = await self._on(there.name, lambda: there.start(ready, _Silence()))
+        job: Job = await self._on(there.name, lambda: there.start(ready, NoProgress()))
         self._watch.add(job, there)
         return {"name": job.name, "target": job.backend, "notes": notes, "command": command}
 
@@ -587,32 +572,14 @@ class Api:
         return await self._on(target, seen)  # type: ignore[no-any-return]
 
 
-class _Silence:
-    """Progress that is not shown."""
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        pass
-
-
 def _commands(job: Job, there: Backend) -> dict[str, str]:
     """Action → the command line that does the same."""
-    where, name = there.where, shlex.quote(job.name)
-    return {
-        "stop": f"paceline stop{where} {name}",
-        "stop_now": f"paceline stop{where} --now {name}",
-        "resubmit": f"paceline resubmit{where} {name}",
-        "delete": f"paceline delete{where} {name}",
-        "scaleout": f"paceline scaleout{where} {name}",
-        "scalein": f"paceline scalein{where} {name}",
-        "tensorboard": f"paceline tensorboard{where} {name}",
-        "logs": f"paceline logs{where} -f {name}",
-        "get": f"paceline get{where} {name}",
-        "why": f"paceline why{where} {name}",
-        "report": f"paceline report{where} {name}",
-    }
+    flags = {"stop_now": " --now", "logs": " -f"}
+    actions = (
+        "stop", "stop_now", "resubmit", "delete", "scaleout", "scalein", "tensorboard", "logs", "get", "why", "report",
+    )  # fmt: skip
+    name = shlex.quote(job.name)
+    return {it: f"paceline {it.partition('_')[0]}{there.where}{flags.get(it, '')} {name}" for it in actions}
 
 
 def _flags(name: str, value: Any) -> list[str]:

@@ -53,17 +53,13 @@ _HEADERS = {
 
 
 class Sessions:
-    """Makes and checks sessions; they outlive the server, which signs them with a secret in the folder of jobs.
-
-    Attributes:
-        token: of this process, for the address that is opened, and for programs as `Authorization: Bearer TOKEN`.
-        cookie: the name of the cookie.
-    """
+    """Makes and checks sessions; they outlive the server, which signs them with a secret in the folder of jobs."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        # of this process, for the address that is opened, and for programs as `Authorization: Bearer TOKEN`
         self.token = secrets.token_urlsafe(32)
-        self.cookie = f"paceline-{hashlib.sha256(b'name' + secret).hexdigest()[:12]}"
+        self.cookie = f"paceline-{hashlib.sha256(b'name' + secret).hexdigest()[:12]}"  # the name of the cookie
 
     def new(self) -> tuple[str, str]:
         """The cookie of a new session, and its key."""

@@ -12,8 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details
-from paceline.backends.use import use_in_words
-from paceline.backends.why import explained
+from paceline.backends.why import explained, use_in_words
 from paceline.job.quantities import replicas_in_words, show_time
 
 if TYPE_CHECKING:
@@ -48,67 +47,43 @@ class Curves(TypedDict):
 
 
 class Ranks(TypedDict):
-    """What each rank has spent its time on, over time.
+    """What each rank has spent its time on, over time."""
 
-    Keys:
-        rank: the first rank of each row; a row has several if there are very many.
-        time: the end of each column, in seconds since the epoch.
-        shares: share of the time → base64 of a byte for each cell, row by row: 0 to 254 for 0 to 1; 255 is unknown.
-        cpu, memory: means of each rank over all the time: cores, and bytes.
-        steps: per second.
-    """
-
-    rank: list[int]
-    time: list[float]
+    rank: list[int]  # the first rank of each row; a row has several if there are very many
+    time: list[float]  # the end of each column, in seconds since the epoch
+    # share of the time → base64 of a byte for each cell, row by row: 0 to 254 for 0 to 1; 255 is unknown
     shares: dict[str, str]
-    cpu: Column
+    cpu: Column  # means of each rank over all the time: cores, and bytes
     memory: Column
-    steps: Column
+    steps: Column  # per second
 
 
 class Use(TypedDict):
-    """What a job has used over time.
+    """What a job has used over time."""
 
-    Keys:
-        time: the ends of the spans, in seconds since the epoch.
-        total: of all nodes together.
-        nodes: of each node, by node rank, over `node_time`; none if there is only one, or if they are very many.
-        ranks: None if nothing is known of them.
-    """
-
-    time: list[float]
-    total: Curves
+    time: list[float]  # the ends of the spans, in seconds since the epoch
+    total: Curves  # of all nodes together
     node_time: list[float]
+    # of each node, by node rank, over `node_time`; none if there is only one, or if they are very many
     nodes: list[Curves]
-    ranks: Ranks | None
+    ranks: Ranks | None  # None if nothing is known of them
 
 
 class JobView(TypedDict):
-    """A job as its report shows it.
+    """A job as its report shows it."""
 
-    Keys:
-        job: as `paceline get -o json`; of very many instances those whose state differs from most, and some others.
-        events: what happened to it: time, event, host, and in words the details.
-        why: the lines of `paceline why`.
-        metrics: what the script has logged; None if it has logged nothing.
-        use: None if nothing was recorded.
-        logs: the last lines of each rank.
-        file: the job as a job file (YAML); "" if it cannot be read.
-        software: name → version, or the versions on several nodes.
-        origin: the commit and the difference to it, of the code that was run; None if that is not known.
-        missing: lines about what could not be read.
-    """
-
+    # as `paceline get -o json`; of very many instances those whose state differs from most, and some others
     job: dict[str, Any]
-    events: list[dict[str, Any]]
-    why: list[str]
-    metrics: MetricsRecord | None
-    use: Use | None
-    logs: list[dict[str, Any]]
-    file: str
-    software: dict[str, str]
+    events: list[dict[str, Any]]  # what happened to it: time, event, host, and in words the details
+    why: list[str]  # the lines of `paceline why`
+    metrics: MetricsRecord | None  # what the script has logged; None if it has logged nothing
+    use: Use | None  # None if nothing was recorded
+    logs: list[dict[str, Any]]  # the last lines of each rank
+    file: str  # the job as a job file (YAML); "" if it cannot be read
+    software: dict[str, str]  # name → version, or the versions on several nodes
+    # the commit and the difference to it, of the code that was run; None if that is not known
     origin: dict[str, Any] | None
-    missing: list[str]
+    missing: list[str]  # lines about what could not be read
 
 
 def events(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

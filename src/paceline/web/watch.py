@@ -58,16 +58,11 @@ class Lender:
 
 
 class Found(NamedTuple):
-    """A job, where it is, and the version in which it changed last.
-
-    Attributes:
-        there: its backend, which the thread uses that looks at it; others read its constants.
-        lender: of its backend.
-    """
+    """A job, where it is, and the version in which it changed last."""
 
     job: Job
-    there: Backend
-    lender: Lender
+    there: Backend  # its backend, which the thread uses that looks at it; others read its constants
+    lender: Lender  # of its backend
     version: int
 
 
@@ -100,14 +95,10 @@ class _Target:
 
 
 class Watch:
-    """What is known of all jobs. All methods may be called by any thread.
-
-    Attributes:
-        version: grows whenever something has changed.
-    """
+    """What is known of all jobs. All methods may be called by any thread."""
 
     def __init__(self) -> None:
-        self.version = 1
+        self.version = 1  # grows whenever something has changed
         self.problem: str | None = None  # why the targets are not known
         self._targets: dict[str, _Target] = {}
         self._changed = threading.Condition()
@@ -126,7 +117,7 @@ class Watch:
         return sorted(self._all().values(), key=lambda found: found.job.created, reverse=True)
 
     def find(self, target: str, name: str) -> Found:
-        """A job."""
+        """A job; KeyError if none is known."""
         self.use()
         return self._all()[target, name]
 
@@ -152,7 +143,7 @@ class Watch:
             ]
 
     def lender(self, target: str) -> Lender:
-        """Lends the backend of a target."""
+        """Lends the backend of a target; KeyError if there is none."""
         return self._targets[target].lender
 
     def counts(self) -> dict[str, int]:

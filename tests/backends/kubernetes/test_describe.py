@@ -48,7 +48,7 @@ def found_of(*pods: Any, status: Any = None, plain: bool = False, stopped: bool 
     found = Found(
         {
             "metadata": {
-                "name": "it", "creationTimestamp": T.format(0),
+                "name": "it", "namespace": "ml", "creationTimestamp": T.format(0),
                 "annotations": {SPEC: json.dumps(spec), **({STOPPED: T.format(8)} if stopped else {})},
             },
             "spec": {
@@ -65,7 +65,7 @@ def found_of(*pods: Any, status: Any = None, plain: bool = False, stopped: bool 
 
 def job_of(*pods: Any, **given: Any) -> Job:
     """The same, as verbs show it."""
-    return described(found_of(*pods, **given), "kubernetes", "ml")
+    return described(found_of(*pods, **given), "kubernetes")
 
 
 def state(*pods: Any, **given: Any) -> tuple[Any, ...]:
@@ -190,5 +190,5 @@ def test_a_warning_counts_until_something_later_says_that_it_is_over(
     found = found_of(seen(item))
     found.object["metadata"]["creationTimestamp"] = T.format(1)
     explain(Server(events, item), found)  # type: ignore[arg-type]
-    waiting = described(found, "kubernetes", "ml").waiting
+    waiting = described(found, "kubernetes").waiting
     assert (waiting or "").startswith(wanted or "1 of 2 pods are not made yet")

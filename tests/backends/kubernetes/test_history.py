@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.backends.kubernetes.look import history as looked
-from paceline.backends.kubernetes.look.history import history
+from paceline.backends.kubernetes.look import events as looked
+from paceline.backends.kubernetes.look.events import history
 from paceline.backends.kubernetes.look.pod_log import Parser
 from paceline.node.host.kept_log import KeptLog
 from paceline.node.host.pod import _Relay
@@ -20,11 +20,6 @@ from paceline.node.logs.following import Event
 def node(rank: int, *times: float) -> Any:
     return {"host": f"it-{rank}", "node_rank": rank, "telemetry": [{"time": time} for time in times], "metrics": None,
             "software": {}, "missing": []}  # fmt: skip
-
-
-def pod(phase: str) -> Any:
-    is_over = phase != "Running"
-    return SimpleNamespace(phase=phase, is_over=is_over, is_leaving=False)
 
 
 def logged(*nodes: Any) -> list[Any]:
@@ -51,19 +46,19 @@ def test_where_it_comes_from(
     monkeypatch: pytest.MonkeyPatch, phases: list[str], answers: list[int], logs: list[Any], since: float,
     found: list[int],
 ) -> None:  # fmt: skip
-    job: Any = SimpleNamespace(name="it", is_plain=False, pods=[pod(phase) for phase in phases], python="python")
+    running = [phase for phase in phases if phase == "Running"]
+    job: Any = SimpleNamespace(name="it", is_plain=False, pods=phases, running=running, python="python")
 
     def asked(cluster: Any, pods: Any, request: Any, python: str) -> Any:
-        assert (len(pods), request["since"]) == (phases.count("Running"), since)
+        assert (pods, request["since"]) == (running, since)
         return {rank: {"nodes": [node(rank, 20.0)]} for rank in answers}
 
-    def events(cluster: Any, job: Any, silent: dict[str, Exception], **_: Any) -> list[Any]:
+    def events(cluster: Any, job: Any, silent: dict[str, Exception]) -> list[Any]:
         assert len(answers) < len(phases), "logs are read only where a pod does not answer"
         silent["it-9"] = Exception("its log is gone")
         return logged(*logs)
 
     monkeypatch.setattr(looked, "asked", asked)
-    monkeypatch.setattr(looked, "described", lambda *_: SimpleNamespace(is_over=not answers))
     monkeypatch.setattr(looked.logs, "events", events)
     nodes, warnings = history(SimpleNamespace(), job, since)  # type: ignore[arg-type]
     assert [it["node_rank"] for it in nodes] == found

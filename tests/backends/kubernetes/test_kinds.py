@@ -11,14 +11,10 @@ from fake_kubernetes import custom, resources, schema
 from paceline.backends.kubernetes.look.pods import seen
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.kinds.base import Kind
-from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
-from paceline.backends.kubernetes.manifests.kinds.jobset import JobSet
+from paceline.backends.kubernetes.manifests.kinds.job import BatchJob, JobSet, TrainJob
+from paceline.backends.kubernetes.manifests.kinds.kubeflow import PaddleJob, PyTorchJob, TFJob
 from paceline.backends.kubernetes.manifests.kinds.mpijob import MPIJob
-from paceline.backends.kubernetes.manifests.kinds.paddlejob import PaddleJob
-from paceline.backends.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
 from paceline.backends.kubernetes.manifests.kinds.served import KINDS
-from paceline.backends.kubernetes.manifests.kinds.tfjob import TFJob
-from paceline.backends.kubernetes.manifests.kinds.trainjob import TrainJob
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.packing import archive
@@ -40,7 +36,8 @@ def checked(it: Order) -> dict[str, Any]:
     schemas = {key: found for name in resources.CUSTOM for key, found in custom.schemas(name, 31).items()}
     checker = schema.Checker(31, schemas)
     it.check()
-    made = [it.kind.manifest(it), *objects.dependents(it)]  # type: ignore[attr-defined]
+    it.kind.check(it)
+    made = [it.kind.manifest(it), *it.kind.dependents(it)]
     served = [*resources.BUILT_IN, *(one for several in resources.CUSTOM.values() for one in several)]
     for manifest in made:
         key = manifest["apiVersion"], manifest["kind"]
@@ -109,7 +106,7 @@ def test_every_kind_has_what_a_user_sets(kind: Kind) -> None:
 def test_gangs(kind: Kind, gang: str) -> None:
     it = order(kind, nodes=3, gang=gang, queue="fast", priority_class="high")
     found = checked(it)
-    groups = [one for one in objects.dependents(it) if one["kind"] == "PodGroup"]
+    groups = [one for one in it.kind.dependents(it) if one["kind"] == "PodGroup"]
     if kind.group == "kubeflow.org":
         policy = found["spec"]["runPolicy"]["schedulingPolicy"]
         assert (policy["minAvailable"], policy["priorityClass"]) == (3, "high") and not groups
@@ -139,7 +136,7 @@ def test_what_a_kind_cannot_do_is_refused() -> None:
         (old, {"plain": True, "ranks": 2}, "-n: an MPIJob of kubeflow.org/v1alpha1 here has no slotsPerWorker; leave"),
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
-            order(kind, **given).check()
+            kind.check(order(kind, **given))
         assert words in str(refused.value)
 
 

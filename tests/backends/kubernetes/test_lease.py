@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from paceline.backends.kubernetes.start import lease
+from paceline.backends.kubernetes.start import holding
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
@@ -32,10 +32,10 @@ class Moved:
 
 @pytest.mark.parametrize("most", [None, 200, 100])
 def test_the_deadline_is_moved_on_up_to_the_time_limit(monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
-    monkeypatch.setattr(lease, "_EVERY", 0.001)
+    monkeypatch.setattr(holding, "_EVERY", 0.001)
     cluster = Moved()
     job = {"metadata": {"name": "it"}, "spec": {"activeDeadlineSeconds": 150}}
-    held = lease.Lease(cast("Cluster", cluster), job, most)
+    held = holding.Lease(cast("Cluster", cluster), job, most)
     held.hold()
     assert cluster.came.wait(60)
     held.release()

@@ -20,7 +20,7 @@ from paceline.backends.kubernetes.manifests import manifest as manifests
 from paceline.backends.kubernetes.manifests import names, objects, replacing
 from paceline.backends.kubernetes.manifests.kinds.base import Kind
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
-from paceline.backends.kubernetes.manifests.kinds.pytorchjob import PyTorchJob
+from paceline.backends.kubernetes.manifests.kinds.kubeflow import PyTorchJob
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.kubernetes.options import Options
 from paceline.backends.kubernetes.start import dry_run
@@ -75,7 +75,7 @@ ALL = {
 @pytest.mark.parametrize("given", [{}, ALL, {"plain": True, "script": "start.py", "nodes": 2}])
 def test_kubernetes_knows_every_field(given: dict[str, Any], version: str) -> None:
     it = order(b"x" * 2_000_000, {"HF": "s"}, **given) if not given.get("plain") else order(**given)
-    for manifest in [it.kind.manifest(it), *objects.dependents(it)]:
+    for manifest in [it.kind.manifest(it), *it.kind.dependents(it)]:
         check(manifest, version)
 
 
@@ -241,7 +241,7 @@ def test_what_a_dry_run_says_above_the_manifests(kind: type[Kind]) -> None:
     large = "Some objects are too large for kubectl apply alone: kubectl apply --server-side -f FILE"
     for code, is_large in ((b"x" * 700_000, False), (b"x" * 3_500_000, True)):
         it = order(code, {"HF": "s"}, kind=kind, nodes=2)
-        made = [it.kind.manifest(it), *objects.dependents(it)]  # type: ignore[attr-defined]
+        made = [it.kind.manifest(it), *it.kind.dependents(it)]
         said = dry_run.comments(it, it.kind, made, hides=True)  # type: ignore[arg-type]
         assert (large in said) == is_large
         assert "Before, write the values of the secrets in place of <secret>." in said
@@ -252,14 +252,14 @@ def test_what_a_dry_run_says_above_the_manifests(kind: type[Kind]) -> None:
 
 def test_the_token_of_a_dry_run_can_be_used() -> None:
     it = order(secrets={"HF": "s", TOKEN: "abc"})
-    assert list(yaml.safe_load_all(manifests.text(objects.dependents(it))))[-1]["stringData"] == {
+    assert list(yaml.safe_load_all(manifests.text(it.kind.dependents(it))))[-1]["stringData"] == {
         "HF": "<secret>", TOKEN: "abc",
     }  # fmt: skip
 
 
 def test_secrets_are_in_the_secret_alone() -> None:
     it = order(secrets={"HF_TOKEN": "very-secret"})
-    manifests_ = [it.kind.manifest(it), *objects.dependents(it)]
+    manifests_ = [it.kind.manifest(it), *it.kind.dependents(it)]
     hidden = base64.b64encode(b"very-secret").decode()
     assert [one["kind"] for one in manifests_ if hidden in json.dumps(one)] == ["Secret"]
     shown = manifests.text(manifests_)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.backends.kubernetes.api.refusals import explained
+from paceline.backends.kubernetes.api.errors import explained
 
 
 @pytest.mark.parametrize(

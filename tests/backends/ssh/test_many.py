@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import eventually
 
 from paceline.backends.remote import crowd as crowds
-from paceline.backends.ssh.sample import peers
+from paceline.backends.ssh.preflight import routes_of
 from paceline.job.errors import UserError
 
 from .many import ManyHosts, cost
@@ -40,7 +40,7 @@ def test_hosts_that_hang_are_named_as_soon_as_nearly_all_others_have_answered(ho
     submitted = cost(hosts, *SUBMIT)
     assert submitted.exit_code == 0, submitted.said
     assert {host: set(asked) for host, asked in hosts.asked_routes().items()} == {
-        host: set(asked) for host, asked in peers(hosts.names).items()
+        host: set(asked) for host, asked in routes_of(hosts.names).items()
     }
     silent = hosts.names[10 : 10 + SILENT]
     hosts.silence(silent)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli.terminal.colours import ColoursOnly
+from paceline.cli.terminal.write import ColoursOnly
 
 SGR = re.compile(rb"\x1b\[[0-9;:]*m")
 PARTS = [b"\x1b", b"[", b"]", b"m", b"K", b"31", b";", b":", b"0", b"?", b"\x07", b"\x9b", b"\xc2\x9b", b"\xc0\x9b",

@@ -182,12 +182,23 @@ def test_what_has_changed_while_it_asked_stays(paceline: Paceline, verb: tuple[s
     assert paceline("stop", "--now", "it").returncode == 0
 
 
+def keeps(paceline: Paceline, user: str, owner: str) -> None:
+    """Note that a job keeps its checkpoints in the folder of another one."""
+    path = paceline.home / "jobs" / user
+    job_id = json.loads((path / "spec.json").read_text())["job_id"]
+    (paceline.home / "jobs" / owner / "users").mkdir()
+    mark = {"path": str(path), "job_id": job_id}
+    (paceline.home / "jobs" / owner / "users" / job_id).write_text(json.dumps(mark))
+
+
+def test_a_job_goes_before_the_older_one_whose_folder_it_uses(two: Paceline) -> None:
+    keeps(two, "trained", "empty")
+    done = two("delete", "empty", "trained")
+    assert (done.returncode, there(two)) == (0, []), done.stderr
+
+
 def test_a_job_that_cannot_go_keeps_no_other(two: Paceline) -> None:
-    (two.home / "jobs" / "trained" / "users").mkdir()
-    user = two.home / "jobs" / "empty"
-    job_id = json.loads((user / "spec.json").read_text())["job_id"]
-    mark = {"path": str(user), "job_id": job_id}
-    (two.home / "jobs" / "trained" / "users" / job_id).write_text(json.dumps(mark))
+    keeps(two, "empty", "trained")
     done = two("prune", "-s", "0s")
     assert done.returncode == 1
     assert "job empty keeps its checkpoints in the folder of job trained" in done.stderr

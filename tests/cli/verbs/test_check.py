@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.inspected import ETH, GIB, H200, LO, SOUND
 
-from paceline.backends.check.findings import bypasses, findings, size
+from paceline.backends.check.findings import bypasses, findings
 from paceline.backends.check.inspect import Inspection, inspect_local
+from paceline.job.quantities import show_size
 from paceline.node.machine import gpus, network, software
 
 if TYPE_CHECKING:
@@ -256,4 +257,4 @@ def test_no_list_of_hosts_is_too_odd(no_proxy: str, host: str) -> None:
 
 @given(st.integers(0, 2**60))
 def test_every_size_can_be_read(count: int) -> None:
-    assert re.fullmatch(r"\d+(\.\d)? (bytes|[KMGT]iB)", size(count))
+    assert re.fullmatch(r"\d+(\.\d)? (B|[KMGT]iB)", show_size(count))

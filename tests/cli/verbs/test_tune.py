@@ -192,6 +192,6 @@ def test_what_can_be_tried_is_what_there_is() -> None:
     from paceline.train.parallel.sync.options import name_of, parse
 
     for name, number in TRIED.items():
-        full = f"{name}({'0.5' if name in ('topk', 'dgc') else 3})" if number else name
+        full = f"{name}({'0.5' if name == 'topk' else 3})" if number else name
         assert problem_with(full) == ""
         assert name_of(parse(full)) == full

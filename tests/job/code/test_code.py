@@ -21,8 +21,7 @@ from tests.job.code.git_server import PASSWORD, GitServer
 
 from paceline.job.code.bring import check, fetch, parse
 from paceline.job.code.ignore import Ignore
-from paceline.job.code.markers import is_for_code
-from paceline.job.code.snapshot import Listing
+from paceline.job.code.snapshot import Listing, is_for_code
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
 from paceline.node.store.code_folder import building, claimed, discard

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 def test_code_that_is_too_large_is_refused(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "MOST_CODE", 1 << 20)
     Path("table").write_bytes(random.Random(1).randbytes(3 << 19))
-    with pytest.raises(UserError, match=r"^the code has 1\.5 MiB when packed, and pods get up to 1\.0; name"):
+    with pytest.raises(UserError, match=r"^the code has more than 1\.0 MiB when packed, which is what pods get; name"):
         user.submit("print(1)", name="it")
     assert user.cluster.all("Job") == []
 
 
 CLIENT = """
 import sys
-from paceline.backends.kubernetes.start import holding, lease
-lease.SECONDS, lease._EVERY, holding.LEFTOVER = 120, 0.5, 1
+from paceline.backends.kubernetes.start import holding
+holding.LEASE_SECONDS, holding._EVERY, holding.LEFTOVER = 120, 0.5, 1
 from paceline.cli.main import main
 main()
 """

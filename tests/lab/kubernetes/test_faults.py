@@ -268,6 +268,13 @@ def test_an_empty_list_is_no_answer_of_a_namespace_that_is_missing(user: User) -
     assert user.backend(namespace="nowhere").describe().jobs == []
 
 
+def test_who_waits_for_a_job_that_is_not_there_is_told(user: User) -> None:
+    user.submit("pass", name="there", image="quick")
+    with pytest.raises(UserError, match=r"^no job other in namespace default$"):
+        user.backend().wait(["there", "other"], 1)
+    assert user.backend().wait(["there"], 120)
+
+
 def test_what_the_server_warns_of_is_said(user: User) -> None:
     user.cluster.server.warning = 'would violate PodSecurity "restricted:latest": runAsNonRoot != true'
     there, said = user.backend(), Silence()

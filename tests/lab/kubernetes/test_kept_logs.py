@@ -39,7 +39,9 @@ def test_logs_of_pods_that_are_gone_are_read_from_the_volume(user: User) -> None
     for pod in user.cluster.all("Pod"):
         user.cluster.delete("Pod", pod["metadata"]["name"])
     eventually(lambda: not user.cluster.all("Pod"), "the pods are gone")
+    user.cluster.restart_at("POST", "/pods", after=True)  # the pod that reads them is made, and the answer is lost
     assert sorted(user.lines("it", None)) == ["here 0", "here 1"]
+    user.cluster.wait_for_server()
     assert user.lines("it", (1,), follow=True) == ["here 1"]
     assert {event["event"] for event in user.backend().events("it")} >= {"started", "finished"}
     assert user.cluster.all("Pod") == [], "the pod that has read them is gone"

@@ -102,7 +102,7 @@ def test_ranks_that_fail_for_want_of_the_first_are_one_line(paceline: Paceline) 
     """)
     done = paceline.run("-n", "3", "script.py")
     *_, others, first_line, _, _, _, last = done.stderr.splitlines()
-    assert others == ("paceline: ranks 0 and 1 failed after it: ConnectionResetError: Connection closed by peer"), (
+    assert others == ("paceline: ranks 0, 1 failed after it: ConnectionResetError: Connection closed by peer"), (
         done.stderr
     )
     assert first_line.startswith("Traceback")

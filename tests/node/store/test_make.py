@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import eventually, free_port
 from tests.late import job_spec
 
-from paceline.job.code.markers import is_for_code
+from paceline.job.code.snapshot import is_for_code
 from paceline.node.errors import Refused
 from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rundir.directory import read_json

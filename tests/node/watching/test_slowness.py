@@ -223,6 +223,19 @@ def test_what_happens_once_is_no_part_of_a_step() -> None:
     assert sorted(samples.spent()["parts"]) == sorted(parts)
 
 
+def test_the_innermost_function_says_whether_a_rank_evaluates() -> None:
+    samples, loop, evaluates = Samples(), (SCRIPT, 9, "train_and_evaluate"), (SCRIPT, 40, "evaluate")
+    for number, frames in enumerate((
+        [*STACKS["loading"][:3], loop, (SCRIPT, 50, "<module>")],
+        [*STACKS["loading"][:3], (SCRIPT, 20, "main"), (SCRIPT, 60, "run_tests")],
+        [*STACKS["evaluation"][:1], (SCRIPT, 3, "forward"), evaluates, loop],
+        [*STACKS["loading"][:3], evaluates, (SCRIPT, 20, "main")],
+    )):  # fmt: skip
+        answer: Any = {"threads": [{"name": "MainThread", "frames": frames}]}
+        samples.add(Asked("", 0, 0, 0, 7), answer, Process("R"), float(number))
+    assert samples.spent()["parts"] == {"loading": 0.5, "evaluation": 0.5}
+
+
 def test_workers_that_start_are_no_part_of_a_step() -> None:
     samples, get = Samples(), (f"{TORCH}/utils/data/dataloader.py", 1275, "_try_get_data")
     for number in range(40):  # four epochs of ten seconds; a worker of two has something to do

@@ -14,7 +14,7 @@ from tests.conftest import GENEROUS, eventually, free_port
 torch = pytest.importorskip("torch")
 
 from tests.train.launching import launch  # noqa: E402
-from tests.train.scripts import Script  # noqa: E402
+from tests.train.scripts import Script, run  # noqa: E402
 
 import paceline as library  # noqa: E402 - after torch is known to be there
 from paceline.train.parallel.errors import UnusedParameters, WrongDevice  # noqa: E402
@@ -70,7 +70,7 @@ def test_an_exception_on_one_rank_ends_the_others(paceline: Paceline) -> None:
         step(x)
     """
     )
-    done = paceline.run("-n", "3", "script.py")
+    done = paceline.run("-n", "2", "script.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("paceline: rank 1 failed first: ValueError: bad sample")
     (zero, first, two) = outcomes(ranks_by_hand(paceline, 3))
@@ -123,7 +123,7 @@ def test_a_rank_that_leaves_the_loop_early_is_the_one_with_the_error(paceline: P
     assert "line " in done.stderr  # where rank 1 stood
 
 
-def test_all_may_leave_the_loop_at_the_same_step(paceline: Paceline) -> None:
+def test_all_may_leave_a_loop_at_the_same_step_and_one_may_stay_longer_at_the_end(paceline: Paceline) -> None:
     paceline.script(
         TRAIN
         + """
@@ -132,32 +132,17 @@ def test_all_may_leave_the_loop_at_the_same_step(paceline: Paceline) -> None:
             if number == 7:
                 break
             step(x)
-    print(run.step, run.mean(1, 2))
-    run.close()
-    """
-    )
-    done = paceline.run("-n", "2", "script.py")
-    assert (done.returncode, done.stdout) == (0, "21 0.5\n"), done.stderr
-
-
-def test_a_rank_may_stay_longer_when_training_is_over(paceline: Paceline) -> None:
-    paceline.script(
-        TRAIN
-        + """
-    for (x,) in train:
-        step(x)
-    if run.rank == 0:
-        while os.path.exists(f"/proc/{other}") if (other := run_other()) else False:
+    run.print(run.step, run.mean(1, 2))
+    if run.is_main:
+        while not (pid := os.path.exists("pid-1") and open("pid-1").read()) or os.path.exists(f"/proc/{pid}"):
             time.sleep(0.01)
         print("evaluated")
-    """.replace("run_other()", "os.path.exists('pid-1') and open('pid-1').read()")
-        + """
     else:
         open("pid-1", "w").write(str(os.getpid()))
     """
     )
     done = paceline.run("-n", "2", "script.py")
-    assert (done.returncode, done.stdout) == (0, "evaluated\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "21 0.5\nevaluated\n"), done.stderr
 
 
 def unused(who: str) -> None:
@@ -340,13 +325,7 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error(paceline: Pa
     run.save()
     """
     )
-    if launcher:
-        done = paceline.run("script.py")
-    else:
-        done = subprocess.run(
-            [sys.executable, "script.py"], cwd=paceline.folder, env=paceline.env, text=True, capture_output=True,
-            timeout=GENEROUS, check=False,
-        )  # fmt: skip
+    done = paceline.run("script.py") if launcher else run(paceline, "script.py", timeout=GENEROUS)
     assert done.returncode == 1, done.stderr
     assert "CheckpointError: cannot save step 0 in " in done.stderr.splitlines()[-1], done.stderr
     assert (paceline.folder / "last").read_text() == "whole", "Python has ended as it does"

@@ -219,29 +219,22 @@ def test_before_the_first_step_there_is_nothing_to_save(paceline: Paceline) -> N
     assert {path.name for path in (paceline.folder / "checkpoints").iterdir()} <= {LOCK}
 
 
-def test_a_handler_of_the_script_stays(paceline: Paceline) -> None:
+def test_handlers_are_given_back_and_those_of_the_script_stay(paceline: Paceline) -> None:
     paceline.script("""
         import os, signal, paceline
+        with paceline.init(checkpoint_dir="checkpoints"):
+            print("default within:", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+        is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        print("default behind:", is_default, signal.set_wakeup_fd(-1))
         signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
         run = paceline.init(checkpoint_dir="checkpoints")
         os.kill(os.getpid(), signal.SIGTERM)
         run.close()
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-        print(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, flush=True)
+        print("stays:", signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, flush=True)
     """)
-    done = paceline.run("script.py")
-    assert (done.returncode, done.stdout) == (0, "mine\nTrue\n"), done.stderr
-
-
-def test_handlers_are_given_back(paceline: Paceline) -> None:
-    paceline.script("""
-        import signal, paceline
-        with paceline.init(checkpoint_dir="checkpoints"):
-            print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
-        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.set_wakeup_fd(-1))
-    """)
-    done = paceline.run("script.py")
-    assert (done.returncode, done.stdout) == (0, "False\nTrue -1\n"), done.stderr
+    done = paceline.succeeds("run", "script.py")
+    assert done.stdout.splitlines() == ["default within: False", "default behind: True -1", "mine", "stays: True"]
 
 
 def test_a_disk_that_is_full_when_the_run_is_stopped_is_an_error(paceline: Paceline) -> None:

@@ -69,6 +69,10 @@ EVALUATES = """
         test = run.dataloader(Slow(), batch_size=4, evaluation=True, num_workers=2, persistent_workers=True)
         held = iter(test)
         next(held)"""
+KILLS = """if run.rank == run.world_size - 1:
+                        open("killed", "w").write(str(min(workers)))
+                        os.kill(min(workers), signal.SIGKILL)
+                        time.sleep(600)"""  # torch's handler of SIGCHLD ends it
 WAYS = {  # how a rank ends, what it does then, and the exit codes of that
     "end": ({}, {0}),
     "close": ({"at_end": "run.close()"}, {0}),
@@ -78,7 +82,7 @@ WAYS = {  # how a rank ends, what it does then, and the exit codes of that
     "iterable": ({"data": "Stream"}, {0}),
     "evaluation": ({"at_end": EVALUATES}, {0}),
     "forkserver": ({"start": "forkserver"}, {0}),
-    "killed worker": ({"at_step": "os.kill(min(workers), signal.SIGKILL); time.sleep(0.2)"}, {1}),
+    "killed worker": ({"at_step": KILLS}, {1}),
 }
 
 
@@ -105,6 +109,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
         ("end", "paceline run", True),
         ("end", "paceline run -n 2", True),
         ("exception", "paceline run", True),
+        ("killed worker", "paceline run -n 2", True),
         ("exception", "python", False),
         ("break", "paceline run", False),
     ],
@@ -117,6 +122,10 @@ def test_workers_end_when_their_rank_ends(paceline: Paceline, way: str, launcher
     else:
         code, err = outcome(paceline.start(*launcher.split()[1:], "script.py", start_new_session=True))
     assert code in codes, err
+    if way == "killed worker":
+        worker = (paceline.folder / "killed").read_text()
+        assert f"RuntimeError: DataLoader worker (pid {worker}) is killed by signal: Killed" in err
+        assert launcher == "python" or "rank 1" in err
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

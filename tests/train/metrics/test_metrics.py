@@ -354,19 +354,24 @@ def test_tensorboard_shows_the_last_attempt_of_each_step(paceline: Paceline) -> 
 TRAIN = """
     import logging, sys
     import torch, paceline
+    from paceline.train.metrics import progress
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     {before}
-    with paceline.init(log_every=10, {options}) as run:
-        train = run.dataloader(torch.utils.data.TensorDataset(torch.arange(30.0)), global_batch_size=2)
-        for epoch in run.epochs(2):
-            for (batch,) in train:
-                run.log(loss=batch.sum() * 0 + 0.52)
-            print("between epochs")
+    for every, shown in {runs}:  # seconds between two updates, and whether progress is shown
+        if every is not None:
+            progress._Lines.every = progress._Bar.every = every
+        with paceline.init(log_every=10, progress=shown) as run:
+            train = run.dataloader(torch.utils.data.TensorDataset(torch.arange(30.0)), global_batch_size=2)
+            for epoch in run.epochs(2):
+                for (batch,) in train:
+                    run.log(loss=batch.sum() * 0 + 0.52)
+                print("between epochs")
+        run.print("next run", file=sys.stderr)
 """
 
 
-def script(paceline: Paceline, before: str = "", options: str = "") -> str:
-    return paceline.script(TRAIN.format(before=before, options=options))
+def script(paceline: Paceline, runs: list[tuple[float | None, bool]], before: str = "") -> str:
+    return paceline.script(TRAIN.format(before=before, runs=runs))
 
 
 def on_terminal(paceline: Paceline) -> str:
@@ -377,54 +382,38 @@ def on_terminal(paceline: Paceline) -> str:
 
 
 def test_a_pipe_gets_plain_lines(paceline: Paceline) -> None:
-    script(paceline)
+    script(paceline, [(None, True), (0.0, True), (0.0, False)])
     done = paceline.succeeds("run", "-n", "2", "script.py")
-    lines = [line for line in done.stderr.splitlines() if line.startswith("epoch")]
-    assert [line.split(" samples/s")[0].rpartition(" ")[0] for line in lines] == [
+    usual, all_steps, none = (
+        [line for line in text.splitlines() if line.startswith("epoch")] for text in done.stderr.split("next run")[:3]
+    )
+    assert [line.split(" samples/s")[0].rpartition(" ")[0] for line in usual] == [
         "epoch 1/2 step 15/15 loss 0.52",
         "epoch 2/2 step 15/15 loss 0.52",
     ]
-    assert done.stdout == "between epochs\n" * 2
+    (line,) = [line for line in all_steps if line.startswith("epoch 2/2 step 12/15 ")]
+    assert line.endswith(" s left"), "in mid-epoch it says how long the rest takes"
+    assert len(all_steps) == 2 * 16
+    assert not none, "progress=False"
+    assert done.stdout == "between epochs\n" * 6
     last = json.loads((paceline.job() / "progress.json").read_text())
-    assert (last["epoch_seconds_left"], last["seconds_left"], last["metrics"]) == (
-        0,
-        0,
-        {"loss": pytest.approx(0.52)},
-    )
-
-
-def test_a_plain_line_in_mid_epoch_says_how_long_the_rest_takes(paceline: Paceline) -> None:
-    script(paceline, "from paceline.train.metrics import progress; progress._Lines.every = 0.0")
-    lines = paceline.run("-n", "2", "script.py").stderr.splitlines()
-    (line,) = [line for line in lines if line.startswith("epoch 2/2 step 12/15 ")]
-    assert line.endswith(" s left")
-    assert len([line for line in lines if line.startswith("epoch")]) == 2 * 16
+    assert (last["epoch_seconds_left"], last["seconds_left"]) == (0, 0)
+    assert last["metrics"] == {"loss": pytest.approx(0.52)}
 
 
 def test_a_terminal_gets_a_bar_whose_last_state_stays(paceline: Paceline) -> None:
     pytest.importorskip("tqdm")
-    script(paceline)
-    seen = on_terminal(paceline)
+    script(paceline, [(None, True), (3600.0, True), (0.0, False)])
+    usual, seldom, none = on_terminal(paceline).split("next run")[:3]
     for epoch in ("1/2", "2/2"):
-        assert f"epoch {epoch}:   0%|" in seen
-        assert f"epoch {epoch}: 100%|" in seen
-    for line in seen.split("\r\n"):
+        assert f"epoch {epoch}:   0%|" in usual
+        assert f"epoch {epoch}: 100%|" in usual
+    for line in usual.split("\r\n"):
         if line.endswith("between epochs"):
             assert line == "between epochs"
-    assert "15/15, loss 0.52" in seen
-
-
-def test_a_bar_is_drawn_seldom(paceline: Paceline) -> None:
-    pytest.importorskip("tqdm")
-    script(paceline, "from paceline.train.metrics import progress; progress._Bar.every = 3600.0")
-    assert on_terminal(paceline).count("epoch 1/2") == 3, "at the begin, and at the end when it is finished and left"
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_no_progress_is_shown_where_none_is_wanted(paceline: Paceline, terminal: bool) -> None:
-    script(paceline, options="progress=False")
-    seen = on_terminal(paceline) if terminal else paceline.run("-n", "2", "script.py").stderr
-    assert "epoch 1" not in seen
+    assert "15/15, loss 0.52" in usual
+    assert seldom.count("epoch 1/2") == 3, "at the begin, and at the end when it is finished and left"
+    assert "epoch 1" not in none, "progress=False"
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -527,7 +516,7 @@ def test_how_far_it_is_makes_sense(epoch: int, epochs: int | None, done: int | N
 
 
 def test_neither_tqdm_nor_tensorboard_is_needed(paceline: Paceline) -> None:
-    script(paceline, "sys.modules.update(tqdm=None, tensorboard=None)")
+    script(paceline, [(None, True)], "sys.modules.update(tqdm=None, tensorboard=None)")
     seen = on_terminal(paceline)
     assert "epoch 2/2 step 15/15 loss 0.52" in seen
     assert seen.count("no event files for TensorBoard: ") == 1

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 import paceline  # noqa: E402
 from paceline import AllReduce, PowerSGD  # noqa: E402
 from paceline.train.parallel.sync import build as builder  # noqa: E402
+from paceline.train.parallel.sync import route  # noqa: E402
 from paceline.train.parallel.sync.forecast import (  # noqa: E402
     Bucket,
     Gradient,
@@ -30,7 +31,6 @@ from paceline.train.parallel.sync.forecast import (  # noqa: E402
 )
 from paceline.train.parallel.sync.methods import auto  # noqa: E402
 from paceline.train.parallel.sync.options import name_of, parse  # noqa: E402
-from paceline.train.parallel.sync.routes import route  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ import paceline  # noqa: E402
 from paceline import DiLoCo  # noqa: E402
 from paceline.train.group import shared_memory  # noqa: E402
 from paceline.train.parallel.sync import build as builder  # noqa: E402
-from paceline.train.parallel.sync.methods.fragments import deal  # noqa: E402
+from paceline.train.parallel.sync.methods.diloco import deal  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WIRES: list[Any] = ["fp32", "fp16", "int8", "int4"]

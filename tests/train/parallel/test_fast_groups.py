@@ -16,9 +16,9 @@ from tests.train.launching import launch  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline import AllReduce, LocalSGD  # noqa: E402
-from paceline.train.parallel.sync.routes import fast_groups as measuring  # noqa: E402
-from paceline.train.parallel.sync.routes import route  # noqa: E402
-from paceline.train.parallel.sync.routes.fast_groups import GAP, fast_groups, rounds  # noqa: E402
+from paceline.train.parallel.sync import fast_groups as measuring  # noqa: E402
+from paceline.train.parallel.sync import route  # noqa: E402
+from paceline.train.parallel.sync.fast_groups import GAP, fast_groups, rounds  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

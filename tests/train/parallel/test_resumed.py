@@ -13,7 +13,7 @@ from tests.train.launching import launch  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
-from paceline import DGC, AllReduce, DiLoCo, LocalSGD, PowerSGD, TopK  # noqa: E402
+from paceline import AllReduce, DiLoCo, LocalSGD, PowerSGD, TopK  # noqa: E402
 from paceline.train.parallel.sync import build as builder  # noqa: E402
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ TOGETHER: list[tuple[Any, int]] = [  # on one machine
     (AllReduce(), 7),
     (PowerSGD(rank=2, warmup=3, hierarchical=False), 7),
     (TopK(fraction=0.2, hierarchical=False), 7),
-    (DGC(fraction=0.01, warmup=2, rampup=8, clip=0.5, hierarchical=False), 8),
     (LocalSGD(every=4, warmup=2), 4),
     (LocalSGD(every="auto", warmup=2, initial=4), 6),
     (LocalSGD(every=4, warmup=2, hierarchical=True), 10),

@@ -22,11 +22,11 @@ from tests.train.launching import launch, say  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
-from paceline import DGC, AllReduce, PowerSGD, TopK  # noqa: E402
+from paceline import AllReduce, PowerSGD, TopK  # noqa: E402
 from paceline.train.group import neighbours, shared_memory  # noqa: E402
 from paceline.train.group.shared_memory import SharedMemory, SharedMemoryError  # noqa: E402
 from paceline.train.parallel.sync.options import EveryStep, Sync, name_of, parse  # noqa: E402
-from paceline.train.parallel.sync.wires import pieces  # noqa: E402
+from paceline.train.parallel.sync.wires import wire  # noqa: E402
 from paceline.train.parallel.sync.wires.wire import all_reduce  # noqa: E402
 
 if TYPE_CHECKING:
@@ -578,16 +578,6 @@ def test_complex_gradients_are_not_compressed(ranks: int) -> None:
             assert differs != real or (isinstance(sync, PowerSGD) and sync.warmup > 2), sync
 
 
-def complex_momentum() -> None:
-    with paceline.init() as run:
-        run.setup(torch.nn.Linear(3, 3, dtype=torch.complex64), strategy=paceline.Strategy(sync="dgc"))
-
-
-def test_dgc_takes_no_complex_parameters() -> None:
-    with pytest.raises(ValueError, match="real parameters alone, and some are complex; use another method"):
-        launch(complex_momentum, (), 2)
-
-
 def with_words(sparse: bool, accumulate: int, precision: str) -> list[float]:
     with paceline.init() as run:
         model = Words(sparse)
@@ -617,7 +607,6 @@ BYTES = [  # sent by one of two ranks for 4204 parameters
     (AllReduce(wire="fp16", hierarchical=False), 4204 * 2),
     (AllReduce(wire="int8", hierarchical=False), 22 * 260),  # blocks: 11, 2, 5 and 1, made even
     (TopK(fraction=0.01, hierarchical=False), (27 + 3 + 12 + 1) * 8),
-    (DGC(fraction=0.01, rampup=0, hierarchical=False), (27 + 12) * 8 + 304 * 4),  # biases are sent as they are
     (PowerSGD(rank=2, warmup=0, hierarchical=False), 309 * 2 * 2 + (1200 + 300 + 4) * 4),
 ]
 
@@ -650,7 +639,7 @@ def sums(sizes: Sequence[int]) -> list[bool]:
         for size in sizes:
             both = []
             for piece in (4096, 1 << 30):
-                pieces._PIECE = piece
+                wire._PIECE = piece
                 tensor = torch.randn(size, generator=torch.Generator().manual_seed(run.rank))
                 all_reduce(tensor, torch.distributed.group.WORLD)
                 both.append(tensor)
@@ -672,7 +661,6 @@ def test_sums_in_pieces_have_the_same_bits() -> None:
         ("gossip", "'gossip' is none of 'allreduce'"),
         ("powersgd(many)", "'many' is not a number"),
         ("fp16(2)", "fp16 has no number"),
-        ("dgc(1)", "fraction=1.0 is not more than 0 and less than 1"),
         ("topk(0)", "fraction=0.0 is not more than 0"),
         ("powersgd(0)", "rank=0 is not a number of 1 or more"),
         (3, "neither a name nor one of"),

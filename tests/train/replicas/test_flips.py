@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FLIPS = int(os.environ.get("PACELINE_FLIPS", "24"))
 _STEPS = 3  # before a flip, and until it must be named
 _METHODS = [
-    "allreduce", "fp16", "bf16", "int8", paceline.PowerSGD(rank=2, warmup=1), "topk", paceline.DGC(fraction=0.1),
+    "allreduce", "fp16", "bf16", "int8", paceline.PowerSGD(rank=2, warmup=1), "topk",
     paceline.LocalSGD(every=2, warmup=1), paceline.DiLoCo(every=2, fragments=1, overlap=False), "auto",
 ]  # fmt: skip
 
@@ -76,12 +76,7 @@ class _Trial:
         self._run = run
         torch.manual_seed(run.rank)
         self.net, self._x = _models()[name]
-        sgd = isinstance(method, paceline.DGC)
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
-            if sgd
-            else torch.optim.AdamW(self.net.parameters(), lr=0.01)
-        )
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
         strategy = paceline.Strategy(sync=method)
         self._model, self.optimizer = run.setup(self.net, self.optimizer, strategy=strategy)
 

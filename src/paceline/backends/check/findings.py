@@ -1,26 +1,34 @@
-"""What would go wrong with a job on a machine, concluded from the result of `inspect`."""
+"""What would go wrong with a job: on a machine, from the result of `inspect`; on several, from what each reports."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.job.quantities import show_size
+from paceline.job.text import printable
 from paceline.node.machine.network import is_loopback
 from paceline.node.machine.software import FRAMEWORKS, PACKAGES, virtual_environment_elsewhere
 
-from .finding import Finding
+from .report import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from paceline.job.errors import UserError
 
     from .inspect import Inspection
+    from .report import Clock
 
 GIB = 1 << 30
 # CUDA's major version → the oldest major version of the driver that runs it. Source:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_LEAST_SPACE = 1 << 20  # bytes that the files of a job need
+_CLOCK_SECONDS = 2.0
+_MOST_NAMES = 4
 
 
 def findings(seen: Inspection, env: Mapping[str, str]) -> list[Finding]:
@@ -41,15 +49,6 @@ def findings(seen: Inspection, env: Mapping[str, str]) -> list[Finding]:
     )
     found = [finding for check in checks for finding in check(seen, env)]
     return sorted(found, key=lambda finding: finding.level != "error")
-
-
-def size(count: int) -> str:
-    """A number of bytes in readable units."""
-    amount, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount /= 1024
-        del units[0]
-    return f"{amount:.0f} {units[0]}" if units[0] == "bytes" or amount >= 100 else f"{amount:.1f} {units[0]}"
 
 
 def _python(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
@@ -127,7 +126,7 @@ def _devices(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
             and gpu.memory_used > gpu.memory / 4
             and (chosen == [""] or str(gpu.index) in chosen)
         ):
-            what = f"has {size(gpu.memory_used)} of its {size(gpu.memory)} in use"
+            what = f"has {show_size(gpu.memory_used)} of its {show_size(gpu.memory)} in use"
             yield Finding(
                 "warning",
                 f"GPU {gpu.index}",
@@ -154,12 +153,12 @@ def _cores(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
 def _memory(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     total, available, limit = seen.memory.total, seen.memory.available, seen.memory.limit
     if limit is not None and limit < total / 2:
-        what = f"is limited to {size(limit)} of the machine's {size(total)}: ranks that need more get SIGKILL"
+        what = f"is limited to {show_size(limit)} of the machine's {show_size(total)}: ranks that need more get SIGKILL"
         yield Finding(
             "warning", "memory", what, "raise the limit of this container or session, or load less data per rank"
         )
     if total and available < GIB:
-        what = f"has {size(available)} left, and a rank with a framework takes about half a GiB"
+        what = f"has {show_size(available)} left, and a rank with a framework takes about half a GiB"
         yield Finding("warning", "memory", what, "end other processes here")
 
 
@@ -170,9 +169,9 @@ def _disks(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     if shm is None:
         yield Finding("warning", "/dev/shm", "does not exist, so data loader workers cannot share batches", larger)
     elif shm.total < GIB:
-        yield Finding("warning", "/dev/shm", f"holds {size(shm.total)}; {bus_error}", larger)
+        yield Finding("warning", "/dev/shm", f"holds {show_size(shm.total)}; {bus_error}", larger)
     elif shm.free < max(shm.total // 20, GIB // 16):
-        what = f"has {size(shm.free)} of {size(shm.total)} left; {bus_error}"
+        what = f"has {show_size(shm.free)} of {show_size(shm.total)} left; {bus_error}"
         yield Finding("warning", "/dev/shm", what, "remove what ended jobs left there: ls -l /dev/shm")
     elsewhere = "choose another folder with PACELINE_HOME or --log-dir"
     if jobs is None:
@@ -187,7 +186,7 @@ def _disks(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     elif jobs.free == 0 or jobs.free_files == 0:
         yield Finding("error", f"jobs' folder {jobs.path}", "is on a full disk", f"make room, or {elsewhere}")
     elif jobs.free < GIB:
-        what = f"is on a disk with {size(jobs.free)} left"
+        what = f"is on a disk with {show_size(jobs.free)} left"
         yield Finding("warning", f"jobs' folder {jobs.path}", what, f"make room, or {elsewhere}")
 
 
@@ -198,9 +197,9 @@ def _interfaces(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
     elif loopback and all(interface.up is False for interface in loopback):
         yield Finding("error", "loopback", "is down, and ranks meet there", f"ip link set {loopback[0].name} up")
     if seen.gloo.interface is None and seen.gloo.address is None:
-        names = ", ".join(interface.name for interface in seen.interfaces)
+        known = ", ".join(interface.name for interface in seen.interfaces)
         what = f"cannot start: {seen.gloo.why}"
-        yield Finding("error", "gloo", what, f"unset GLOO_SOCKET_IFNAME, or name one of {names}")
+        yield Finding("error", "gloo", what, f"unset GLOO_SOCKET_IFNAME, or name one of {known}")
     nccl = env.get("NCCL_SOCKET_IFNAME", "")
     if nccl and not nccl.startswith("^") and not _any_of_nccl(nccl, [interface.name for interface in seen.interfaces]):
         what = f"is {nccl}, and no interface has such a name: NCCL cannot start"
@@ -297,3 +296,94 @@ def _shadows(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:
         else:
             what = f"in this folder hides Python's own module {name} from the scripts beside it and all they import"
             yield Finding("warning", file, what, "rename it")
+
+
+# -- of several hosts --------------------------------------------------------------------------------------------------
+
+
+def line(finding: Finding) -> str:
+    """A finding about hosts as one line. Its text already names the hosts."""
+    return f"{finding.what}; {finding.do}" if finding.do else finding.what
+
+
+def grouped(wrong: Iterable[tuple[str, str]]) -> list[str]:
+    """Join lines with the same text about several hosts. Each line comes with the host that it is about."""
+    found: dict[str, list[str]] = {}
+    for host, text in wrong:
+        is_about = text.startswith(f"{host}: ")
+        found.setdefault(text[len(host) :] if is_about else text, []).append(host if is_about else "")
+    return [f"{', '.join(hosts)}{text}" for text, hosts in found.items()]
+
+
+def names(hosts: Sequence[str]) -> str:
+    """A few names."""
+    if len(hosts) <= _MOST_NAMES:
+        return ", ".join(hosts)
+    return f"{', '.join(hosts[: _MOST_NAMES - 1])} and {len(hosts) - _MOST_NAMES + 1} others"
+
+
+def unreachable(host: str, error: UserError) -> Finding:
+    """A host that does not answer, or cannot be used."""
+    what, _, do = str(error).rpartition("; ")
+    return Finding("error", host, what or do, do if what else "")
+
+
+def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """What is wrong with the disks of the folders for jobs."""
+    findings = []
+    do = "make room, or choose another root in the target's settings"
+    for disk in found:
+        where = f"{host}: {printable(disk['path'])}"
+        if "total" not in disk:
+            findings.append(Finding("error", host, f"{where} is on a disk that does not answer", do))
+        elif not disk["writable"]:
+            findings.append(Finding("error", host, f"{where} cannot be written", do.partition("or ")[2]))
+        elif disk["free"] < _LEAST_SPACE or disk["free_files"] == 0:
+            findings.append(Finding("error", host, f"{where} is on a full disk", do))
+        elif disk["free"] < GIB:
+            findings.append(Finding("warning", host, f"{where} is on a disk with {show_size(disk['free'])} left", do))
+    return findings
+
+
+def warnings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> list[Finding]:
+    """What may go wrong on hosts on which a job could run."""
+    found = [
+        finding
+        for host, answer in answers.items()
+        for finding in disk_findings(host, answer["disks"])
+        if finding.level != "error"
+    ]
+    found += [finding for host in answers for finding in clock_finding(host, clocks[host])]
+    found += differing("Python", {host: minor(answer["python"]) for host, answer in answers.items()})
+    framework = next((answer["framework"] for answer in answers.values() if answer["framework"]), None)
+    if framework is not None:
+        found += differing(framework, {host: answer["version"] for host, answer in answers.items()})
+    return found
+
+
+def clock_finding(host: str, clock: Clock) -> list[Finding]:
+    """Whether a host's clock is wrong by more than `_CLOCK_SECONDS`."""
+    if abs(clock.offset) - clock.uncertainty <= _CLOCK_SECONDS:
+        return []
+    side = "ahead of" if clock.offset > 0 else "behind"
+    far = f"{abs(clock.offset):.1f} s (± {max(clock.uncertainty, 0.1):.1f} s)"
+    what = f"{host}: its clock is {far} {side} this machine's, and so are its times in logs and events"
+    return [Finding("warning", host, what, "set both by NTP, for example with chrony")]
+
+
+def minor(version: str) -> str:
+    """The major and minor version: 3.11 for 3.11.7."""
+    found = re.match(r"\d+\.\d+", version)
+    return found.group() if found else version
+
+
+def differing(what: str, versions: Mapping[str, str | None]) -> list[Finding]:
+    """A finding if hosts have different versions of something; None means not installed."""
+    found: dict[str | None, list[str]] = {}
+    for host, version in versions.items():
+        found.setdefault(version, []).append(host)
+    if len(found) < 2:
+        return []
+    parts = [f"{version or 'none'} on {names(hosts)}" for version, hosts in found.items()]
+    do = "install the same version on all of them"
+    return [Finding("warning", what, printable(f"{what} is not the same everywhere: {', '.join(parts)}"), do)]

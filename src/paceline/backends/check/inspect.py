@@ -17,7 +17,7 @@ from paceline.node.machine import gpus, hardware, network, software
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .finding import Finding
+    from .report import Finding
 
 SHARED_MEMORY = Path("/dev/shm")
 

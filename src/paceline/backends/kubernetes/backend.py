@@ -20,7 +20,7 @@ from paceline.job.errors import UserError
 
 from . import options as target
 from .api.client import Cluster
-from .api.errors import ApiError, Expired
+from .api.errors import Expired, Gone
 from .api.times import text
 from .change import queues
 from .flags import FLAGS
@@ -68,7 +68,6 @@ class Kubernetes(Backend):
         super().__init__(name, options, where)
         self._given = options
         self._cluster = Cluster(name, options, where)
-        self._board: str | None = None  # a pod with a TensorBoard alone
         self._answers: dict[str, tuple[float, dict[int, dict[str, Any]]]] = {}  # of the pods of a job, and when
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -90,21 +89,20 @@ class Kubernetes(Backend):
         from .start.submit import KubePrepared, start
 
         assert isinstance(prepared, KubePrepared)
-        job = described(Found(*start(self._cluster, prepared, progress)), self.name, self._cluster.namespace)
+        job = described(Found(*start(self._cluster, prepared, progress)), self.name)
         if self.where == f" --on {self.name}":  # other flags, such as --namespace, would be needed too
             note(self.name, job.name)
         return job
 
     def run(self, prepared: Prepared, progress: ProgressReporter, wanted: RankStreams) -> KubeRun:
         """Start a job in the foreground."""
-        from .manifests.kinds.base import kind_of
         from .start import holding, submit
         from .start.foreground import KubeRun
-        from .start.lease import Lease
+        from .start.holding import Lease
 
         job = self.start(prepared, progress)
         assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
-        kind, is_held = kind_of(prepared.order), holding.is_held(prepared.order)
+        kind, is_held = prepared.order.kind, holding.is_held(prepared.order)
         held = holding.name_of(replace(prepared.order, name=job.name)) if is_held else job.name
         is_plain = prepared.order.options.plain
         limit = None if is_held or not is_plain else prepared.spec.time_limit
@@ -153,7 +151,7 @@ class Kubernetes(Backend):
         is_one = names is not None and len(names) == 1
         for job in found.values() if is_one else ():
             explain(self._cluster, job)
-        jobs = {name: described(job, self.name, self._cluster.namespace) for name, job in found.items()}
+        jobs = {name: described(job, self.name) for name, job in found.items()}
         if is_one and found:
             ((name, job),) = found.items()
             gone = lost_logs(job, jobs[name])
@@ -169,7 +167,7 @@ class Kubernetes(Backend):
         from .look.describe import described
         from .look.inside import asked
 
-        running = [pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over]
+        running = [pod for pod in job.newest().values() if pod.runs]
         if found.is_over or not running or job.is_plain:
             return found
         when, answers = self._answers.get(job.name, (0.0, {}))
@@ -178,7 +176,7 @@ class Kubernetes(Backend):
             answers = asked(self._cluster, running, request, job.python)
             self._answers[job.name] = time.monotonic(), answers
         reports = {index: answer["jobs"][0] for index, answer in sorted(answers.items()) if answer.get("jobs")}
-        return described(job, self.name, self._cluster.namespace, reports)
+        return described(job, self.name, reports)
 
     def spec(self, name: str) -> JobSpec:
         """The specification with which a job was submitted."""
@@ -203,22 +201,19 @@ class Kubernetes(Backend):
         """Node rank → the answer of the program in its pod, of those that run and answer."""
         from .look.inside import asked
 
-        running = [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]
-        return asked(self._cluster, running, request, job.python) if not job.is_plain else {}
+        return asked(self._cluster, job.running, request, job.python)
 
     def history(self, name: str, since: float = 0.0) -> History:
         """What a job has used and logged, in the pods that answer; see `Recorded`."""
-        from .look.history import history
+        from .look.events import history
 
         return history(self._cluster, self._find(name), since)
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         """Lines of a job in the order in which they were written."""
-        from .look.describe import described
         from .look.logs import lines
 
-        job = self._find(name)
-        return lines(self._cluster, job, query, is_over=described(job, "", "").is_over)
+        return lines(self._cluster, self._find(name), query)
 
     def check(self, progress: ProgressReporter) -> Report:
         """What the cluster has and allows, and what would go wrong with a job."""
@@ -262,8 +257,11 @@ class Kubernetes(Backend):
 
         found = find(self._cluster, [name]).get(name)
         if found is None:
-            raise UserError(f"no job {name} in namespace {self._cluster.namespace}")
+            raise self._no_job(name)
         return found
+
+    def _no_job(self, name: str) -> UserError:
+        return UserError(f"no job {name} in namespace {self._cluster.namespace}")
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
@@ -271,39 +269,28 @@ class Kubernetes(Backend):
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
         """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
+        from .look.describe import is_over
+        from .look.jobs import find
+
         deadline = None if seconds is None else time.monotonic() + seconds
-        path = BatchJob().path(self._cluster)
+        path, known = BatchJob().path(self._cluster), set[str]()
         while True:
-            version = self._version(path)
-            found = self._found(names)
-            jobs = self._described(found)
-            over = sum(job.is_over for job in jobs)
-            tick(over)
-            if over == len(jobs):
+            version = str(self._cluster.get(path, limit=1, labelSelector=SELECTOR)["metadata"]["resourceVersion"])
+            there = find(self._cluster, names)
+            if missing := [name for name in names if name not in there and name not in known]:
+                raise self._no_job(missing[0])
+            known.update(there)  # one that is gone later has ended
+            going = [job for job in there.values() if not is_over(job)]
+            tick(len(there) - len(going))
+            if not going:
                 return True
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 return False
-            kinds = [it.kind for it, job in zip(found, jobs, strict=True) if not job.is_over]
-            if path not in (paths := [kind.path(self._cluster) for kind in kinds]):
+            if path not in (paths := [job.kind.path(self._cluster) for job in going]):
                 path = paths[0]  # from now on
                 continue
             self._wait_for_change(path, version, names, min(_TICK, remaining or _TICK))
-
-    def _found(self, names: Sequence[str]) -> list[Found]:
-        from .look.jobs import find
-
-        return list(find(self._cluster, names).values())
-
-    def _described(self, found: Sequence[Found]) -> list[Job]:
-        from .look.describe import described
-
-        return [described(job, self.name, self._cluster.namespace) for job in found]
-
-    def _version(self, path: str) -> str:
-        """The version of the list of jobs."""
-        found = self._cluster.get(path, limit=1, labelSelector=SELECTOR)
-        return str(found["metadata"]["resourceVersion"])
 
     def _wait_for_change(self, path: str, version: str, names: Sequence[str], seconds: float) -> None:
         """Wait until one of these jobs changes, or the time is over."""
@@ -319,7 +306,7 @@ class Kubernetes(Backend):
 
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command (a shell if it is empty) in the pod of a rank, with its variables; kubectl connects to it."""
-        from .api.kubectl import kubectl
+        from .api.credentials import kubectl
 
         job = self._find(name)
         number = rank // max(1, job.ranks_per_pod)
@@ -339,33 +326,19 @@ class Kubernetes(Backend):
         return kubectl("attach or profile", self._given, self._cluster.namespace, *words)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
-        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none.
-
-        For a job whose pods are gone, a pod of its own shows what is on a volume, until `forward_tensorboard` ends.
-        """
-        from .change import boards
+        """The address of a job's TensorBoard in the pod of rank 0, which is started if there is none."""
         from .look.inside import answer_of
 
-        job, pod = self._first(name)
-        if pod is None:
-            self._board, url = boards.start(self._cluster, job, logdir)
-            return url
+        job, pod = self._with_board(name)
         request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
-        url = str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
-        return url
+        return str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
 
     def forward_tensorboard(self, name: str, url: str, warn: Callable[[str], None]) -> Forward:
         """Lead a port of this machine to the TensorBoard in its pod; see `Forwards`."""
-        from .change import boards
         from .change.forwarding import Forward
 
-        there = self._cluster, self._given
-        if (board := self._board) is not None:
-            return Forward(*there, board, url, warn=warn, end=lambda: boards.end(self._cluster, board))
-        _, pod = self._first(name)
-        if pod is None:
-            raise UserError(f"the pod of rank 0 of job {name} does not run any more, nor its TensorBoard")
-        return Forward(*there, pod.name, url, warn=warn)
+        _, pod = self._with_board(name)
+        return Forward(self._cluster, self._given, pod.name, url, warn=warn)
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
         _, pod = self._first(name)
@@ -381,51 +354,59 @@ class Kubernetes(Backend):
         request = {"do": "close_tensorboard", "name": name}
         return bool(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["ran"])
 
+    def _with_board(self, name: str) -> tuple[Found, Pod]:
+        """A job and the pod of rank 0, in which its TensorBoard runs or can be started."""
+        job, pod = self._first(name)
+        if pod is None:
+            raise UserError(
+                f"the pod of rank 0 of job {name} does not run, and so no TensorBoard; another job with its volume "
+                "(--data), --tensorboard and --logdir shows what is there"
+            )
+        return job, pod
+
     def _first(self, name: str) -> tuple[Found, Pod | None]:
         """A job with an agent, and the pod of rank 0 if it runs."""
         job = self._find(name)
         pod = job.newest().get(0)
-        runs = pod is not None and pod.phase == "Running" and not pod.is_over and not job.is_plain
-        return job, pod if runs else None
+        return job, pod if pod is not None and pod.runs and not job.is_plain else None
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Stop jobs: they are suspended, so their pods get SIGTERM and their grace."""
-        found = self._found(names)
-        for it, job in zip(found, self._described(found), strict=True):
-            if not job.is_over:
-                self._stop(it, now)
+        from .look.describe import is_over
+        from .look.jobs import find
+
+        for job in find(self._cluster, names).values():
+            if not is_over(job):
+                self._stop(job, now)
         return {}
 
     def _stop(self, job: Found, now: bool) -> None:
-        (shown,) = self._described([job])
-        times = {STOPPED: time.time(), STARTED: shown.started}  # its pods go, and its object forgets when it started
+        from .look.describe import described
+
+        started = described(job, "").started
+        times = {STOPPED: time.time(), STARTED: started}  # its pods go, and its object forgets when it started
         marks: dict[str, Any] = {"annotations": {key: None if it is None else text(it) for key, it in times.items()}}
         changes = {"metadata": marks, "spec": job.kind.suspension(job.object, True)}
         if labels := queues.deactivate(self._cluster, job.object):
             marks["labels"] = labels
         self._cluster.patch(job.kind.path(self._cluster, job.name), changes)
-        if now:
-            for pod in self._find(job.name).pods:
-                if not pod.is_over:
-                    self._gone("pods", pod.name, gracePeriodSeconds=0)
-
-    def _gone(self, plural: str, name: str, **options: Any) -> None:
-        try:
-            self._cluster.delete(self._cluster.path("v1", plural, name), **options)
-        except ApiError as error:
-            if error.code != 404:
-                raise
+        for pod in self._find(job.name).pods if now else ():
+            if not pod.is_over:
+                with contextlib.suppress(Gone):
+                    self._cluster.delete(self._cluster.path("v1", "pods", pod.name), gracePeriodSeconds=0)
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, and in the background all that they own."""
         from paceline.backends.noted import forget
 
+        from .look.jobs import find
+
         notes = []
-        there = self._found(names)
-        for gone in {*names} - {it.name for it in there}:
+        there = find(self._cluster, names)
+        for gone in {*names} - {*there}:
             forget(self.name, gone)
-        for it in there:
-            name, path = it.name, it.kind.path(self._cluster, it.name)
+        for name, it in there.items():
+            path = it.kind.path(self._cluster, name)
             try:
                 self._cluster.delete(path)
                 until = time.monotonic() + _GONE_SECONDS
@@ -434,8 +415,6 @@ class Kubernetes(Backend):
                     time.sleep(0.1)
                 see = f"kubectl get {it.kind.plural} {name}"
                 notes.append(f"the cluster has not removed job {name} yet; a finalizer may keep it: see {see}")
-            except ApiError as error:
-                if error.code != 404:
-                    raise
+            except Gone:
                 forget(self.name, name)
         return notes

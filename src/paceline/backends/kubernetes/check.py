@@ -6,8 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.backends.check.finding import Finding
-from paceline.backends.check.report import Report
+from paceline.backends.check.report import Finding, Report
 from paceline.job.errors import UserError
 
 from .api.errors import ApiError

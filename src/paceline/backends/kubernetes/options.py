@@ -98,62 +98,38 @@ class Options(Model, frozen=True, kw_only=True):
     """The keys of a target other than `backend`; flags can set them too.
 
     Attributes:
-        context: of the kubeconfig; the default is its current one.
-        namespace: the default is that of the context.
-        kubeconfig: the file; the default is that of kubectl.
-        image: of jobs that name none.
-        python: the interpreter in the image.
         kind: the kind of object that a job becomes.
-        worker_image: of all pods but the first, for kinds with two roles.
         gang: this scheduler starts the pods of a job together, or none of them.
-        runtime: the ClusterTrainingRuntime of a TrainJob.
         clean_pods: which pods go when a job ends, for kinds with a cleanPodPolicy.
-        plain: run the command itself, with the environment alone; no agent.
-        gpu_resource: what --gpus counts.
-        resources: more resources of each pod, such as rdma/hca = 1.
-        shm: size of /dev/shm; the default is as much as the memory allows.
-        pull_policy: of the image.
-        pull_secrets: Secrets with which the image is pulled.
-        git_image: fetches code by git; the default is that of the job.
-        git_secret: Secret with the password or the ssh key for git.
-        selector: labels of the nodes that the pods may run on.
-        tolerations: taints that the pods tolerate.
-        placement: prefer a node for each pod, or few nodes for all.
-        priority_class: PriorityClass of the pods.
-        service_account: ServiceAccount of the pods; the default is none.
-        annotations: more annotations of job and pods.
-        host_network: the pods use the network of their nodes.
-        ports: ports that containers declare.
-        pod_template: is merged into the pod template: a YAML file, or a table.
     """
 
-    context: str | None = None
-    namespace: str | None = None
-    kubeconfig: str | None = None
-    image: str | None = None
-    python: str = "python3"
+    context: str | None = None  # of the kubeconfig; the default is its current one
+    namespace: str | None = None  # the default is that of the context
+    kubeconfig: str | None = None  # the file; the default is that of kubectl
+    image: str | None = None  # of jobs that name none
+    python: str = "python3"  # the interpreter in the image
     kind: Literal["job", "pytorchjob", "mpijob", "tfjob", "paddlejob", "trainjob", "jobset"] = "job"
-    worker_image: str | None = None
+    worker_image: str | None = None  # of all pods but the first, for kinds with two roles
     gang: Literal["volcano", "coscheduling"] | None = None
-    runtime: str = "torch-distributed"
+    runtime: str = "torch-distributed"  # the ClusterTrainingRuntime of a TrainJob
     clean_pods: Literal["none", "running", "all"] | None = None
-    plain: bool = False
-    gpu_resource: str = DEFAULT_GPU
-    resources: dict[str, str] = {}
-    shm: str | None = None
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    pull_secrets: list[str] = []
-    git_image: str | None = None
-    git_secret: str | None = None
-    selector: dict[str, str] = {}
-    tolerations: list[dict[str, Any]] = []
-    placement: Literal["spread", "pack"] | None = None
-    priority_class: str | None = None
-    service_account: str | None = None
-    annotations: dict[str, str] = {}
-    host_network: bool = False
-    ports: list[int] = []
-    pod_template: dict[str, Any] = {}
+    plain: bool = False  # run the command itself, with the environment alone; no agent
+    gpu_resource: str = DEFAULT_GPU  # what --gpus counts
+    resources: dict[str, str] = {}  # more resources of each pod, such as rdma/hca = 1
+    shm: str | None = None  # size of /dev/shm; the default is as much as the memory allows
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None  # of the image
+    pull_secrets: list[str] = []  # Secrets with which the image is pulled
+    git_image: str | None = None  # fetches code by git; the default is that of the job
+    git_secret: str | None = None  # Secret with the password or the ssh key for git
+    selector: dict[str, str] = {}  # labels of the nodes that the pods may run on
+    tolerations: list[dict[str, Any]] = []  # taints that the pods tolerate
+    placement: Literal["spread", "pack"] | None = None  # prefer a node for each pod, or few nodes for all
+    priority_class: str | None = None  # PriorityClass of the pods
+    service_account: str | None = None  # ServiceAccount of the pods; the default is none
+    annotations: dict[str, str] = {}  # more annotations of job and pods
+    host_network: bool = False  # the pods use the network of their nodes
+    ports: list[int] = []  # ports that containers declare
+    pod_template: dict[str, Any] = {}  # is merged into the pod template: a YAML file, or a table
 
     parsers: ClassVar[dict[str, Any]] = {
         "resources": _pairs, "pull_secrets": _names, "selector": _pairs, "tolerations": _tolerations,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -61,27 +62,26 @@ class Local(Backend):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, and find out what `start` or `run` would do with it."""
         from .prepare import prepared
 
         self.refuse_unsupported(spec)
         return prepared(spec, detached=detached)
 
     def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
-        """Check a job that goes on from one of another target."""
         from .prepare import prepared
 
         self.refuse_unsupported(spec)
         return prepared(spec, detached=True, export=export)
 
     def export(self, name: str, *, fresh: bool) -> JobExport:
-        """The job's code and newest checkpoint; see `Moves`."""
-        from .moving import export_of_run
+        from paceline.backends.moving import export_of
+        from paceline.node.store import moving
 
-        return export_of_run(self._run(name), fresh=fresh)
+        run = self._run(name)
+        write = refusals()(functools.partial(moving.write, run, fresh=fresh))
+        return export_of(name, "this machine", moving.inventory(run), write)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on without the client."""
         from .start import start
 
         report = start(prepared, progress).report
@@ -89,7 +89,6 @@ class Local(Backend):
         return Job.from_record(record)
 
     def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> LocalRun:
-        """Start a job in the foreground: it ends with this process."""
         from .foreground import LocalRun
 
         return LocalRun(prepared, progress, rank_streams)
@@ -97,7 +96,6 @@ class Local(Backend):
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        """Describe these jobs, or all; unknown names are left out."""
         if names is not None:
             queue = records.queue_of(self._jobs.parent)
             runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
@@ -208,7 +206,6 @@ class Local(Backend):
         self._keeps_expired = True
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
-        """What `delete` would remove of these jobs."""
         from paceline.job.job import Contents
         from paceline.node.store.contents import contents
 
@@ -216,35 +213,30 @@ class Local(Backend):
         return {run.path.name: Contents(**contents(run)) for run in runs}
 
     def spec(self, name: str) -> JobSpec:
-        """The specification with which a job was submitted."""
         from paceline.job.spec import JobSpec
 
         stored = read_json(self._run(name).job) or {}
         try:
             return JobSpec.from_stored(stored.get("spec"))
-        except ValueError:  # a damaged file, or one of another version
+        except ValueError:  # a damaged file
             raise UserError(f"what job {name} runs cannot be read from its folder; submit it again") from None
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The events of a job."""
         with refusals():
             return records.events(self._run(name))
 
     def history(self, name: str, since: float = 0.0) -> History:
-        """What a job has used and logged; see `Recorded`."""
         from paceline.node.telemetry.history import history
 
         return History([history(self._run(name), since)])
 
     def stands(self, name: str) -> list[Stand]:
-        """Where the ranks of a job are that runs; takes some seconds."""
         from paceline.node.watching import live
 
         with refusals():
             return live.stands(self._run(name))
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
-        """Lines of a job in the order in which they were written."""
         from paceline.node.logs.reader import check, read
 
         run = self._run(name)
@@ -253,7 +245,6 @@ class Local(Backend):
         return read(run.path, query)
 
     def check(self, progress: ProgressReporter) -> Inspected:
-        """What this machine has, and what would go wrong."""
         from paceline.backends.check.findings import findings
         from paceline.backends.check.inspect import Inspected, inspect_local
 
@@ -261,13 +252,11 @@ class Local(Backend):
         return Inspected(seen, findings(seen, os.environ))
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
-        """This machine."""
         from paceline.job.job import Node
 
         return [Node(**self._gauge.machine())]
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-        """What these jobs use, measured briefly or since the last call; jobs that do not run are left out."""
         from paceline.job.job import Usage
 
         return {name: Usage(**usage) for name, usage in self._gauge.of_jobs(names).items()}
@@ -286,7 +275,6 @@ class Local(Backend):
         return self._measures
 
     def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
-        """Start one; see `Warms`."""
         from paceline.job.job import WarmServer
         from paceline.node.store import warming
 
@@ -296,7 +284,6 @@ class Local(Backend):
             return [WarmServer(self.name, **warming.start(home(), here(), wanted))]
 
     def ask_warm(self, what: Literal["describe", "stop"], warn: Callable[[str], None]) -> list[WarmServer]:
-        """Those of this user; see `Warms`."""
         from paceline.job.job import WarmServer
         from paceline.node.store import warming
 
@@ -305,7 +292,6 @@ class Local(Backend):
         return [WarmServer(self.name, **answer) for answer in warming.ask(home(), what)]
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
-        """The volumes that the settings name."""
         from paceline.backends.volumes import volumes
         from paceline.job.settings import load
 
@@ -316,7 +302,6 @@ class Local(Backend):
     def wait(
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
-        """Wait until these jobs have ended, or the time is over; returns whether they have ended."""
         from paceline.backends.follow import wait
         from paceline.node.logs.readers import Readers
 
@@ -325,7 +310,6 @@ class Local(Backend):
         return wait(readers, len(names), seconds, tick)
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
-        """Ask jobs to stop: within their grace period, or at once. Jobs that have ended are not changed."""
         from paceline.node.store import lifecycle
 
         with refusals():
@@ -352,7 +336,6 @@ class Local(Backend):
             home().remove(RunDirectory(self._jobs / name))
 
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
-        """A command in the folder of a rank, with its variables."""
         from paceline.node.ranks.placement import shell_of
 
         with refusals():
@@ -360,7 +343,6 @@ class Local(Backend):
         return Shell(tuple(words), env, folder)
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
-        """The address of a job's TensorBoard, which is started if there is none; it shows `logdir`, or its default."""
         from .prepare import python_command
 
         with refusals():
@@ -370,7 +352,6 @@ class Local(Backend):
         """See `TensorBoards`."""
 
     def close_tensorboard(self, name: str) -> bool:
-        """End it; returns whether there was one."""
         return tensorboard.stop(self._run(name).path)
 
     def _run(self, name: str) -> RunDirectory:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.foreground import how_it_ended
 from paceline.contract.placement import MAIN_PORT
 from paceline.contract.values import join_address
+from paceline.job.text import counted
 from paceline.node.files import is_disk_full
 from paceline.node.logs.following import Output, Update, updates
 from paceline.node.store.records import agent_pid
@@ -33,7 +34,7 @@ class LocalRun:
             started = start(prepared, progress, lifeline=theirs, split=rank_streams.split, stdin=rank_streams.stdin)
         self._directory, self._process = started.run, started.agent
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
-        ranks = f"{started.node.nproc} rank{'' if started.node.nproc == 1 else 's'}"
+        ranks = counted(started.node.nproc, "rank")
         self.first_line = f"{ranks} here, logs in {self._directory.path}{_meeting(prepared.spec)}"
 
     def interrupt(self, number: int = signal.SIGINT) -> None:

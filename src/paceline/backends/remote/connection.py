@@ -177,8 +177,10 @@ class Host:
         self,
         request: Request,
         body: Body | None = None,
-        opened: Callable[[Answers], None] = lambda _: None,
-        apart: bool = False,
+        opened: Callable[[Answers], None] = lambda _: (
+            None
+        ),  # before the first answer, so that another thread can stop it
+        apart: bool = False,  # Ctrl-C does not end it
         patience: Patience | None = None,
     ) -> Iterator[Answers]:
         """Its answers to a request with several answers; the connection is closed when the block ends."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.check.finding import Finding
-from paceline.backends.check.hosts import differing, minor, names
-from paceline.backends.check.report import Report
+from paceline.backends.check.findings import differing, minor, names
+from paceline.backends.check.report import Finding, Report
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 from paceline.node.machine.software import FRAMEWORKS

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 def ask_all(
     requests: Mapping[Host, tuple[Request, Patience]],
-    brief: Set[Host],
+    brief: Set[Host],  # are waited for until the others have answered, and a moment longer
     notice: Callable[[list[Host]], None] | None = None,
 ) -> dict[Host, Outcome]:
     """The answers or errors of hosts.

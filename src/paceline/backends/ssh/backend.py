@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import JobExport, Listing, LogLines, LogQuery, ProgressReporter
-    from paceline.backends.check.survey import Survey
+    from paceline.backends.check.report import Survey
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Host, Request
+    from paceline.backends.remote.connection import Answer, Host
     from paceline.contract.records import NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Job
@@ -77,19 +77,16 @@ class Ssh(Backend):
     # -- submit --------------------------------------------------------------------------------------------------------
 
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
-        """Check a job, and find out what `start` or `run` would do with it."""
         return self._prepared(spec, None, detached=detached)
 
     def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
-        """Check a job that goes on from one of another target."""
         return self._prepared(spec, export, detached=True)
 
     def export(self, name: str, *, fresh: bool) -> JobExport:
-        """The job's code and newest checkpoint; see `Moves`."""
         from .moving import export_of_hosts
 
-        hosts = self._jobs.hosts_of(name)
-        return export_of_hosts(hosts, self._jobs.reasons_of(name), name, fresh=fresh)
+        seen = self._jobs.seen(name)
+        return export_of_hosts(seen.hosts, list(seen.unreachable.values()), name, fresh=fresh)
 
     def _prepared(self, spec: JobSpec, export: JobExport | None, *, detached: bool) -> _Prepared:
         from .start import RemoteStart
@@ -103,14 +100,12 @@ class Ssh(Backend):
         return _Prepared(parts.spec, node_ranks=ranks if isinstance(ranks, int) else MOST_RANKS, parts=parts)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
-        """Start a job that goes on without the client."""
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
         with prepared.parts.start(progress) as parts:
             parts.keep()
         return self._jobs.add([(host, parts.reports[host]) for host in parts.hosts])
 
     def run(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> RemoteRun:
-        """Start a job in the foreground: it ends with this process."""
         from .foreground import RemoteRun
 
         assert isinstance(prepared, _Prepared) and prepared.parts is not None
@@ -191,7 +186,6 @@ class Ssh(Backend):
         return found
 
     def spec(self, name: str) -> JobSpec:
-        """The specification with which a job was submitted."""
         from paceline.job.spec import JobSpec
 
         stored = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
@@ -211,11 +205,7 @@ class Ssh(Backend):
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The hosts that answer."""
-        answers, failed = self._hosts.ask(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots})
-        if not answers:
-            raise next(iter(failed.values()))
-        for line in left_out(failed):
-            warn(line)
+        answers = self._hosts.some(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots}, warn)
         return [Node(**{**answer["node"], "name": host.name}) for host, answer in answers.items()]
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
@@ -237,15 +227,14 @@ class Ssh(Backend):
         return found
 
     def history(self, name: str, since: float = 0.0) -> History:
-        """What a job has used and logged, on the hosts that answer; see `Recorded`."""
         hosts = self._jobs.hosts_of(name)
-        answers, failed = self._hosts.ask(hosts, lambda _: {"do": "history", "name": name, "since": since})
-        if not answers:
-            raise next(iter(failed.values()))
+        warnings: list[str] = []
+        request = {"do": "history", "name": name, "since": since}
+        answers = self._hosts.some(hosts, lambda _: request, warnings.append)
         nodes: list[NodeHistory] = []
         for host, answer in answers.items():
             nodes += ({**node, "host": host.name} for node in cast("list[NodeHistory]", answer["nodes"]))
-        return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(left_out(failed)))
+        return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(warnings))
 
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs, on the hosts that answer; takes some seconds."""
@@ -254,22 +243,11 @@ class Ssh(Backend):
         return [stand for answer in answers.values() for stand in answer["stands"]]
 
     def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
-        """Start one on each host; see `Warms`."""
-        return self._ask_warm(lambda host: {"do": "warm_start", **wanted, "slots": host.slots}, None)
+        request = {"do": "warm_start", **wanted}
+        return _servers(self._hosts.answers(self._hosts.all, lambda host: {**request, "slots": host.slots}))
 
     def ask_warm(self, what: Literal["describe", "stop"], warn: Callable[[str], None]) -> list[WarmServer]:
-        """Those of this user on the hosts that answer; see `Warms`."""
-        return self._ask_warm(lambda host: {"do": "warm_ask", "what": what}, warn)
-
-    def _ask_warm(self, request: Callable[[Host], Request], warn: Callable[[str], None] | None) -> list[WarmServer]:
-        """What all hosts answer; without `warn`, all must."""
-        answers, failed = self._hosts.ask(self._hosts.all, request)
-        if failed and (warn is None or not answers):
-            raise next(iter(failed.values()))
-        for line in left_out(failed):
-            assert warn is not None
-            warn(line)
-        return [WarmServer(host.name, **each) for host, answer in answers.items() for each in answer["servers"]]
+        return _servers(self._hosts.some(self._hosts.all, lambda _: {"do": "warm_ask", "what": what}, warn))
 
     def volumes(self, warn: Callable[[str], None]) -> list[Volume]:
         """The volumes of the settings, each with the first host that cannot read it, and why."""
@@ -307,7 +285,7 @@ class Ssh(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop, on all hosts that answer; returns why others did not."""
-        hosts = {name: self._jobs.all_hosts_of(name) for name in names}
+        hosts = {name: self._jobs.seen(name).all for name in names}
         request = {"do": "stop", "names": list(names), "now": now}
         answers, failed = self._hosts.ask(_distinct(hosts.values()), lambda _: request)
         for error in failed.values():
@@ -321,20 +299,22 @@ class Ssh(Backend):
 
     def can_stop(self, name: str) -> bool:
         """Whether a part of a LOST job runs on a host that answers, or may run on another one while some answer."""
-        return self._jobs.is_partly_there(name)
+        seen = self._jobs.seen(name)
+        return bool(seen.living or seen.unreachable)
 
     def unended_on(self, name: str) -> list[str]:
         """The hosts where a part of a job has not ended."""
-        return [host.name for host in self._jobs.unended_hosts_of(name)]
+        return [host.name for host in self._jobs.seen(name).living]
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended everywhere, or none; returns what is left on hosts that do not answer."""
         for name in names:
-            if unended := ", ".join(host.name for host in self._jobs.unended_hosts_of(name)):
+            if unended := ", ".join(self.unended_on(name)):
                 at_once = f"paceline delete{self.where} --force {name}"
                 raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
         if names:
-            self._act({"do": "delete", "names": list(names)})
+            hosts_of_all = _distinct(self._jobs.hosts_of(name) for name in names)
+            self._hosts.answers(hosts_of_all, lambda _: {"do": "delete", "names": list(names)})
         notes = []
         for name in names:
             if hosts := self._jobs.submitted_to(name, self._hosts.unreachable):
@@ -343,21 +323,15 @@ class Ssh(Backend):
         return notes
 
     def forget(self, name: str) -> list[str]:
-        """Remove what can be reached of a LOST job, and forget it; returns the hosts where something is left."""
-        hosts = self._jobs.all_hosts_of(name)
+        hosts = self._jobs.seen(name).all
         self._hosts.ask(hosts, lambda _: {"do": "stop", "names": [name], "now": True})
         _, failed = self._hosts.ask(hosts, lambda _: {"do": "delete", "names": [name]})
         self._jobs.forget(name)
         return [host.name for host in failed]
 
-    def _act(self, request: Request) -> None:
-        """Send a request to all hosts that have one of its jobs."""
-        hosts = _distinct(self._jobs.hosts_of(name) for name in request["names"])
-        self._hosts.answers(hosts, lambda _: request)
-
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
-        """A command in the folder of a rank, with its variables."""
-        host = self._jobs.host_of(name, rank)
+        seen = self._jobs.seen(name)
+        host = seen.ranks.get(rank, seen.hosts[0])  # that of node 0 if it is not known
         request = {"name": name, "rank": rank, "command": list(command)}
         return Shell(tuple(host.shell_command(request, terminal)), dict(os.environ), os.getcwd())
 
@@ -374,26 +348,29 @@ class Ssh(Backend):
         return f"reach it with: {self._jobs.hosts_of(name)[0].forward(port)}"
 
     def close_tensorboard(self, name: str) -> bool:
-        """End it; returns whether there was one."""
         return bool(self._jobs.hosts_of(name)[0].ask({"do": "close_tensorboard", "name": name})["ran"])
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
-        """Lines of a job in the order in which they were written."""
         from paceline.backends.follow import arriving, lines
         from paceline.backends.remote.crowd import need_files
         from paceline.backends.remote.lines import RemoteLines
 
-        from .lines import Followed
+        from .streams import Followed
 
         # Of an elastic job some hosts may have left, and have nothing of its last attempt.
-        hosts = self._jobs.last_hosts_of(name) if query.attempt is None else self._jobs.hosts_of(name)
+        seen = self._jobs.seen(name)
+        hosts = seen.last if query.attempt is None else seen.hosts
         need_files(len(hosts))
         request = {"do": "logs", "name": name, "query": dataclasses.asdict(query), "checked": len(hosts) == 1}
         if query.follow and len(hosts) > 1:
             return arriving(Followed(hosts, request), Unreachable)
         return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable)
+
+
+def _servers(answers: Mapping[Host, Answer]) -> list[WarmServer]:
+    return [WarmServer(host.name, **each) for host, answer in answers.items() for each in answer["servers"]]
 
 
 def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:

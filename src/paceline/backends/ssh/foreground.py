@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import how_it_ended, terminal_size
 from paceline.job.errors import UserError
+from paceline.job.text import a_few, counted
 from paceline.node.logs.following import Event, Output, Update, update_of
 from paceline.node.signals import LEAVE
 
@@ -48,7 +49,7 @@ class RemoteRun:
         self._streams = parts.streams
         ranks = sum(answer["ranks"] for answer in parts.started.values())
         self.first_line = (
-            f"{ranks} rank{'' if ranks == 1 else 's'} on {_listed([host.name for host in parts.hosts])}; "
+            f"{counted(ranks, 'rank')} on {a_few([host.name for host in parts.hosts])}; "
             f"see it with: paceline get{where} {parts.name}"
         )
         least, most = spec.node_range
@@ -195,9 +196,3 @@ class RemoteRun:
             return code, lines
         when = f"within {self._reconnect:g} s after their connections broke" if self._reconnect else "with this command"
         return 1, [f"no host reported how the job ended; it ends on the hosts {when}"]
-
-
-def _listed(names: list[str]) -> str:
-    if len(names) > 8:
-        return f"{len(names)} hosts"
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

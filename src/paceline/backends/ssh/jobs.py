@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.backends.base import Listing
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 from paceline.job.paths import target_folder
+from paceline.node.files import read_json, write_json
 from paceline.node.journal.fold import Scheduler, fold, is_over, last_attempt, order
 
-from .submitted import SubmittedJobs
 from .target import left_out
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     from paceline.backends.remote.connection import Host
     from paceline.contract.records import JobRecord
@@ -27,12 +30,11 @@ if TYPE_CHECKING:
 
     Reported = tuple[Host, Report]
 
-
 _NEVER = -math.inf, Listing([])
 _FRESH = 1.0  # seconds in which what was seen of jobs that are over need not be asked again
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """Where a job was seen.
 
     Attributes:
@@ -49,6 +51,11 @@ class _Seen(NamedTuple):
     ranks: dict[int, Host]
     unreachable: dict[Host, str]
 
+    @property
+    def all(self) -> list[Host]:
+        """The hosts that have the job, and those that may have a part of it and did not answer."""
+        return list(dict.fromkeys([*self.hosts, *self.unreachable]))
+
 
 class RemoteJobs:
     """The jobs of a target. Methods for one job raise `UserError` if there is none of this name.
@@ -60,18 +67,15 @@ class RemoteJobs:
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
         self._submitted = SubmittedJobs(target_folder(hosts.name))
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, Seen] = {}
         self._ended = _NEVER  # when `over` has seen that jobs are over, and what
         self.keeps_expired = False
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
         """See `Backend.describe`. A job on a host that does not answer is LOST, if it was submitted from here."""
-        return self._just_ended(names) or self._ask(names, since)
-
-    def _just_ended(self, names: Sequence[str] | None) -> Listing | None:
         (when, found), self._ended = self._ended, _NEVER
         is_it = names is not None and {job.name for job in found.jobs} == set(names)
-        return found if is_it and time.monotonic() - when < _FRESH else None
+        return found if is_it and time.monotonic() - when < _FRESH else self._ask(names, since)
 
     def _ask(self, names: Sequence[str] | None, since: float | None) -> Listing:
         request = {"do": "describe", "names": None if names is None else list(names), "since": since}
@@ -90,7 +94,7 @@ class RemoteJobs:
         for name, (hosts, record) in known.items():
             if name not in jobs and (names is None or name in names):
                 those = [host for host in self._hosts.all if host.name in hosts]
-                self._seen[name] = _Seen(those, [], those, {}, {})
+                self._seen[name] = Seen(those, [], those, {}, {})
                 reason = next(by_name[host] for host in hosts if host in by_name)
                 job = Job.from_record(cast("JobRecord", record))
                 jobs[name] = job if job.is_over else dataclasses.replace(job, state="LOST", error=reason)
@@ -145,53 +149,27 @@ class RemoteJobs:
         found, _ = self._submitted.on(hosts).get(name, ([], {}))
         return sorted(set(hosts).intersection(found))
 
-    def hosts_of(self, name: str) -> list[Host]:
-        """The hosts that have a job, node 0 first."""
+    def seen(self, name: str) -> Seen:
+        """Where a job was seen last."""
         if name not in self._seen and not self.describe([name]).jobs:
             raise UserError(f"no job {name} on {self._hosts.name}")
-        return self._seen[name].hosts
+        return self._seen[name]
 
-    def reasons_of(self, name: str) -> list[str]:
-        """Why other hosts that have a part of a job did not answer."""
-        self.hosts_of(name)
-        return list(self._seen[name].unreachable.values())
-
-    def last_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that are in a job's last attempt."""
-        self.hosts_of(name)
-        return self._seen[name].last
+    def hosts_of(self, name: str) -> list[Host]:
+        """The hosts that have a job, node 0 first."""
+        return self.seen(name).hosts
 
     def living_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that take part in a job."""
+        """The hosts that take part in a job now."""
         found = self.describe([name]).jobs
         if not found or found[0].is_over or not self._seen[name].living:
             raise UserError(f"job {name} has ended" if found else f"no job {name} on {self._hosts.name}")
         return self._seen[name].living
 
-    def unended_hosts_of(self, name: str) -> list[Host]:
-        """The hosts where a job had not ended when it was seen last."""
-        self.hosts_of(name)
-        return self._seen[name].living
-
-    def is_partly_there(self, name: str) -> bool:
-        """Whether some host has a part of a job that has not ended, or did not answer while others did."""
-        self.hosts_of(name)
-        seen = self._seen[name]
-        return bool(seen.living or seen.unreachable)
-
     def has_ended(self, name: str, host: Host) -> None:
         """Note that a job has ended on a host."""
         if host in self._seen[name].living:
             self._seen[name].living.remove(host)
-
-    def all_hosts_of(self, name: str) -> list[Host]:
-        """The hosts that have a job, and those that may have a part of it and did not answer."""
-        return list(dict.fromkeys([*self.hosts_of(name), *self._seen[name].unreachable]))
-
-    def host_of(self, name: str, rank: int) -> Host:
-        """The host of a rank, now or in the past; that of node 0 if it is unknown."""
-        first = self.hosts_of(name)[0]
-        return self._seen[name].ranks.get(rank, first)
 
     def _merge(self, reports: list[Reported], reasons: Mapping[Host, str]) -> Job:
         """A job from the reports of its hosts; `reasons` are why others did not answer."""
@@ -210,7 +188,7 @@ class RemoteJobs:
         record = fold(
             {**facts, "backend": self._hosts.label, "created": created}, [part for _, part in parts], scheduler
         )
-        self._seen[facts["name"]] = _Seen(
+        self._seen[facts["name"]] = Seen(
             [host for host, _ in parts],
             [host for host, part in parts if not is_over(part)],
             [host for host, part in parts if part["attempt"] == first["attempt"]],
@@ -218,3 +196,61 @@ class RemoteJobs:
             unreachable,
         )
         return Job.from_record(record)
+
+
+# -- what was submitted from here --------------------------------------------------------------------------------------
+
+
+class SubmittedJobs:
+    """The jobs of one target in a folder, a file each, so that they are listed while their hosts do not answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, job: Job, hosts: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
+        """Remember a job and its hosts. If the folder cannot be written to, it is not remembered."""
+        note = {"hosts": list(hosts), "record": asdict(job), **({"options": dict(options)} if options else {})}
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(self._folder / job.name, note)
+
+    def join(self, name: str, hosts: Sequence[str]) -> None:
+        """Remember that these hosts have a part of a job now, too, if it was submitted from here."""
+        stored = read_json(self._folder / name) or {}
+        with contextlib.suppress(KeyError, TypeError, OSError):
+            more = [host for host in hosts if host not in stored["hosts"]]
+            write_json(self._folder / name, {**stored, "hosts": [*stored["hosts"], *more]})
+
+    def has_ended(self, job: Job) -> None:
+        """Remember how a job ended, so that its hosts are not asked for ever."""
+        stored = read_json(self._folder / job.name) or {}
+        with contextlib.suppress(KeyError, TypeError, OSError):
+            if stored["record"]["created"] == job.created and stored["record"]["state"] != job.state:
+                write_json(self._folder / job.name, {**stored, "record": asdict(job)})
+
+    def is_gone(self, name: str, hosts: Collection[str]) -> None:
+        """Drop a job that these hosts do not have, if it was on no others."""
+        stored = read_json(self._folder / name) or {}
+        if stored and set(stored.get("hosts", ("",))) <= set(hosts):
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Drop a job; a file that `add` did not write stays."""
+        path = self._folder / name
+        if (read_json(path) or {}).keys() - {"options"} == {"hosts", "record"}:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def on(self, hosts: Collection[str]) -> dict[str, tuple[list[str], dict[str, Any]]]:
+        """Name → hosts and record of the jobs that have a part on one of these hosts."""
+        found = {}
+        try:
+            files = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
+        except OSError:
+            return {}
+        for path in files:
+            stored = read_json(path)
+            with contextlib.suppress(KeyError, TypeError):  # a damaged file is no job
+                if stored is not None and not set(hosts).isdisjoint(stored["hosts"]):
+                    found[path.name] = (list(stored["hosts"]), dict(stored["record"]))
+        return found

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from paceline.backends.base import JobExport
-from paceline.backends.moving import newest, receiver
+from paceline.backends.moving import export_of
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
 
@@ -14,11 +13,11 @@ from .streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from paceline.backends.base import ProgressReporter
+    from paceline.backends.base import JobExport
     from paceline.backends.remote.connection import Host
     from paceline.contract.records import Inventory
+    from paceline.node.store.moving import Writable
 
 
 def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *, fresh: bool) -> JobExport:
@@ -39,20 +38,24 @@ def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *,
         raise UserError(
             f"{silent[0]}; what job {name} has left is there, so it cannot go on elsewhere before that answers"
         )
-    host, found = newest((host, answers[host]) for host in hosts if host in answers)
+
+    def age(host: Host) -> tuple[int, int]:
+        checkpoint = answers[host]["checkpoint"]
+        return (-1, -1) if checkpoint is None else (checkpoint["serial"], checkpoint["step"])
+
+    host = max((host for host in hosts if host in answers), key=age)  # the first one if none has any
+    found = answers[host]
     if silent and not fresh and found["checkpoint"] is None:
         raise UserError(
             f"{silent[0]}; it may have the checkpoints of job {name}; try later, or begin anew with --fresh"
         )
 
-    def fetch(what: Literal["code", "checkpoint"], file: Path, progress: ProgressReporter) -> None:
-        ids = found["checkpoint"]["ids"] if found["checkpoint"] else {}
-        order = {"do": "carry", "name": name, "what": what, "ids": ids, "fresh": fresh}
-        with receiver(what, found, name, file, progress) as out, host.listen(order) as pieces:
+    def write(what: str, ids: dict[str, str], out: Writable) -> None:
+        with host.listen({"do": "carry", "name": name, "what": what, "ids": ids, "fresh": fresh}) as pieces:
             for piece in pieces:
                 if "end" in piece:
                     return
                 out.write(piece["data"])
 
     lines = tuple(f"{line}; what it has of job {name} is not looked at" for line in silent)
-    return JobExport(name, host.name, found, fetch, lines)
+    return export_of(name, host.name, found, write, lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from paceline.backends.check.hosts import grouped
+from paceline.backends.check.findings import grouped
 from paceline.backends.remote.connection import Silent
 from paceline.job.errors import UserError
 

@@ -10,18 +10,16 @@ import json
 import secrets
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.backends.check.finding import Finding
-from paceline.backends.check.hosts import Clock, disk_findings, grouped, line, names, warnings
+from paceline.backends.check.findings import disk_findings, grouped, line, names, warnings
+from paceline.backends.check.report import Clock, Finding
 from paceline.backends.remote.crowd import at_once, need_files
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
-from . import sample
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from paceline.backends.remote.connection import Answer, Answers, Host, Request
@@ -32,6 +30,9 @@ if TYPE_CHECKING:
 _BRIEF = 2.0  # seconds for the login at a host that was silent a moment ago, if the others are all that a job can use
 _CONNECT = 4  # the same for its sshd to answer, if a job can start without it: one that has just come back does
 _FEW = 3  # routes from one host that are broken, of each of which a line tells
+_ALL = 16  # hosts of which all routes are tried
+
+Node = TypeVar("Node")
 
 
 class Preflight:
@@ -45,7 +46,7 @@ class Preflight:
     """
 
     def __init__(self, hosts: Hosts, request: Callable[[Host], Request], least: int = 0, most: int = 0) -> None:
-        """Make no connection yet."""
+        """Make no connection yet; a job needs `least` hosts and can use `most`, 0 if there is none."""
         self.answers: dict[Host, Answer] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
@@ -91,7 +92,7 @@ class Preflight:
         return host.patience(self._order(host)).for_many(len(self._hosts))
 
     def _begin(self, host: Host, silent: int | None) -> None:
-        """Ask a host what it has, and read its clock."""
+        """Ask a host what it has, and read its clock; `silent`: how many were silent a moment ago, if this one was."""
         order, patience = self._order(host), self._patience(host)
         others = -1 if silent is None else len(self._hosts) - silent
         if others >= self._most:
@@ -142,8 +143,8 @@ class Preflight:
         return self._on_all(orders, lambda host: self._ask(host, orders[host]))
 
     def broken(self, hosts: Iterable[Host]) -> dict[tuple[Host, Host], str]:
-        """The tried pairs of these hosts that cannot connect, and why; see `sample.py`."""
-        self._tried = sample.peers([host for host in hosts if host in self.answers])
+        """The tried pairs of these hosts that cannot connect, and why; see `routes_of`."""
+        self._tried = routes_of([host for host in hosts if host in self.answers])
         orders = {
             host: {"do": "reach", "peers": [self.peers[peer] for peer in peers]} for host, peers in self._tried.items()
         }
@@ -239,9 +240,9 @@ class Preflight:
         lines: list[str] = []
         remaining = order
         while True:
-            remaining = sample.together([host for host in remaining if host in self.answers], self._tried, broken)
+            remaining = together([host for host in remaining if host in self.answers], self._tried, broken)
             lines += [line(finding) for finding in self.routes(broken)]
-            if not broken or len(remaining) < least or sample.tries_all(len(self._tried)):
+            if not broken or len(remaining) < least or tries_all(len(self._tried)):
                 break
             broken = self.broken(remaining)
         remaining = [host for host in remaining if host in self.answers]
@@ -251,3 +252,76 @@ class Preflight:
         for text in lines:
             say(text)
         return remaining[:most]
+
+
+# -- which routes are tried --------------------------------------------------------------------------------------------
+
+
+def tries_all(count: int) -> bool:
+    """Whether all routes between so many hosts are tried."""
+    return count <= _ALL
+
+
+def routes_of(hosts: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Host → those that it is to connect to.
+
+    Of a few hosts all routes are tried. Of many, each host connects to the next ones at distances 1, 2, 4, …, and all
+    connect to the first one, where the nodes of a job meet: N·(log₂ N + 1) connections instead of N·(N - 1). This finds
+
+    - each host that no other reaches, or that reaches no other, such as one with a wrong interface, by several others;
+    - each division of the hosts into groups that do not reach each other, since the distance 1 makes a ring of all.
+
+    It does not find every single pair that is broken while both hosts of it reach the others.
+    """
+    count = len(hosts)
+    if tries_all(count):
+        return {host: [other for other in hosts if other != host] for host in hosts}
+    distances = [1 << bit for bit in range(count.bit_length()) if 1 << bit < count]
+    return {
+        host: [hosts[it] for it in dict.fromkeys([0, *((place + far) % count for far in distances)]) if it != place]
+        for place, host in enumerate(hosts)
+    }
+
+
+def together(
+    hosts: Sequence[Node], tried: Mapping[Node, Collection[Node]], broken: Collection[tuple[Node, Node]]
+) -> list[Node]:
+    """Nodes that reach each other, as far as tried.
+
+    These are of the largest group that broken routes do not divide; of it the host with the largest share of broken
+    routes, from it or to it, is removed until no route is broken.
+    """
+    remaining, bad = dict.fromkeys(_largest_group(hosts, tried, broken)), set(broken)
+    while bad := {pair for pair in bad if pair[0] in remaining and pair[1] in remaining}:
+        routes = [(source, target) for source in remaining for target in tried.get(source, ()) if target in remaining]
+        share = dict.fromkeys(remaining, 0.0)
+        for end in (0, 1):
+            of_all, of_bad = Counter(pair[end] for pair in routes), Counter(pair[end] for pair in bad)
+            share = {host: max(share[host], of_bad[host] / max(1, of_all[host])) for host in remaining}
+        del remaining[max(reversed(remaining), key=share.__getitem__)]
+    return list(remaining)
+
+
+def _largest_group(
+    hosts: Sequence[Node], tried: Mapping[Node, Collection[Node]], broken: Collection[tuple[Node, Node]]
+) -> list[Node]:
+    """The largest group of hosts that are connected by routes that work in all directions in which they were tried."""
+    works: dict[Node, set[Node]] = {host: set() for host in hosts}
+    for source in hosts:
+        for target in tried.get(source, ()):
+            if target in works and (source, target) not in broken and (target, source) not in broken:
+                works[source].add(target)
+                works[target].add(source)
+    groups: list[set[Node]] = []
+    left = dict.fromkeys(hosts)
+    while left:
+        group, edge = set(), [next(iter(left))]
+        while edge:
+            host = edge.pop()
+            if host in left:
+                del left[host]
+                group.add(host)
+                edge += works[host]
+        groups.append(group)
+    largest = max(groups, key=len, default=set())
+    return [host for host in hosts if host in largest]

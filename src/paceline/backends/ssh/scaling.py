@@ -90,7 +90,7 @@ def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
 class Cooldown:
     """For how long hosts are left out that have failed: each time twice as long as the last time."""
 
-    def __init__(self, seconds: Sequence[float]) -> None:
+    def __init__(self, seconds: Sequence[float]) -> None:  # at first, and at most; empty: for ever
         self._first, self._most = seconds or (math.inf, math.inf)
         self._failures: dict[Host, int] = {}
         self._until: dict[Host, float] = {}
@@ -118,12 +118,12 @@ class Recruiter:
         name: str,
         wanted: Callable[[], Sequence[Host]],
         present: Callable[[], Sequence[Host]],
-        enter: Callable[[Host, Answer], None],
-        leave: Callable[[Host], None],
+        enter: Callable[[Host, Answer], None],  # starts its part on a host
+        leave: Callable[[Host], None],  # asks a host to leave
         *,
-        least: int,
-        cooldown: Cooldown | None,
-        on_problem: Callable[[str | None], None],
+        least: int,  # hosts that the job needs
+        cooldown: Cooldown | None,  # None: hosts that have failed are taken back at once
+        on_problem: Callable[[str | None], None],  # gets why `wanted` fails, once, and None when it works again
     ) -> None:
         """Begin."""
         self._name, self._wanted, self._present, self._enter, self._leave = name, wanted, present, enter, leave

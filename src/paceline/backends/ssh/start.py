@@ -207,7 +207,7 @@ class RemoteStart:
 
         Others get them from these, but not the code, if the job has code of its own.
         """
-        old = self._jobs.all_hosts_of(name)
+        old = self._jobs.seen(name).all
         hosts = [host for host in old if host in looks]
         gone = ", ".join(host.name for host in old if host not in looks)
         if hosts and self.spec.code is None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import selectors
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from paceline.backends.remote.connection import Unreachable
 from paceline.backends.remote.crowd import Workers, need_files
-from paceline.backends.remote.pump import Pump
+from paceline.backends.remote.lines import lines_of
 from paceline.job.errors import UserError
 from paceline.node.logs.readers import Ended, Readers
 
@@ -19,8 +21,11 @@ from .held import Held
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from paceline.backends.base import LogLines
     from paceline.backends.remote.connection import Answer, Answers, Body, Host, Request
     from paceline.backends.remote.patience import Patience
+
+    Take = Callable[[Answers], bool]
 
 
 class Streams:
@@ -202,3 +207,79 @@ class Streams:
 
 def _note(why: str) -> Answer:
     return {"event": "note", "details": {"why": why}}
+
+
+# -- log lines ---------------------------------------------------------------------------------------------------------
+
+
+class Followed:
+    """See `follow.Arrivals`."""
+
+    def __init__(self, hosts: Iterable[Host], request: Request) -> None:
+        self._streams = Streams(hosts, lambda _: request)
+
+    def take(self) -> tuple[Host, LogLines | Ended] | None:
+        for host, answer in iter(self._streams.take, None):
+            if isinstance(answer, UserError):
+                return host, Ended(answer)
+            if "lines" in answer:
+                return host, lines_of(answer)
+        return None
+
+    def close(self) -> None:
+        self._streams.close()
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class Pump:
+    """Tells of each connection when there is something to read: a function, which returns whether to go on with it.
+
+    The function reads all that is there with `Answers.arrived`. One that waits holds up all other connections.
+    """
+
+    def __init__(self) -> None:
+        self._selector: selectors.BaseSelector | None = None
+        self._wake = -1
+        self._new: list[tuple[Answers, Take]] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def add(self, answers: Answers, take: Take) -> None:
+        """Read another connection from now on."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._new.append((answers, take))
+            if self._selector is None:
+                self._selector = selectors.DefaultSelector()
+                reader, self._wake = os.pipe()
+                self._selector.register(reader, selectors.EVENT_READ)
+                threading.Thread(target=self._run, args=(self._selector, reader), daemon=True).start()
+            os.write(self._wake, b"+")
+
+    def close(self) -> None:
+        """Read no more."""
+        with self._lock:
+            self._is_closed = True
+            if self._wake != -1:
+                os.close(self._wake)
+                self._wake = -1
+
+    def _run(self, selector: selectors.BaseSelector, reader: int) -> None:
+        with selector:
+            while True:
+                for key, _ in selector.select():
+                    if key.fd != reader:
+                        answers, take = key.data
+                        if not take(answers):
+                            selector.unregister(key.fd)
+                    elif not os.read(reader, 4096):
+                        os.close(reader)
+                        return
+                with self._lock:
+                    new, self._new = self._new, []
+                for answers, take in new:
+                    if take(answers):  # what has come before it was registered
+                        selector.register(answers.fileno(), selectors.EVENT_READ, (answers, take))

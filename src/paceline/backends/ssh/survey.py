@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.check.finding import Finding
-from paceline.backends.check.hosts import clock_finding, differing, disk_findings, minor, unreachable
-from paceline.backends.check.survey import MOST_FOR_PAIRS, HostReport, Link, Survey
+from paceline.backends.check.findings import clock_finding, differing, disk_findings, minor, unreachable
+from paceline.backends.check.report import MOST_FOR_PAIRS, Finding, HostReport, Link, Survey
 from paceline.node.machine.software import FRAMEWORKS
 
 from .preflight import Preflight
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.backends.base import ProgressReporter
-    from paceline.backends.check.hosts import Clock
+    from paceline.backends.check.report import Clock
     from paceline.backends.remote.connection import Answer, Host
 
     from .target import Hosts

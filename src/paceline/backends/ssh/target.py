@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from msgspec import Meta
 
 from paceline.backends import limits
 from paceline.backends.hosts import NAME, bare, example_for, printed_by
-from paceline.backends.remote.connection import Host, Silent
+from paceline.backends.remote.connection import Host, Silent, Unreachable
 from paceline.job.errors import UserError, nearest
 from paceline.job.model import Model
+from paceline.job.paths import jobs_folder
 from paceline.job.quantities import duration
+from paceline.node.files import read_json, write_json
 
 from . import asking
-from .unreachable import Silences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
     from paceline.backends.remote.connection import Answer, Request
     from paceline.backends.remote.patience import Patience
 
+    from .asking import Outcome
+
 _HOST = re.compile(NAME + r"(:(?P<slots>[0-9]{1,4}))?")
 _LEAST = 0.1  # seconds that a host is waited for
 _MOST_KEPT = 64  # hosts to which connections are kept: each is a process of some megabytes, for a minute
+REMEMBERED = 60.0  # seconds
+_COSTLY = 1.0  # seconds; what fails sooner delays nobody
 
 
 def _valid_hosts(hosts: Any) -> Any:
@@ -50,7 +56,7 @@ def _range(times: Any) -> Any:
     return times
 
 
-def _key(file: Any) -> Any:
+def _key_file(file: Any) -> Any:
     if isinstance(file, str) and not os.path.exists(os.path.expanduser(file)):
         raise ValueError(f"no file {file!r}; name the private key that the hosts accept")
     return file
@@ -79,7 +85,7 @@ class Options(Model, frozen=True, kw_only=True):
     host_discovery_script: str | None = None
     cooldown: list[str] | None = None
 
-    parsers: ClassVar[dict[str, Any]] = {"hosts": _valid_hosts, "cooldown": _range, "identity_file": _key}
+    parsers: ClassVar[dict[str, Any]] = {"hosts": _valid_hosts, "cooldown": _range, "identity_file": _key_file}
 
 
 def _parsed(hosts: Sequence[str]) -> dict[str, int]:
@@ -208,7 +214,7 @@ class Hosts:
         """Say of many hosts, once of each, that it has not answered yet; of a few a verb says it in the end."""
         new = [host for host in hosts if host not in self._told]
         if new and len(self.all) >= asking.MANY:
-            from paceline.backends.check.hosts import names
+            from paceline.backends.check.findings import names
 
             self._told.update(new)
             self._say(f"no answer yet from {names([host.name for host in new])}; waiting")
@@ -222,6 +228,17 @@ class Hosts:
         answers, failed = self.ask(hosts, request)
         for error in failed.values():
             raise error
+        return answers
+
+    def some(
+        self, hosts: Sequence[Host], request: Callable[[Host], Request], warn: Callable[[str], None]
+    ) -> dict[Host, Answer]:
+        """The answers of those of these hosts that answer, if one does; `warn` gets a line about each other one."""
+        answers, failed = self.ask(hosts, request)
+        if not answers:
+            raise next(iter(failed.values()))
+        for line in left_out(failed):
+            warn(line)
         return answers
 
     def note(self, answers: Mapping[Host, Answer], failed: Mapping[Host, UserError]) -> None:
@@ -240,3 +257,92 @@ class Hosts:
 def left_out(failed: Mapping[Host, UserError]) -> tuple[str, ...]:
     """One line for each host that did not answer."""
     return tuple(f"{error}; what it has is not shown" for error in failed.values())
+
+
+# -- hosts that were silent --------------------------------------------------------------------------------------------
+
+
+class _Here(NamedTuple):
+    """A silence in this process: what to say of it, how long the host was waited for, when, and see `Outcome`."""
+
+    error: UserError
+    waited: float
+    when: float
+    is_late: bool
+
+
+class Silences:
+    """Hosts that were silent a short while ago, so that no verb waits for them again and again.
+
+    Those of earlier processes are in a file of the user's state folder.
+    """
+
+    def __init__(self) -> None:
+        self._path = jobs_folder().parent / "silent.json"
+        self._here: dict[Host, _Here] = {}
+        self._before = self._read()
+
+    def _read(self) -> dict[str, list[float]]:
+        """Host → when it was silent (since the epoch), and for how many seconds."""
+        now, found = time.time(), {}
+        for name, entry in (read_json(self._path) or {}).items():
+            with contextlib.suppress(TypeError, ValueError):  # a damaged file says nothing
+                when, waited = map(float, entry)
+                if 0 <= now - when < REMEMBERED:
+                    found[name] = [when, waited]
+        return found
+
+    def in_this_process(self, host: Host) -> tuple[UserError, float] | None:
+        """Why a host did not answer this process, and after how many seconds; None if it was not silent."""
+        found = self._here.get(host)
+        if found is None or time.monotonic() - found.when >= REMEMBERED:
+            return None
+        return found.error, found.waited
+
+    def is_late(self, host: Host) -> bool:
+        """Whether this process did not wait for a host because nearly all others had answered."""
+        return self.in_this_process(host) is not None and self._here[host].is_late
+
+    def before(self, host: Host) -> float:
+        """How long another process waited for a host in vain; 0 if none did a short while ago."""
+        when, waited = self._before.get(_key(host), (0.0, 0.0))
+        return waited if 0 <= time.time() - when < REMEMBERED else 0.0
+
+    def explained(self, host: Host) -> Silent:
+        """Why a host that was silent before is not waited for."""
+        when, waited = self._before[_key(host)]
+        within = "" if math.isinf(waited) else f" within {waited:g} s"
+        ago = max(0.0, time.time() - when)
+        hint = f"it is waited for again {REMEMBERED:g} s after that; see what it does: {host.by_hand}"
+        return Silent(f"cannot reach {host.name}: no answer{within} {ago:.0f} s ago, and none now; {hint}")
+
+    def note(self, outcomes: Mapping[Host, Outcome], waited: Mapping[Host, float]) -> None:
+        """Remember which hosts have answered, and which have not."""
+        silent: dict[str, list[float]] = {}
+        back: set[str] = set()
+        for host, (answer, seconds, is_late) in outcomes.items():
+            if not isinstance(answer, Unreachable):
+                self._here.pop(host, None)
+                back.add(_key(host))
+                continue
+            # ssh itself has given up: waiting longer changes nothing
+            limit = waited.get(host, self.before(host)) if isinstance(answer, Silent) else math.inf
+            limit = seconds if is_late else limit
+            self._here[host] = _Here(answer, limit, time.monotonic(), is_late)
+            if host in waited and seconds >= _COSTLY:
+                silent[_key(host)] = [time.time(), limit]
+        if silent or not back.isdisjoint(self._before):
+            others = self._read()  # other processes may have noted more since then
+            self._before = {name: it for name, it in {**others, **silent}.items() if name not in back}
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_json(self._path, self._before)
+
+    @property
+    def hosts(self) -> set[str]:
+        """The names of the hosts that did not answer this process."""
+        return {host.name for host in self._here}
+
+
+def _key(host: Host) -> str:
+    return host.name if host.port is None else f"{host.name}:{host.port}"

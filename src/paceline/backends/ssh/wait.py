@@ -50,7 +50,7 @@ class Waiting:
             going = [name for name in self._names if name not in over]
             if not going:
                 return True
-            living = {(host, name) for name in going for host in self._jobs.unended_hosts_of(name)}
+            living = {(host, name) for name in going for host in self._jobs.seen(name).living}
             parts = living - self._ended
             again = [error for host, error in before.items() if self._lost[host] is not error]
             if again and time.monotonic() - began < _SOON:

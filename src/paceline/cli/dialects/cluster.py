@@ -30,8 +30,7 @@ def _has_cluster(line: Line) -> bool:
 
 def place(line: Line) -> str:
     """Add the target, unless it is the default one: the cluster, if there is one; returns its kind of backend."""
-    from paceline.backends.registry import HERE
-    from paceline.cli.flags.where import default_target
+    from paceline.backends.registry import HERE, default_target
     from paceline.job.settings import load
 
     default = default_target()

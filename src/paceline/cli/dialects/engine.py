@@ -39,58 +39,37 @@ BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """A tool that people come from.
+    """A tool that people come from."""
 
-    Attributes:
-        name: what is typed behind `paceline`.
-        flags: its flags. A key has all names of a flag, then what it takes: nothing, `N`, `KEY VALUE`, `[N]` if it may
-            be left out (then only `--flag=N` gives it), or `FILE+` for one or more. A name with * at the end stands for
-            all that begin so. A value says what the flag becomes: flags of paceline, in which {} is what was given (at
-            the end if there is no {}), and {*} what * stands for, as a variable has it; "" for what is the same
-            without; why it has no effect or is refused; or a function, which changes the line.
-        verb: the verb of paceline that its lines become.
-        finish: what is done with a line when all flags are read.
-        tools: its subcommands, which take its own flags, too; or why there is none here.
-        is_mixed: whether flags may stand behind words.
-        shortens: whether it takes the beginning of a flag for the flag, as argparse does.
-    """
-
-    name: str
+    name: str  # what is typed behind `paceline`
+    # its flags. A key has all names of a flag, then what it takes: nothing, `N`, `KEY VALUE`, `[N]` if it may be left
+    # out (then only `--flag=N` gives it), or `FILE+` for one or more. A name with * at the end stands for all that
+    # begin so. A value says what the flag becomes: flags of paceline, in which {} is what was given (at the end if
+    # there is no {}), and {*} what * stands for, as a variable has it; "" for what is the same without; why it has no
+    # effect or is refused; or a function, which changes the line.
     flags: Mapping[str, Meaning] = field(default_factory=dict)
-    verb: str = "run"
-    finish: Callable[[Line], None] | None = None
+    verb: str = "run"  # the verb of paceline that its lines become
+    finish: Callable[[Line], None] | None = None  # what is done with a line when all flags are read
+    # its subcommands, which take its own flags, too; or why there is none here
     tools: Mapping[str, Tool | Refused] = field(default_factory=dict)
-    is_mixed: bool = False
-    shortens: bool = False
+    is_mixed: bool = False  # whether flags may stand behind words
+    shortens: bool = False  # whether it takes the beginning of a flag for the flag, as argparse does
 
 
 @dataclass
 class Line:
-    """A line of paceline that comes into being.
+    """A line of paceline that comes into being."""
 
-    Attributes:
-        verb: of paceline.
-        flags: of paceline, each with its values.
-        program: the words behind them.
-        notes: what the user is told: which flags have no effect, and why.
-        given: the flags of the tool that were given, and their last value.
-        before: variables and commands that stand before `paceline`.
-        also: a line that follows this one.
-        is_asked: whether only the line is wanted (`--explain`).
-        helped: the tool that help is wanted for.
-        wants_all: whether that is help about all of its flags.
-    """
-
-    verb: str = "run"
-    flags: list[tuple[str, ...]] = field(default_factory=list)
-    program: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    given: dict[str, str] = field(default_factory=dict)
-    before: list[str] = field(default_factory=list)
-    also: Line | None = None
-    is_asked: bool = False
-    helped: Tool | None = None
-    wants_all: bool = False
+    verb: str = "run"  # of paceline
+    flags: list[tuple[str, ...]] = field(default_factory=list)  # of paceline, each with its values
+    program: list[str] = field(default_factory=list)  # the words behind them
+    notes: list[str] = field(default_factory=list)  # what the user is told: which flags have no effect, and why
+    given: dict[str, str] = field(default_factory=dict)  # the flags of the tool that were given, and their last value
+    before: list[str] = field(default_factory=list)  # variables and commands that stand before `paceline`
+    also: Line | None = None  # a line that follows this one
+    is_asked: bool = False  # whether only the line is wanted (`--explain`)
+    helped: Tool | None = None  # the tool that help is wanted for
+    wants_all: bool = False  # whether that is help about all of its flags
 
     def add(self, flag: str, *values: str) -> None:
         """Add a flag of paceline."""

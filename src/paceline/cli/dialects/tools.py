@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError, nearest
 from paceline.job.flags import ELSEWHERE, flag_of
 
-from .engine import PYTHON, Line, Tool, knows, normal, parse
+from .engine import PYTHON, Line, Tool, knows, parse
 from .shell import ASSIGNED, Command, bare, commands, given_to_shell, has_bare, is_expanded, is_variable, plain
 
 if TYPE_CHECKING:
@@ -374,48 +373,24 @@ def old_program(verb: str, words: Sequence[str]) -> str | None:
     return f"{name} is no script; write: {line.text()}"
 
 
-def old_flag(verb: str, name: str, words: Sequence[str]) -> str | None:
-    """What is said of a line with a flag that only another tool has; None if none has it."""
-    of_verb = _FLAGS.get(f"{'run' if verb == 'submit' else verb} {name}")
-    if of_verb is not None:
-        return f"{name}: {of_verb}"
-    given = [normal(word.partition("=")[0]) for word in words]
-    letters = name[1:] if len(name) == 2 else "-"
-    typed = (
-        name if name in given else next((it for it in given if re.match(rf"-\w*{letters}", it)), name)
-    )  # -mca for -c
-    tools = _with_flags_like(verb)
-    tools = [tool for tool in tools if knows(tool, typed)] or [tool for tool in tools if knows(tool, name)]
-    tools = [tool for tool in tools if all(knows(tool, it) for it in given if it.startswith("-"))] or tools
-    found: dict[str, tuple[str, list[str]]] = {}  # line of paceline → tool, notes
-    refused = None
-    for tool in tools:
-        try:
-            line = parse(replace(tool, shortens=False), words)
-        except UserError as error:
-            refused = refused or f"that is a line of {tool.name}: {error}"
-            continue
-        line.verb = verb
-        if line.text() != Line(verb, program=list(words)).text():
-            found.setdefault(_here_too(line, given), (tool.name, line.notes))
-    meant = {known: (text, notes) for text, (known, notes) in reversed(found.items())}
-    if len(meant) == 1:
-        (known, (text, notes)), *_ = meant.items()
-        return "; ".join((f"that is a line of {known}", *notes, f"write: {text}"))
-    if meant:
-        lines = "; or of ".join(f"{known}, then write: {text}" for known, (text, _) in reversed(meant.items()))
-        return f"that may be a line of {lines}"
-    if refused is None and name in _FLAGS:
-        return f"{name}: {_FLAGS[name]}"
+def old_flag(verb: str, name: str) -> str | None:
+    """What is said of a flag that only another tool has; None if none has it."""
+    known = _FLAGS.get(f"{'run' if verb == 'submit' else verb} {name}") or _FLAGS.get(name)
+    if known is not None:
+        return f"{name}: {known}"
+    verbs = ("run", "submit") if verb in ("run", "submit") else (verb,)
+    tools = [tool for it in TOOLS for tool in _leaves(load(it)) if tool.verb.removesuffix(" --force") in verbs]
+    if found := list(dict.fromkeys(tool.name for tool in tools if knows(tool, name))):
+        help_of = ", ".join(f"paceline {it} --help" for it in found)
+        return f"{name} is a flag of {' and '.join(found)}; see {help_of}"
     field = ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "") if verb in ("run", "submit", "resubmit") else ""
-    return refused or (f"{name}: write {flag_of((field,))}" if field else None)
+    return f"{name}: write {flag_of((field,))}" if field else None
 
 
-def _here_too(line: Line, given: Sequence[str]) -> str:
-    """A line; if it goes to Slurm only because its flags are srun's, also what it is on machines without."""
-    if line.get("--on") != "slurm" or "--on" in given:
-        return line.text()
-    return f"{line.text()}; without Slurm: {without_slurm(line).text()}"
+def _leaves(tool: Tool) -> list[Tool]:
+    """A tool without subcommands, or these, each with the flags of the tools around it."""
+    inner = [it for it in dict.fromkeys(tool.tools.values()) if isinstance(it, Tool)]
+    return [it for one in inner for it in _leaves(replace(one, flags={**tool.flags, **one.flags}))] or [tool]
 
 
 def without_slurm(line: Line) -> Line:
@@ -424,26 +399,3 @@ def without_slurm(line: Line) -> Line:
     if there.take("--nnodes") not in (None, "1"):
         there.flags.insert(0, ("-H", "HOST1,HOST2"))
     return there
-
-
-def _with_flags_like(verb: str) -> list[Tool]:
-    """The tools whose lines may have been meant by a line of a verb."""
-    arena = load("arena")
-    if verb in ("run", "submit"):
-        tools = map(load, TOOLS)
-        return list(dict.fromkeys(it for tool in tools for it in _all_within(tool) if it.verb in ("run", "submit")))
-    for word in verb.split():
-        arena = _within(arena, word)
-    return [arena]
-
-
-def _all_within(tool: Tool) -> list[Tool]:
-    """A tool without subcommands, or these, each with the flags of the tools around it."""
-    inner = [it for it in dict.fromkeys(tool.tools.values()) if isinstance(it, Tool)]
-    return [it for one in inner for it in _all_within(replace(one, flags={**tool.flags, **one.flags}))] or [tool]
-
-
-def _within(tool: Tool, name: str) -> Tool:
-    """A subcommand; one without flags if there is none."""
-    found = tool.tools.get(name)
-    return found if isinstance(found, Tool) else Tool(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from . import completion
-from .options import Count, Option, in_section
+from .option import Count, Option, in_section
 
 # What `run --help` has, in the order in which people need it; `--help-all` has the rest.
 USUAL = (

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
 from paceline.backends.base import MOST_RANKS
-from paceline.backends.registry import HERE
+from paceline.backends.registry import HERE, default_target
 from paceline.contract.tensorflow import ROLES
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
@@ -17,22 +21,17 @@ from paceline.job.quantities import duration_text
 from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import JobSpec
 
-from .options import BOTH, ERR, OUT, parse_address, parse_numbers, parse_pairs, parse_streams
-from .program import program_of
+from .option import parse_address, parse_pairs
 from .selection import warn
-from .where import default_target, kind_of_hosts, named, nnodes, options_of, taking_part
+from .where import is_elsewhere, kind_of_hosts, named, nnodes, options_of, taking_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.backends.base import Prepared
-    from paceline.backends.foreground import RankStreams
     from paceline.job.spec import Code
 
 JOB_FILES = (".yaml", ".yml", ".json")
 Counted = Literal["auto", "gpu", "cpu", "slots"]
-
-
 HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # by every agent
 # torchrun's flags for parts of its own, each with what paceline has instead.
 _INSTEAD = {
@@ -42,6 +41,13 @@ _INSTEAD = {
     "logs_specs": "--log-dir says where logs go, --tee and --redirects what is shown",
     "monitor_interval": "paceline waits for events",
 }
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+# Launchers, and kinds of jobs of Arena's: what people type in the place of SCRIPT who have used these.
+_OTHERS = frozenset({
+    "torchrun", "horovodrun", "fleetrun", "mpirun", "mpiexec", "orterun", "srun", "sbatch", "arena", "paddlecloud",
+    "accelerate", "deepspeed",
+    "pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob",
+})  # fmt: skip
 
 
 def say_what_means_nothing(given: Mapping[str, Any]) -> None:
@@ -63,20 +69,15 @@ def say_what_idles(spec: JobSpec) -> None:
         warn(f"one rank starts for {len(spec.devices)} devices; -n gpu starts one for each")
 
 
-def job_spec(given: dict[str, Any]) -> JobSpec:
-    """The job that the flags describe."""
-    try:
-        return JobSpec.validated(fields(given))
-    except InvalidError as error:
-        raise error.named(flag_of) from None
-
-
 def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:
     """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it."""
-    given = program_of(given, str(verb.name))
+    given = _program_of(given, str(verb.name))
     path = given["script"]
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
-        return job_spec(given), given
+        try:
+            return JobSpec.validated(fields(given)), given
+        except InvalidError as error:
+            raise error.named(flag_of) from None
     from paceline.job.reading import read
 
     if given["args"]:
@@ -300,57 +301,51 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
     return devices
 
 
-def rank_streams(given: dict[str, Any], prepared: Prepared) -> RankStreams:
-    """What of a job's output goes to the screen: the first rank of what is started here, and those that --tee names."""
-    from paceline.backends.foreground import RankStreams
-
-    first, others = (
-        {rank: streams for rank, streams in _shown_streams(given, prepared.node_ranks, is_first).items() if streams}
-        for is_first in (True, prepared.is_part)
-    )
-    split = tuple(sorted({*split_streams(first), *split_streams(others)}))
-    several = len(first) + (len(others) if prepared.spec.nodes != 1 and not prepared.is_part else 0) > 1
-    return RankStreams(first, others, split, several, _stdin(given, prepared.node_ranks))
+# -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _stdin(given: dict[str, Any], ranks: int) -> int | None:
-    """The local rank that reads this process's standard input."""
-    rank: int | None = given["stdin"]
-    if rank is None:
-        return None
-    if rank >= ranks:
-        raise UserError(f"--stdin {rank}: there {'are' if ranks > 1 else 'is'} {ranks} here, numbered from 0")
-    try:
-        os.close(os.open("/proc/self/fd/0", os.O_RDONLY | os.O_NOCTTY))
-    except OSError as error:
-        raise UserError(
-            f"--stdin {rank}: standard input cannot be passed on ({error.strerror}); use a file, a pipe or a terminal"
-        ) from None
-    return rank
+def _program_of(given: dict[str, Any], verb: str) -> dict[str, Any]:
+    """The flags with SCRIPT and ARGS as if the user had named the script alone.
+
+    `python [-u] [-m] SCRIPT` is SCRIPT if that is the Python that runs paceline, so that ranks can be forked. With
+    another Python, or other options of Python, it is a command.
+    """
+    words = [given["script"], *given["args"]]
+    if given["module"]:
+        _refuse_launchers(verb, ["python", "-m", *words])
+    if given["module"] or given["no_python"]:
+        return given
+    folder = given["working_dir"] or "."
+    if " " in words[0].strip() and not os.path.exists(os.path.join(folder, words[0])):
+        try:
+            words[:1] = shlex.split(words[0])
+        except ValueError as error:
+            raise UserError(f"{words[0]!r}: {str(error).lower()}; write the command without quotes around it") from None
+    is_file = not os.path.isabs(words[0]) and os.path.isfile(os.path.join(folder, words[0]))
+    if not is_file:
+        _refuse_launchers(verb, words)
+    if not _PYTHON.fullmatch(os.path.basename(words[0])) or is_file:
+        return {**given, "script": words[0], "args": tuple(words[1:])}
+    python, *rest = words
+    options = []
+    while rest and rest[0] in ("-u", "-m"):
+        options.append(rest.pop(0))
+    if not rest:
+        raise UserError(f"{' '.join(words)} names no script; write for example paceline run train.py")
+    if rest[0].startswith("-") or not (is_elsewhere(given) or _is_ours(python)):
+        return {**given, "no_python": True, "script": python, "args": tuple(words[1:])}
+    return {**given, "module": "-m" in options, "script": rest[0], "args": tuple(rest[1:])}
 
 
-def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> dict[int, int]:
-    """Which streams of which local ranks are shown: the first one's, and those that --tee names."""
-    streams = {rank: BOTH if rank == 0 and is_first else 0 for rank in range(ranks)}
-    if given["local_ranks_filter"]:
-        chosen = parse_numbers("--local-ranks-filter", given["local_ranks_filter"])
-        if max(chosen) >= ranks:
-            raise UserError(f"--local-ranks-filter names {max(chosen)}, but there are {ranks} ranks, numbered from 0")
-        streams = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
-    if given["redirects"]:
-        hidden = parse_streams("--redirects", given["redirects"], ranks)
-        streams = {rank: streams[rank] & ~hidden[rank] for rank in range(ranks)}
-    if given["tee"]:
-        added = parse_streams("--tee", given["tee"], ranks)
-        allowed = {r: BOTH for r in range(ranks)}
-        if given["local_ranks_filter"]:
-            allowed = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
-        streams = {rank: streams[rank] | (added[rank] & allowed[rank]) for rank in range(ranks)}
-    return streams
+def _refuse_launchers(verb: str, words: list[str]) -> None:
+    if words[0] in _OTHERS or any(word.endswith((".run", ".launch")) for word in words[2:4]):
+        from paceline.cli.dialects.tools import old_program
+
+        if (answer := old_program(verb, words)) is not None:
+            raise UserError(answer)
 
 
-def split_streams(streams_of_ranks: dict[int, int]) -> tuple[int, ...]:
-    """The local ranks whose stdout and stderr must be kept apart: one is hidden, or they go to different places."""
-    out, err = os.fstat(1), os.fstat(2)
-    apart = (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino)
-    return tuple(rank for rank, streams in streams_of_ranks.items() if streams in (OUT, ERR) or (streams and apart))
+def _is_ours(python: str) -> bool:
+    """Whether a command is the Python that runs paceline, or is not there at all."""
+    found = shutil.which(python)
+    return found is None or os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)

@@ -11,13 +11,12 @@ import click
 from paceline.backends import everywhere, registry
 from paceline.backends.base import Backend
 from paceline.cli.terminal.write import say
-from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import submitted_options
 from paceline.job.quantities import duration
 
 from . import completion
-from .options import Option, Port
+from .option import Option, Port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -250,14 +249,10 @@ def backend_for(given: dict[str, Any], target: str | None = None) -> Backend:
     kind, texts = kind_of_hosts(given), [f"{name}:{slots}" for name, slots in hosts]
     script = given.get("host_discovery_script")
     if script is not None:  # later there may be others
-        given = {**given, _listing(kind).parameter: ",".join(texts)}
+        listing = next(flag for other, flag in _flags() if other == kind and flag.names_hosts == "list")
+        given = {**given, listing.parameter: ",".join(texts)}
     options.update(hosts=texts, exact=True, host_discovery_script=script, cooldown=given.get("cooldown"))
     return says_who_is_waited_for(registry.load(kind, options, kind=kind, given_by=given_by, where=where_flags(given)))
-
-
-def _listing(kind: str) -> Flag:
-    """The flag of a kind of backend that takes a list of hosts."""
-    return next(flag for other, flag in _flags() if other == kind and flag.names_hosts == "list")
 
 
 def where_flags(given: dict[str, Any]) -> str:
@@ -329,18 +324,9 @@ def _backend_of(names: Sequence[str], given: dict[str, Any]) -> Backend:
     if here in registry.kinds_of_hosts():  # it was submitted to hosts that flags named
         options = {**options_of(given, job=False), **submitted_options(here, one)}
         return says_who_is_waited_for(registry.on_hosts(here, options, flag_options(given)))
-    return backend_for(given, here or default_target())
+    return backend_for(given, here or registry.default_target())
 
 
 def target_of(spec: JobSpec) -> str:
     """The target that a new job names, or the default one."""
-    return spec.backend if "backend" in spec.given else default_target()
-
-
-def default_target() -> str:
-    """The target of verbs without `--on`."""
-    if not settings_files.exist():
-        return registry.HERE
-    from paceline.job.settings import load
-
-    return load().defaults.on
+    return spec.backend if "backend" in spec.given else registry.default_target()

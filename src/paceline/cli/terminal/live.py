@@ -15,23 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from paceline.cli.flags.options import Option
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 INTERVAL = 2.0  # seconds between two looks
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate screen, without a cursor
-
-
-def watch_option() -> Option:
-    """The flag `-w`, which sets the parameter `watch`."""
-    return Option(
-        ["-w", "--watch"],
-        section="Output",
-        is_flag=True,
-        help=f"Refresh every {INTERVAL:g} s; q or Ctrl-C ends it.",
-    )
 
 
 def once_or_live(show: Callable[[], bool], live: bool, title: str) -> None:

@@ -57,7 +57,7 @@ class ProgressLine:
             self._is_drawn = True
         elif what != self._shown:
             self._shown = what
-            self._write(f"paceline: {_words(what, total)}…\n")
+            self._write(f"paceline: {what if total in (None, 100) else f'{what} ({total:,})'}…\n")
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
@@ -79,7 +79,3 @@ def _picture(what: str, done: int, total: int | None) -> str:
     share = min(done / total, 1.0)
     bar = "#" * int(share * _BAR)
     return f"{what} [{bar:-<{_BAR}}] {share:4.0%}" + ("" if total == 100 else f"  {done:,}/{total:,}")
-
-
-def _words(what: str, total: int | None) -> str:
-    return what if total in (None, 100) else f"{what} ({total:,})"

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends.foreground import STREAM_BITS, Event, Output
 from paceline.job.quantities import show_duration
-from paceline.job.text import printable
+from paceline.job.text import a_few, counted, printable
 
-from .colours import ColoursOnly
-from .write import write
+from .write import ColoursOnly, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ _LONG = 200  # characters of a message; the log has all of it
 
 
 def how_it_started(events: Sequence[Mapping[str, Any]], verbose: bool = True) -> list[str]:
-    """What the events of a job say of how its agents have started, as messages."""
+    """What the events of a job say of how its agents have started; unless verbose, only what is unexpected."""
     lines = []
     for event in events:
         if event["event"] == "cold":
@@ -135,8 +134,8 @@ class Screen:
         """Say what the job waits for before its ranks start."""
         if name == "queued":
             need, ahead = details["need"], details["ahead"]
-            what = _count(need, "device") if isinstance(need, int) else _devices(need)
-            others = f", {_count(ahead, 'job')} ahead" if ahead else ""
+            what = counted(need, "device") if isinstance(need, int) else _devices(need)
+            others = f", {counted(ahead, 'job')} ahead" if ahead else ""
             self._say(f"waiting for {what}{_on(details)}{others}; Ctrl-C leaves the queue")
         elif name == "granted":
             self._say(f"got {_devices(details['devices'])}{_on(details)}")
@@ -161,7 +160,7 @@ class Screen:
         if name == "waiting":
             self._say(f"{details['why']}; looking for the others")
         elif name == "restarting" and details["why"]:
-            nodes = _count(details["nodes"], "node")
+            nodes = counted(details["nodes"], "node")
             self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")
         elif name == "restarting" and details["failure"] is None:
             self._say("the ranks got a signal to stop, and saved their state; starting again from there")
@@ -188,7 +187,7 @@ class Screen:
 
     def _compared(self) -> list[str]:
         """What nodes have said in comparison."""
-        from paceline.backends.stands import compared  # few jobs have several nodes
+        from paceline.backends.why import compared  # few jobs have several nodes
 
         return compared(self._spent) if len(self._spent) > 1 else []
 
@@ -270,10 +269,6 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[:_LONG].rpartition(' ')[0] or text[:_LONG]} …"
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def _devices(names: Sequence[str]) -> str:
     return f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
@@ -290,10 +285,9 @@ def _on(details: Mapping[str, Any]) -> str:
 
 
 def _names(others: list[dict[str, Any]]) -> str:
-    """`rank 0` or `ranks 0, 2 and 5`, and nodes where no rank is to blame."""
+    """`rank 0` or `ranks 0, 2, 5`, and nodes where no rank is to blame."""
     ranks = [str(o["rank"]) for o in others if o["rank"] is not None]
     nodes = [f"node {o['node']}" for o in others if o["rank"] is None]
     if ranks:
-        listed = ranks[0] if len(ranks) == 1 else f"{', '.join(ranks[:-1])} and {ranks[-1]}"
-        nodes.insert(0, f"rank{'s' if len(ranks) > 1 else ''} {listed}")
-    return ", ".join(nodes)
+        nodes.insert(0, f"rank{'s' if len(ranks) > 1 else ''} {a_few(ranks)}")
+    return a_few(nodes)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 import click
 
-from paceline.cli.flags.options import Option
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
@@ -42,40 +41,25 @@ STATE_COLOURS = {
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column of a table.
-
-    Attributes:
-        text: what it shows of a row; None shows as `-`.
-        wide: only in a wide table.
-        is_text: text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not.
-        wraps: text that is never cut: on a narrow terminal it goes on in further lines, or stands below its row where
-            there is no room for its column. Its words are names, which are not broken, unless it `is_text`.
-        is_optional: only in a table where some row has it.
-        least: columns of the terminal that its text needs to be worth reading; a name needs its own length.
-        keep: a narrow terminal has columns with a higher one first, and of equal ones the left.
-        colours: text → the colour that it has on a terminal.
-    """
+    """A column of a table."""
 
     title: str
-    text: Callable[[Row], str | None]
-    wide: bool = False
+    text: Callable[[Row], str | None]  # what it shows of a row; None shows as `-`
+    wide: bool = False  # only in a wide table
+    # text, which a narrow terminal shows only the beginning of; names and numbers it shows whole, or not
     is_text: bool = False
+    # text that is never cut: on a narrow terminal it goes on in further lines, or stands below its row where there is
+    # no room for its column. Its words are names, which are not broken, unless it `is_text`.
     wraps: bool = False
-    is_optional: bool = False
-    least: int = _LEAST
-    keep: int = 0
-    colours: Mapping[str, str] = field(default_factory=dict)
+    is_optional: bool = False  # only in a table where some row has it
+    least: int = _LEAST  # columns of the terminal that its text needs to be worth reading; a name needs its own length
+    keep: int = 0  # a narrow terminal has columns with a higher one first, and of equal ones the left
+    colours: Mapping[str, str] = field(default_factory=dict)  # text → the colour that it has on a terminal
 
 
-def output_option() -> Option:
-    """The flag `-o`, which sets the parameter `output`."""
-    return Option(
-        ["-o", "--output"],
-        section="Output",
-        type=click.Choice(["table", "wide", "json", "yaml"]),
-        default="table",
-        help="wide: more columns; json, yaml: for programs, their keys stay.  [default: table]",
-    )
+def if_known(shown: Callable[[Row], str], value: Row | None) -> str | None:
+    """The text of a cell, if there is a value."""
+    return None if value is None else shown(value)
 
 
 def show(
@@ -206,7 +190,8 @@ def _clean(texts: list[str | None]) -> list[str]:
 def _fit(widths: list[int], longest: list[int], columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
     """Column → width, of those that fit: text gets less room first, then columns are left out, then the first is cut.
 
-    A wide table has all columns that it would have if it was not.
+    A wide table has all columns that it would have if it was not. `longest` has the width of the longest name of each
+    column that wraps, and 0 of others.
     """
     least = {
         i: min(widths[i], max(it.least, longest[i])) if it.is_text or it.wraps else widths[i]

@@ -10,11 +10,11 @@ import click
 
 from paceline.backends.story import details, story
 from paceline.cli.flags import completion
-from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.option import SectionedCommand, output_option
 from paceline.cli.flags.selection import known, rank_of
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.ending import ended_by_signals
-from paceline.cli.terminal.tables import Column, output_option, show
+from paceline.cli.terminal.tables import Column, show
+from paceline.cli.terminal.write import ended_by_signals, say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
@@ -56,10 +56,7 @@ def attach(name: str, instance: str, command: tuple[str, ...]) -> int:
     has_terminal = sys.stdin.isatty()
     how = backend().shell(name, rank, command, terminal=has_terminal)
     if not command and has_terminal:
-        click.echo(
-            f"paceline: a shell where rank {rank} of job {name} runs, in {job.working_dir}; leave it with exit",
-            err=True,
-        )
+        say(f"a shell where rank {rank} of job {name} runs, in {job.working_dir}; leave it with exit")
     try:
         os.chdir(how.folder)
     except OSError as error:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Checks, able
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import bold
+from paceline.job.quantities import show_size
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
-    from paceline.backends.check.finding import Finding
     from paceline.backends.check.inspect import Inspection
-    from paceline.backends.check.report import Report
+    from paceline.backends.check.report import Finding, Report
 
     Section = tuple[str, list[tuple[str, str]]]
 
@@ -69,11 +69,9 @@ def _show_report(report: Report, output: str) -> int:
 
 def _sections(seen: Inspection) -> list[str]:
     """The tables, a blank line after each."""
-    from paceline.backends.check.findings import size
-
-    memory = f"{size(seen.memory.total)}, {size(seen.memory.available)} available"
+    memory = f"{show_size(seen.memory.total)}, {show_size(seen.memory.available)} available"
     if seen.memory.limit is not None:
-        memory += f", limited to {size(seen.memory.limit)}"
+        memory += f", limited to {show_size(seen.memory.limit)}"
     cores = f"{seen.cores.usable} of {seen.cores.present} usable"
     if seen.cores.quota is not None:
         cores += f", CPU quota {seen.cores.quota:g}"
@@ -119,12 +117,10 @@ def _packages(seen: Inspection) -> list[tuple[str, str]]:
 
 
 def _devices(seen: Inspection) -> list[tuple[str, str]]:
-    from paceline.backends.check.findings import size
-
     rows = []
     for gpu in (*seen.devices.nvidia, *seen.devices.amd):
-        memory = f", {size(gpu.memory)}" if gpu.memory else ""
-        used = f", {size(gpu.memory_used)} in use" if gpu.memory_used is not None else ""
+        memory = f", {show_size(gpu.memory)}" if gpu.memory else ""
+        used = f", {show_size(gpu.memory_used)} in use" if gpu.memory_used is not None else ""
         rows.append((f"GPU {gpu.index}", f"{gpu.name}{memory}{used}"))
     if not rows:
         count = seen.devices.nvidia_on_bus
@@ -135,15 +131,13 @@ def _devices(seen: Inspection) -> list[tuple[str, str]]:
 
 
 def _disks(seen: Inspection) -> list[tuple[str, str]]:
-    from paceline.backends.check.findings import size
-
     rows = []
     for label, space in (("/dev/shm", seen.shared_memory), ("jobs' folder", seen.jobs)):
         if space is None:
             rows.append((label, "none"))
         else:
             where = "" if space.path == label else f"{space.path}: "
-            rows.append((label, f"{where}{size(space.free)} free of {size(space.total)}"))
+            rows.append((label, f"{where}{show_size(space.free)} free of {show_size(space.total)}"))
     return rows
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.terminal.tables import Column, bold, show
+from paceline.job.quantities import show_size
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.backends.check.survey import HostReport, Link, Survey
+    from paceline.backends.check.report import HostReport, Link, Survey
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 
@@ -29,7 +30,7 @@ def show_survey(seen: Survey, output: str) -> int:
 
 
 def _print(seen: Survey) -> None:
-    from paceline.backends.check.hosts import grouped, line
+    from paceline.backends.check.findings import grouped, line
 
     click.echo(bold("Hosts"))
     _show(seen.hosts, _host_columns())
@@ -49,16 +50,14 @@ def _show(rows: Sequence[Any], columns: Sequence[Column[Any]]) -> None:
 
 
 def _host_columns() -> list[Column[HostReport]]:
-    from paceline.backends.check.findings import size
-
     def disk(host: HostReport) -> str | None:
-        sizes = [size(disk["free"]) for disk in host.disks or () if "free" in disk]
+        sizes = [show_size(disk["free"]) for disk in host.disks or () if "free" in disk]
         return f"{' and '.join(sizes)} free" if sizes else None
 
     def memory(host: HostReport) -> str | None:
         if host.memory is None:
             return None
-        return size(min(host.memory["total"], host.memory["limit"] or host.memory["total"]))
+        return show_size(min(host.memory["total"], host.memory["limit"] or host.memory["total"]))
 
     def cores(host: HostReport) -> str | None:
         return None if host.cores is None else f"{host.cores['quota'] or host.cores['usable']:g}"
@@ -95,7 +94,7 @@ def _clock(host: HostReport) -> str | None:
 
 
 def _print_links(seen: Survey) -> None:
-    from paceline.backends.check.survey import MOST_FOR_PAIRS
+    from paceline.backends.check.report import MOST_FOR_PAIRS
 
     measured = [link for link in seen.links if link.latency is not None]
     if len(seen.hosts) > MOST_FOR_PAIRS:

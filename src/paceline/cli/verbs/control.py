@@ -1,4 +1,4 @@
-"""The verbs that wait for jobs and end them."""
+"""The verbs that wait for jobs, end them, and change their nodes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.options import SectionedCommand
+from paceline.backends.base import Elastic, able
+from paceline.cli.flags.option import SectionedCommand
 from paceline.cli.flags.selection import how_to_resume, known, outcome
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 from paceline.job.job import Job
+from paceline.job.text import a_few
 
 from .show import _PATIENCE, _seconds
 
@@ -37,7 +39,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
     backend().ask_on(say)
     if not wait_for(names, None if seconds is None else max(0.0, deadline - time.monotonic())):
         going = [job.name for job in known(names) if not job.is_over]
-        click.echo(f"paceline: {', '.join(going)} did not end within {timeout}", err=True)
+        say(f"{', '.join(going)} did not end within {timeout}")
         return 124
     code = 0
     for job in known(names):
@@ -50,7 +52,7 @@ def wait_for(names: Sequence[str], seconds: float | None = None) -> bool:
     """Wait for jobs to end, and show that it goes on."""
     with ProgressLine() as progress:
         of = len(names) if len(names) > 1 else None
-        return backend().wait(names, seconds, lambda ended: progress(f"waiting for {_listed(names)}", ended, of))
+        return backend().wait(names, seconds, lambda ended: progress(f"waiting for {a_few(names)}", ended, of))
 
 
 def _say_outcome(job: Job, more: str = "") -> None:
@@ -58,10 +60,6 @@ def _say_outcome(job: Job, more: str = "") -> None:
     say(outcome(job) + more)
     if (how := how_to_resume(job, backend().where)) is not None:
         say(how)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])} and {len(names) - 3} more" if len(names) > 4 else ", ".join(names)
 
 
 def _exit_code(job: Job) -> int:
@@ -119,3 +117,47 @@ def _say_what_was_suspended(name: str, since: float) -> None:
             if event["event"] == "continued" and event["time"] >= since - _CLOCKS:
                 on = f" on {event['host']}" if "host" in event else ""
                 say(f"job {name}: its {event['what']} (pid {event['pid']}){on} was suspended; continued to end it")
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------------
+
+
+def _asked(names: tuple[str, ...], count: int | None) -> tuple[str, ...] | int | None:
+    """The hosts that the command line names, or the number of nodes; None if it gives neither."""
+    if names and count is not None:
+        raise UserError("--nnodes and HOST exclude each other; give one of them")
+    return names or count
+
+
+@click.command(cls=SectionedCommand, params=where_options())
+@click.argument("job", metavar="JOB", **OF_JOBS)
+@click.argument("names", nargs=-1, metavar="[HOST]…")
+@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Add any N hosts.")
+def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
+    """Add HOSTs to JOB, which was started with --nnodes MIN:MAX; by default all that are not in it, up to MAX.
+
+    Its ranks start again on all hosts, from the last checkpoint.
+    """
+    more = _asked(names, nnodes)
+    known([job])
+    here = able(backend(), Elastic)
+    added = here.scaleout(job, more)
+    what = f"{', '.join(added)} join{'s' if len(added) == 1 else ''}" if added else "no other host can join"
+    say(f"job {job}: {what}")
+    return 0
+
+
+@click.command(cls=SectionedCommand, params=where_options())
+@click.argument("job", metavar="JOB", **OF_JOBS)
+@click.argument("names", nargs=-1, metavar="[HOST]…")
+@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Remove any N hosts.")
+def scalein(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
+    """Remove HOSTs from JOB, which continues without them from the last checkpoint."""
+    fewer = _asked(names, nnodes)
+    if fewer is None:
+        raise UserError("scalein: no host to remove is given; name HOSTs, or give --nnodes")
+    known([job])
+    here = able(backend(), Elastic)
+    leaving = here.scalein(job, fewer)
+    say(f"job {job}: {', '.join(leaving)} leave{'s' if len(leaving) == 1 else ''}")
+    return 0

@@ -9,10 +9,13 @@ import click
 
 from paceline.backends.base import Volumes, able
 from paceline.backends.everywhere import Place, ask
-from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.option import SectionedCommand, output_option
 from paceline.cli.flags.selection import places, warn
 from paceline.cli.flags.where import backend, where_options
-from paceline.cli.terminal.tables import Column, output_option, show
+from paceline.cli.terminal.tables import Column, if_known, show
+from paceline.cli.terminal.write import say
+from paceline.job.quantities import show_size
+from paceline.job.shown import ago
 
 if TYPE_CHECKING:
     from paceline.job.job import Volume
@@ -34,15 +37,6 @@ def data() -> None:
 
 def _list(output: str) -> None:
     """List the volumes, and whether they can be read here."""
-    import time
-
-    from paceline.job.quantities import show_duration, show_size
-
-    def size(number: int | None) -> str | None:
-        return None if number is None else show_size(number)
-
-    def age(volume: Volume) -> str | None:
-        return None if volume.created is None else show_duration(max(0.0, time.time() - volume.created))
 
     def look(place: Place) -> list[_Row]:
         there = able(place.load(), Volumes)
@@ -58,10 +52,10 @@ def _list(output: str) -> None:
         Column("TARGET", lambda row: row.target or None, is_optional=True, keep=4),
         Column("PATH", lambda row: row.volume.path or None, is_text=True, least=24, keep=2),
         Column("ACCESS", lambda row: ",".join(row.volume.access) or None, is_optional=True, keep=3),
-        Column("SIZE", lambda row: size(row.volume.size), is_optional=True, wide=not are_claims),
-        Column("FREE", lambda row: size(row.volume.free), is_optional=True, wide=True),
+        Column("SIZE", lambda row: if_known(show_size, row.volume.size), is_optional=True, wide=not are_claims),
+        Column("FREE", lambda row: if_known(show_size, row.volume.free), is_optional=True, wide=True),
         Column("OWNER", lambda row: row.volume.owner, is_optional=True),
-        Column("AGE", lambda row: age(row.volume), is_optional=True),
+        Column("AGE", lambda row: if_known(ago, row.volume.created), is_optional=True),
         Column("READABLE", lambda row: "yes" if row.volume.problem is None else f"no: {row.volume.problem}",
                is_text=True, keep=5),
         Column("DEFINED IN", lambda row: row.volume.file, is_text=True, is_optional=bool(rows), wide=True),
@@ -70,8 +64,7 @@ def _list(output: str) -> None:
     if not rows:
         from paceline.job.settings_files import PROJECT_FILE, user_file
 
-        where = f"{PROJECT_FILE} or {user_file()}"
-        click.echo(f"paceline: no volumes; define them under [volumes] in {where}", err=True)
+        say(f"no volumes; define them under [volumes] in {PROJECT_FILE} or {user_file()}")
 
 
 data.add_command(SectionedCommand("list", callback=_list, params=[*where_options(), output_option()]))

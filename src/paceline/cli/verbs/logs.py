@@ -13,13 +13,11 @@ import click
 
 from paceline.backends.base import Incomplete, LogQuery
 from paceline.cli.flags import completion
-from paceline.cli.flags.options import Option, SectionedCommand, in_section
+from paceline.cli.flags.option import Option, SectionedCommand, in_section
 from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
 from paceline.cli.flags.selection import known as jobs_named
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.colours import ColoursOnly
-from paceline.cli.terminal.ending import ended_by_signals
-from paceline.cli.terminal.write import say, write
+from paceline.cli.terminal.write import ColoursOnly, ended_by_signals, say, write
 from paceline.job.errors import UserError
 from paceline.job.quantities import moment, show_time
 

@@ -16,14 +16,14 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import click
 
 from paceline.backends.traces import Operator, Sum, add, file_name
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.selection import known, rank_of, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.tables import Column, show
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.write import ended_by_signals, say
 from paceline.contract.stands import NODE_SIDE
 from paceline.job.errors import UserError
+from paceline.job.quantities import show_instant
 
 from .show import _seconds
 
@@ -63,7 +63,8 @@ def _profile(name: str, steps: int, ranks: str, output: str | None, timeout: str
     every = ranks == "all"
     chosen = sorted({*range(job.ranks)} if every else {rank_of(job, it, "--ranks") for it in ranks.split(",")})
     folder = Path(output or f"profile-{name}")
-    _make(folder)
+    with _cannot(f"write to {folder}", "choose another folder with -o"):
+        folder.mkdir(parents=True, exist_ok=True)
     with ended_by_signals():
         found = _ask(name, chosen, [NODE_SIDE, "profile", str(steps), f"{patience:g}"])
     rows, total = [], Sum()
@@ -90,11 +91,6 @@ def _profile(name: str, steps: int, ranks: str, output: str | None, timeout: str
     show(top, _columns(total), "table", lambda it: vars(it[1]))
     say(f"open the traces in https://ui.perfetto.dev, or see tensorboard --logdir {folder}")
     return 0 if len(rows) == len(found) else 1
-
-
-def _make(folder: Path) -> None:
-    with _cannot(f"write to {folder}", "choose another folder with -o"):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _write(file: Path, trace: bytes) -> None:
@@ -177,17 +173,13 @@ def _received(process: subprocess.Popen[bytes], errors: IO[bytes]) -> _Profile:
     return _Profile({"error": (ours or lines)[-1] or "its machine gives no answer"}, b"")
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
-
-
 _RANKS: list[Column[_Row]] = [
     Column("RANK", lambda row: str(row.rank)),
     Column("HOST", lambda row: row.host),
     Column("STEPS", lambda row: str(len(row.steps))),
-    Column("MIN", lambda row: _milliseconds(min(row.steps)) if row.steps else None),
-    Column("MEDIAN", lambda row: _milliseconds(statistics.median(row.steps)) if row.steps else None),
-    Column("MAX", lambda row: _milliseconds(max(row.steps)) if row.steps else None),
+    Column("MIN", lambda row: show_instant(min(row.steps)) if row.steps else None),
+    Column("MEDIAN", lambda row: show_instant(statistics.median(row.steps)) if row.steps else None),
+    Column("MAX", lambda row: show_instant(max(row.steps)) if row.steps else None),
     Column("TRACE", lambda row: str(row.file), is_text=True),
 ]
 
@@ -196,7 +188,7 @@ def _columns(total: Sum) -> list[Column[tuple[str, Operator]]]:
     """Per step and rank; the device only where one was used."""
 
     def each(micros: float) -> str | None:
-        return _milliseconds(micros / total.steps / 1e6) if micros else None
+        return show_instant(micros / total.steps / 1e6) if micros else None
 
     def share(micros: float) -> str | None:
         return f"{100 * micros / total.time:.1f} %" if micros and total.time else None

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.options import SectionedCommand
+from paceline.cli.flags.option import SectionedCommand, output_option
 from paceline.cli.flags.selection import jobs_there, known, warn
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_data, table
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.tables import STATE_COLOURS, Column, show, show_data, table
+from paceline.cli.terminal.write import agrees, say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_size, show_time
+from paceline.job.shown import ago
+from paceline.job.text import counted
 
 from .control import refuse_lost, wait_for
-from .show import _KEPT, STATE, _ago, _seconds, _states
+from .show import _KEPT, STATE, _seconds, _states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +49,8 @@ def delete(names: tuple[str, ...], force: bool, yes: bool) -> int:
     names = tuple(dict.fromkeys(names))
     here = backend()
     here.keep_expired()
-    jobs = known(names)
+    # Newest first: a job may keep its checkpoints in the folder of an older one, which goes only after it.
+    jobs = sorted(known(names), key=lambda job: job.created, reverse=True)
     if not force:
         refuse_lost(jobs)
         _refuse_running(jobs)
@@ -104,7 +107,7 @@ def prune(since: str | None, state: tuple[str, ...], dry_run: bool, yes: bool, o
     )
     if dry_run:
         show(going, _COLUMNS, output, _to_dict)
-        say(f"{_count(len(going), 'job')} would be deleted{_with(going)}")
+        say(f"{counted(len(going), 'job')} would be deleted{_with(going)}")
         return 0
     answer = _answer(going, yes, output)
     return 1 if answer is False else _prune(going, output, is_shown=answer is True and sys.stdout.isatty())
@@ -140,7 +143,7 @@ def _prune(going: Sequence[_Going], output: str, *, is_shown: bool) -> int:
     finally:  # also after Ctrl-C
         if not is_table:
             show_data([_to_dict(one) for one in gone], output)
-        say(f"{_count(len(gone), 'job')} deleted{_with(gone)}")
+        say(f"{counted(len(gone), 'job')} deleted{_with(gone)}")
     return code
 
 
@@ -157,11 +160,7 @@ def _answer(going: Sequence[_Going], yes: bool, output: str = "table") -> bool |
     if yes or not going or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     click.echo("\n".join(table(going, _COLUMNS, output, sys.stderr)), err=True)
-    click.echo(f"paceline: delete {_count(len(going), 'job')}{_with(going)}? [y/N] ", err=True, nl=False)
-    line = sys.stdin.readline()
-    if not line:
-        click.echo(err=True)
-    if line.strip().lower() in ("y", "yes"):
+    if agrees(f"delete {counted(len(going), 'job')}{_with(going)}?"):
         return True
     say("nothing was deleted")
     return False
@@ -172,13 +171,9 @@ def _with(going: Sequence[_Going]) -> str:
     known = [one.contents for one in going if one.contents is not None]
     if not known:
         return ""
-    checkpoints = _count(sum(it.checkpoints for it in known), "checkpoint")
+    checkpoints = counted(sum(it.checkpoints for it in known), "checkpoint")
     more = " or more" if len(known) < len(going) else ""
     return f" ({checkpoints}, {show_size(sum(it.size for it in known))}{more})"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _to_dict(one: _Going) -> dict[str, Any]:
@@ -195,7 +190,7 @@ def _to_dict(one: _Going) -> dict[str, Any]:
 _COLUMNS: list[Column[_Going]] = [
     Column("NAME", lambda one: one.job.name),
     Column("STATE", lambda one: one.job.state, colours=STATE_COLOURS),
-    Column("ENDED", lambda one: f"{_ago(one.job.finished, time.time())} ago" if one.job.finished else None),
+    Column("ENDED", lambda one: f"{ago(one.job.finished)} ago" if one.job.finished else None),
     Column("CHECKPOINTS", lambda one: None if one.contents is None else str(one.contents.checkpoints)),
     Column("SIZE", lambda one: None if one.contents is None else show_size(one.contents.size)),
     Column("FOLDER", lambda one: one.job.folder or None, wide=True, is_text=True),
@@ -220,7 +215,7 @@ def _delete(job: Job) -> str | None:
 
 
 def _why_not(jobs: Sequence[Job], *, must_be_over: bool = True) -> dict[str, str]:
-    """Jobs that are not those any more that were looked at, by name, and why."""
+    """Jobs that are not those any more that were looked at, or must be over and are not, by name, and why."""
     there = {job.name: job for job in backend().describe([job.name for job in jobs]).jobs}
     found = {}
     for job in jobs:

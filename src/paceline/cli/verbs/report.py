@@ -8,11 +8,10 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.ending import ended_by_signals
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.write import ended_by_signals, say
 from paceline.job.errors import UserError
 
 _LINES = 30

@@ -11,7 +11,7 @@ import click
 from paceline.backends.again import changed, kept_there, next_name, refuse_nodes_here, refuse_running
 from paceline.backends.base import Moves, able
 from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.options import UNDERSCORES, Option, SectionedCommand
+from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.spec import fields, say_what_is_exposed
 from paceline.cli.flags.where import (

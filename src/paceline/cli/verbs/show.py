@@ -12,22 +12,24 @@ import click
 from paceline.backends.base import TensorBoards
 from paceline.backends.registry import HERE
 from paceline.cli.flags import completion
-from paceline.cli.flags.options import SectionedCommand, parse_pairs
+from paceline.cli.flags.option import SectionedCommand, output_option, parse_pairs, watch_option
 from paceline.cli.flags.selection import all_jobs, known, node_of
 from paceline.cli.flags.where import OF_JOBS, backend, is_narrowed, where_options
-from paceline.cli.terminal.live import once_or_live, watch_option
+from paceline.cli.terminal.live import once_or_live
 from paceline.cli.terminal.tables import (
     STATE_COLOURS,
     Column,
-    output_option,
+    if_known,
     show,
     show_data,
     show_newest,
 )
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, replicas_in_words, show_duration, show_time
-from paceline.job.text import printable
+from paceline.job.shown import ago, done, lasted, left, reason
+from paceline.job.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,10 +38,6 @@ if TYPE_CHECKING:
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
-
-
-def _ago(seconds: float, now: float) -> str:
-    return show_duration(int(max(0.0, now - seconds)))
 
 
 def _seconds(flag: str, text: str | None, usual: str) -> float | None:
@@ -102,76 +100,41 @@ def list_(
         ]
         has_targets = any(job.backend != HERE for job in found.jobs) and not is_narrowed()
         columns = [column for column in _LIST if column.title != "TARGET" or has_targets]
-        show_newest(shown, columns, output, _listed, watch=watch)
+        # A traceback is shown by `get` only.
+        show_newest(shown, columns, output, lambda job: {**job.to_dict(), "traceback": None}, watch=watch)
         if recent and output in ("table", "wide") and found.hidden and not watch:
-            click.echo(
-                f"paceline: {found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A",
-                err=True,
-            )
+            say(f"{found.hidden} that ended long ago are not shown; see paceline list{backend().where} -A")
         elif not shown and output in ("table", "wide") and not watch:
             hint = "no jobs; start one with: paceline submit SCRIPT"
             if states or age or wanted:
                 hint = "no job matches; paceline list -A shows all"
-            click.echo(f"paceline: {hint}", err=True)
+            say(hint)
         return True
 
     once_or_live(look, watch, "paceline list")
     return 0
 
 
-def _listed(job: Job) -> dict[str, Any]:
-    """A job in the data of `list`: its traceback is shown by `get` only."""
-    return {**job.to_dict(), "traceback": None}
-
-
-def _duration(job: Job) -> str | None:
-    seconds = job.duration(time.time())
-    return None if seconds is None else show_duration(seconds)
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
-
-
-def _done(job: Job) -> str | None:
-    """How much of the training is done: its part in percent where the library knows that."""
-    progress = job.progress
-    if not progress:
-        return None
-    epoch, epochs, step, steps = progress["epoch"], progress.get("epochs"), progress["step"], progress.get("steps")
-    if epochs and steps:
-        return f"{100 * min(1.0, (epoch + step / steps) / epochs):.0f} %"
-    if epochs:
-        return f"epoch {epoch + 1}/{epochs}"
-    return f"step {step}" if not epoch else f"epoch {epoch + 1}"
-
-
-def _left(job: Job) -> str | None:
-    """The time that the training will take from now on."""
-    seconds = (job.progress or {}).get("seconds_left")
-    return None if seconds is None or job.state != "RUNNING" else show_duration(int(seconds))
-
-
 _LIST: list[Column[Job]] = [
     Column("NAME", lambda job: job.name),
     Column("TARGET", lambda job: job.backend, keep=3),
     Column("STATE", lambda job: job.state, colours=STATE_COLOURS, keep=9),
-    Column("DONE", _done, is_optional=True, keep=7),
-    Column("LEFT", _left, is_optional=True, keep=6),
+    Column("DONE", done, is_optional=True, keep=7),
+    Column("LEFT", left, is_optional=True, keep=6),
     Column("RANKS", lambda job: str(job.ranks), keep=4),
     Column("NODE", node_of, is_optional=True, keep=3),
     Column("FRAMEWORK", lambda job: job.framework, is_optional=True, keep=1),
     Column("KIND", lambda job: job.kind or None, is_optional=True),
-    Column("AGE", lambda job: _ago(job.created, time.time()), keep=5),
-    Column("DURATION", _duration, is_optional=True, keep=2),
+    Column("AGE", lambda job: ago(job.created), keep=5),
+    Column("DURATION", lasted, is_optional=True, keep=2),
     Column("NODES", lambda job: str(job.nodes), wide=True),
     Column("RESTARTS", lambda job: str(job.restarts), wide=True),
-    Column("EXIT", lambda job: _text(job.exit_code), is_optional=True, wide=True),
+    Column("EXIT", lambda job: if_known(str, job.exit_code), is_optional=True, wide=True),
     Column("DEVICES", lambda job: ",".join(job.devices) or None, is_optional=True, wide=True),
     Column("LABELS", lambda job: _pairs(job.labels, ","), is_optional=True, wide=True, is_text=True),
     Column("ID", lambda job: job.external_id or None, is_optional=True, wide=True),
     Column("URL", lambda job: job.url or None, is_optional=True, wide=True, is_text=True),
-    Column("REASON", lambda job: job.error or job.waiting, is_optional=True, wraps=True, least=40, keep=-1),
+    Column("REASON", reason, is_optional=True, wraps=True, least=40, keep=-1),
 ]
 
 
@@ -190,7 +153,7 @@ def get(name: str, output: str, *, watch: bool) -> int:
         if output in ("json", "yaml"):
             show_data(job.to_dict(), output)
             return not job.is_over
-        for key, value in _facts(job, time.time()):
+        for key, value in _facts(job):
             click.echo(f"{key:<12} {printable(value)}")
         if job.instances:
             click.echo()
@@ -222,7 +185,7 @@ def _last_restart(job: Job) -> str | None:
     return None
 
 
-def _facts(job: Job, now: float) -> list[tuple[str, str]]:
+def _facts(job: Job) -> list[tuple[str, str]]:
     """The lines of `get`, without those that do not apply."""
     state = job.state if job.exit_code is None else f"{job.state} (exit code {job.exit_code})"
     facts: list[tuple[str, Any]] = [
@@ -237,7 +200,7 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("command", job.command),
         ("framework", job.framework),
         ("kind", job.kind),
-        ("ranks", f"{job.ranks} on {job.nodes} node{'' if job.nodes == 1 else 's'}"),
+        ("ranks", f"{job.ranks} on {counted(job.nodes, 'node')}"),
         ("device" if len(job.devices) == 1 else "devices", ", ".join(job.devices) or _count_of_devices(job)),
         ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),
         ("last restart", _last_restart(job)),
@@ -246,10 +209,10 @@ def _facts(job: Job, now: float) -> list[tuple[str, str]]:
         ("queue", job.queue),
         ("labels", _pairs(job.labels, ", ")),
         ("options", ", ".join(_options(job.options))),
-        ("created", f"{show_time(job.created)} ({_ago(job.created, now)} ago)"),
+        ("created", f"{show_time(job.created)} ({ago(job.created)} ago)"),
         ("started", show_time(job.started)),
         ("finished", show_time(job.finished)),
-        ("duration", _duration(job)),
+        ("duration", lasted(job)),
         ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
         ("progress", _progress(job.progress, job.is_over)),
         *(("replicas", line.removeprefix("replicas were ")) for line in replicas_in_words(job.progress)),
@@ -313,7 +276,7 @@ def _volume(volume: DataRecord) -> str:
     where = f"{volume['volume']} at {volume['path']}"
     if volume["visible"]:
         return where if volume["wanted"] == volume["path"] else f"{where}, which the job sees at {volume['wanted']}"
-    why = f": {volume['problem']}" if volume.get("problem") else ""  # jobs of older versions have none
+    why = f": {volume['problem']}" if volume["problem"] else ""
     return f"{where} (not mounted at {volume['wanted']}{why}; the job reads {volume['variable']})"
 
 
@@ -327,6 +290,6 @@ _INSTANCES: list[Column[Instance]] = [
     Column("RANK", lambda rank: str(rank.rank)),
     Column("NODE", lambda rank: rank.node),
     Column("STATE", lambda rank: rank.state, colours=STATE_COLOURS),
-    Column("PID", lambda rank: _text(rank.pid)),
-    Column("EXIT", lambda rank: _text(rank.exit_code)),
+    Column("PID", lambda rank: if_known(str, rank.pid)),
+    Column("EXIT", lambda rank: if_known(str, rank.exit_code)),
 ]

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.options import UNDERSCORES, SectionedCommand
+from paceline.cli.flags.option import UNDERSCORES, SectionedCommand
 from paceline.cli.flags.where import backend_for, job_options, target_of
-from paceline.cli.terminal.ending import ended_by_signals
 from paceline.cli.terminal.progress_bar import ProgressLine
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.write import ended_by_signals, say
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import sys
 import click
 
 from paceline.backends.base import Forwards, TensorBoards, able
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.selection import known, warn
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.ending import ended_by_signals
+from paceline.cli.terminal.write import ended_by_signals
 
 
 def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:

@@ -9,12 +9,14 @@ import click
 
 from paceline.backends.base import Metered, able
 from paceline.backends.registry import HERE
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand, output_option, watch_option
 from paceline.cli.flags.selection import all_jobs, known, node_of, warn
 from paceline.cli.flags.where import OF_JOBS, backend, is_narrowed, where_options
-from paceline.cli.terminal.live import once_or_live, watch_option
-from paceline.cli.terminal.tables import STATE_COLOURS, Column, output_option, show, show_newest
+from paceline.cli.terminal.live import once_or_live
+from paceline.cli.terminal.tables import STATE_COLOURS, Column, if_known, show, show_newest
+from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
+from paceline.job.quantities import show_instant, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,7 +73,7 @@ def _job(jobs: tuple[str, ...], every: bool, watch: bool, output: str) -> None:
                 click.echo(counts)
             if not shown and not watch:
                 hint = "no jobs; start one with: paceline submit SCRIPT" if every else "no job runs; see all with -A"
-                click.echo(f"paceline: {hint}", err=True)
+                say(hint)
         return not jobs or not all(job.is_over for job in shown)
 
     once_or_live(look, watch, "paceline top job")
@@ -104,24 +106,20 @@ def _node(watch: bool, output: str) -> None:
 
 
 def _job_columns() -> list[Column[_Row]]:
-    from paceline.job.quantities import show_size
-
-    def size(number: int | None) -> str | None:
-        return None if number is None else show_size(number)
-
     return [
         Column("JOB", lambda row: row.job.name),
         Column("TARGET", lambda row: row.job.backend, keep=1),
         Column("STATE", lambda row: row.job.state, colours=STATE_COLOURS, keep=9),
-        Column("REQUESTED", lambda row: _text(_requested(row.job)), is_optional=True, keep=7),
-        Column("ALLOCATED", lambda row: _text(_allocated(row.job)), is_optional=True, keep=8),
+        Column("REQUESTED", lambda row: if_known(str, _requested(row.job)), is_optional=True, keep=7),
+        Column("ALLOCATED", lambda row: if_known(str, _allocated(row.job)), is_optional=True, keep=8),
         Column("NODE", lambda row: node_of(row.job), is_optional=True, keep=1),
         Column("GPU", lambda row: _percent(_sum(gpu["use"] for gpu in _gpus(row))), is_optional=True, keep=6),
-        Column("GPU MEMORY", lambda row: size(_sum(gpu["memory"] for gpu in _gpus(row))), is_optional=True, keep=5),
+        Column("GPU MEMORY", lambda row: if_known(show_size, _sum(gpu["memory"] for gpu in _gpus(row))),
+               is_optional=True, keep=5),
         Column("CPU", lambda row: f"{row.usage.cpu:.1f}" if row.usage else None, is_optional=True, keep=4),
-        Column("MEMORY", lambda row: size(row.usage.memory) if row.usage else None, is_optional=True, keep=3),
+        Column("MEMORY", lambda row: show_size(row.usage.memory) if row.usage else None, is_optional=True, keep=3),
         Column("SYNC", lambda row: sync["method"] if (sync := _sync(row.job)) else None, is_optional=True),
-        Column("SENT/STEP", lambda row: size(sync["sent_bytes"]) if (sync := _sync(row.job)) else None,
+        Column("SENT/STEP", lambda row: show_size(sync["sent_bytes"]) if (sync := _sync(row.job)) else None,
                is_optional=True),
         Column("NETWORK/STEP", lambda row: _waited(_sync(row.job)), is_optional=True, keep=2),
         Column("DEVICES", lambda row: ",".join(row.job.devices) or None, is_optional=True, wide=True),
@@ -142,7 +140,7 @@ def _waited(sync: SyncRecord | None) -> str | None:
     if not sync or not sync["step_seconds"]:
         return None
     share = 100 * sync["sync_seconds"] / sync["step_seconds"]
-    return f"{1000 * sync['sync_seconds']:.3g} ms ({_percent(share)})"
+    return f"{show_instant(sync['sync_seconds'])} ({_percent(share)})"
 
 
 def _requested(job: Job) -> int | None:
@@ -156,10 +154,6 @@ def _allocated(job: Job) -> int | None:
     if job.is_over:
         return None
     return len(job.devices) or job.allocated or None
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
 
 
 def _gpus(row: _Row) -> tuple[GpuUseRecord, ...]:
@@ -177,11 +171,9 @@ def _percent(number: float | None) -> str | None:
 
 
 def _by_device(usage: Usage | None) -> str | None:
-    from paceline.job.quantities import show_size
-
     def figures(gpu: GpuUseRecord) -> str:
-        memory = None if gpu["memory"] is None else show_size(gpu["memory"])
-        return " ".join(part for part in (_percent(gpu["use"]), memory) if part) or "unknown"
+        parts = (_percent(gpu["use"]), if_known(show_size, gpu["memory"]))
+        return " ".join(filter(None, parts)) or "unknown"
 
     return ", ".join(f"{gpu['device']}: {figures(gpu)}" for gpu in (usage.gpus if usage else ())) or None
 
@@ -208,8 +200,6 @@ def _job_to_dict(row: _Row) -> dict[str, Any]:
 
 
 def _node_columns() -> list[Column[Node]]:
-    from paceline.job.quantities import show_size
-
     def part(used: int, size: int) -> str:
         return f"{show_size(used)} of {show_size(size)}"
 
@@ -246,8 +236,6 @@ def _jobs_of(node: Node) -> str | None:
 
 
 def _gpu(gpu: GpuRecord) -> str:
-    from paceline.job.quantities import show_size
-
     parts = [_percent(gpu["use"])]
     if gpu["memory"] is not None and gpu["memory_used"] is not None:
         parts.append(f"{show_size(gpu['memory_used'])} of {show_size(gpu['memory'])}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.options import SectionedCommand
-from paceline.cli.terminal.write import say
+from paceline.cli.flags.option import SectionedCommand
+from paceline.cli.terminal.write import agrees, say
 from paceline.job import trust as agreements
 from paceline.job.errors import UserError
 from paceline.job.settings_files import PROJECT_FILE, project_file
@@ -26,11 +26,7 @@ def asks(file: Path, settings: Mapping[str, Any]) -> bool:
     if not is_terminal or threading.current_thread() is not threading.main_thread():
         return False
     _show(file, settings)
-    click.echo("paceline: obey them, now and as long as they stay so? [y/N] ", err=True, nl=False)
-    line = sys.stdin.readline()
-    if not line:
-        click.echo(err=True)
-    return line.strip().lower() in ("y", "yes")
+    return agrees("obey them, now and as long as they stay so?")
 
 
 def _show(file: Path, settings: Mapping[str, Any]) -> None:

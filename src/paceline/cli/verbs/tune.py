@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.options import UNDERSCORES, Option, SectionedCommand, in_section
+from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, in_section, output_option
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
-from paceline.cli.terminal.tables import Column, output_option, show
+from paceline.cli.terminal.tables import Column, show
+from paceline.cli.terminal.write import say
 from paceline.contract.exchange import (
     FIXED_SYNC,
     SETTLING,
@@ -27,6 +28,7 @@ from paceline.contract.exchange import (
 )
 from paceline.contract.tuning import SETTINGS
 from paceline.job.errors import UserError, nearest
+from paceline.job.quantities import show_instant, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,25 +78,15 @@ _TUNE = in_section(
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a value of a setting has shown.
+    """What a value of a setting has shown."""
 
-    Attributes:
-        setting: its name; `method` is that of exchange.
-        value: that was tried.
-        windows: the mean seconds of a step in each of the windows; empty if the trial has failed.
-        sent: bytes that rank 0 has sent per step.
-        losses: at the beginning and at the end; None if unknown.
-        samples: of all ranks per step; 0 if unknown.
-        error: why the trial has failed; "" if it has not.
-    """
-
-    setting: str
-    value: str
-    windows: tuple[float, ...] = ()
-    sent: float = 0.0
-    losses: tuple[float, float] | None = None
-    samples: float = 0.0
-    error: str = ""
+    setting: str  # its name; `method` is that of exchange
+    value: str  # that was tried
+    windows: tuple[float, ...] = ()  # the mean seconds of a step in each of the windows; empty if the trial has failed
+    sent: float = 0.0  # bytes that rank 0 has sent per step
+    losses: tuple[float, float] | None = None  # at the beginning and at the end; None if unknown
+    samples: float = 0.0  # of all ranks per step; 0 if unknown
+    error: str = ""  # why the trial has failed; "" if it has not
 
     @property
     def label(self) -> str:
@@ -125,7 +117,7 @@ def _tune(**given: Any) -> int:
     run.dataloader. Only what averages gradients in every step, and leaves the batch as it is, is chosen.
     """
     from paceline.cli.flags.spec import JOB_FILES, say_what_is_exposed, say_what_means_nothing, spec_of
-    from paceline.cli.terminal.ending import ended_by_signals
+    from paceline.cli.terminal.write import ended_by_signals
 
     from .submit import dry_run, refuse_script
 
@@ -148,13 +140,13 @@ def _tune(**given: Any) -> int:
         trials, chosen, notes = _search(tried, _Place(there, spec, steps, progress))
     show(trials, _columns(trials), output or "table", _to_dict)
     for line in notes:
-        click.echo(f"paceline: {line}", err=True)
+        say(line)
     if target is not None and not chosen:
-        click.echo(f"paceline: {target} stays as it is", err=True)
+        say(f"{target} stays as it is")
     elif target is not None:
         _write(target, spec, chosen, is_at_named_hosts=spec.backend == kind_of_hosts(given))
         said = ", ".join(f"{name}: {value}" for name, value in chosen.items())
-        click.echo(f"paceline: {target} says {said}", err=True)
+        say(f"{target} says {said}")
     return 0
 
 
@@ -377,8 +369,6 @@ def _write(target: Path, spec: JobSpec, chosen: Mapping[str, str], *, is_at_name
 
 
 def _columns(trials: Sequence[_Trial]) -> list[Column[_Trial]]:
-    from paceline.job.quantities import show_size
-
     has_methods = any(trial.value == "allreduce" for trial in trials)
     base = next((it.cost for it in trials if it.windows and (it.value == "allreduce" or not has_methods)), None)
 
@@ -387,7 +377,7 @@ def _columns(trials: Sequence[_Trial]) -> list[Column[_Trial]]:
 
     return [
         Column("METHOD" if all(trial.setting == _METHOD for trial in trials) else "SETTING", lambda trial: trial.label),
-        Column("STEP", lambda trial: _milliseconds(trial.seconds) if trial.windows else None),
+        Column("STEP", lambda trial: show_instant(trial.seconds) if trial.windows else None),
         Column("SPREAD", _spread),
         Column("OF ALLREDUCE" if has_methods else "OF FIRST", compared),
         Column("SENT/STEP", lambda trial: show_size(trial.sent) if trial.windows else None),
@@ -405,11 +395,7 @@ def _spread(trial: _Trial) -> str | None:
     """The fastest and the slowest window."""
     if not trial.windows:
         return None
-    return f"{_milliseconds(min(trial.windows))} … {_milliseconds(max(trial.windows))}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
+    return f"{show_instant(min(trial.windows))} … {show_instant(max(trial.windows))}"
 
 
 def _to_dict(trial: _Trial) -> dict[str, Any]:

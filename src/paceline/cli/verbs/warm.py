@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Warms, able
-from paceline.cli.flags.options import Option, SectionedCommand, in_section
+from paceline.cli.flags.option import Option, SectionedCommand, in_section, output_option
 from paceline.cli.flags.selection import warn
 from paceline.cli.flags.where import backend, where_options
-from paceline.cli.terminal.tables import Column, output_option, show
+from paceline.cli.terminal.tables import Column, show
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_duration, show_size
 

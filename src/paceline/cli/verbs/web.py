@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 

@@ -10,18 +10,16 @@ import click
 
 from paceline.backends.base import Recorded, Watched, able
 from paceline.backends.story import story
-from paceline.backends.use import RECENT, use_in_words
-from paceline.backends.why import explained
-from paceline.cli.flags.options import Option, SectionedCommand
+from paceline.backends.why import RECENT, explained, use_in_words
+from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.selection import known, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.ending import ended_by_signals
+from paceline.cli.terminal.write import ended_by_signals
 from paceline.job.errors import UserError
 from paceline.job.quantities import replicas_in_words
 
 if TYPE_CHECKING:
     from paceline.contract.records import NodeHistory
-    from paceline.contract.stands import Stand
     from paceline.job.job import Job
 
 
@@ -31,9 +29,11 @@ def _why(name: str, live: bool, output: str) -> int:
     With --live the ranks are asked now: each says in which collective it is, and where its threads are.
     """
     (job,) = known([name], warns=True)
+    if live:
+        runs(job, "leave --live out")
     with ended_by_signals():
         happened = story(job, backend().events(name))
-        stands = _ask(job) if live else None
+        stands = able(backend(), Watched).stands(name) if live else None
         nodes = _used(job) if output == "text" else []
     if output == "json":
         found = {"state": job.state, "error": job.error, "events": happened, "stands": stands}
@@ -57,11 +57,6 @@ def _used(job: Job) -> list[NodeHistory]:
         return there.history(job.name, 0.0 if job.is_over else time.time() - RECENT).nodes
     except UserError:
         return []
-
-
-def _ask(job: Job) -> list[Stand]:
-    runs(job, "leave --live out")
-    return able(backend(), Watched).stands(job.name)
 
 
 why = SectionedCommand(

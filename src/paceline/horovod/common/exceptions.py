@@ -8,15 +8,11 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitialized"]
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or gone, and training goes on after a new `init`.
-
-    Attributes:
-        skip_sync: whether the state need not be synchronised, because ranks were only removed.
-    """
+    """Hosts have come or gone, and training goes on after a new `init`."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts have changed")
-        self.skip_sync = skip_sync
+        self.skip_sync = skip_sync  # whether the state need not be synchronised, because ranks were only removed
 
 
 class NotInitialized(ValueError):

@@ -26,8 +26,7 @@ from paceline.horovod.engine.variables import Settings
 from paceline.train.control import connect
 from paceline.train.control.errors import ReplicaMismatch
 from paceline.train.control.exit_report import fail_at_exit, has_failed
-from paceline.train.group.join import meet
-from paceline.train.group.same_machine import network, with_neighbours
+from paceline.train.group.join import meet, network, with_neighbours
 
 from .exceptions import NotInitialized
 

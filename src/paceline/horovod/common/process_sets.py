@@ -19,16 +19,11 @@ class ProcessSet:
 
     Args:
         ranks_or_comm: global ranks, or a communicator of mpi4py.
-
-    Attributes:
-        process_set_id: its number; None before it is added and after it is removed.
-        ranks: global ranks in ascending order.
-        mpi_comm: the communicator that it was made from.
     """
 
-    process_set_id: int | None = None
-    ranks: list[int] | None = None
-    mpi_comm: Any = None
+    process_set_id: int | None = None  # its number; None before it is added and after it is removed
+    ranks: list[int] | None = None  # global ranks in ascending order
+    mpi_comm: Any = None  # the communicator that it was made from
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         if is_iterable(ranks_or_comm):

@@ -30,7 +30,6 @@ class Buffers:
         return whole[:needed].view(dtype)
 
     def give_back(self, buffer: Tensor) -> None:
-        """A buffer is no longer used."""
         whole = torch.empty(0, dtype=torch.uint8).set_(buffer.untyped_storage())
         with self._lock:
             self._free.append(whole)

@@ -19,7 +19,6 @@ class Peer:
     """A connection to another rank, with what has not been sent yet."""
 
     def __init__(self, rank: int, link: Link, selector: selectors.BaseSelector, *, accepted: bool) -> None:
-        """Nothing has been sent."""
         self.rank = rank
         self._messages = Messages(link, accepted=accepted)
         self._socket = link.socket
@@ -37,7 +36,6 @@ class Peer:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the connection takes."""
         try:
             sent = self._socket.send(self._unsent) if self._unsent else 0
             del self._unsent[:sent]
@@ -51,7 +49,6 @@ class Peer:
             self._selector.modify(self._socket, wanted, self)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have come."""
         try:
             data = self._socket.recv(_CHUNK)
         except BlockingIOError:

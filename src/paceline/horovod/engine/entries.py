@@ -14,31 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A submitted operation, and in the end its result.
-
-    Attributes:
-        inputs: the tensors, detached.
-        targets: where the results go, detached; None where their shape is not known before.
-        outputs: what `synchronize` returns for `targets`: in place, the tensors themselves.
-        grouped: whether the result is a list.
-        ready: CUDA event after which the inputs are there; None on the CPU.
-        error: why it failed; "" if it did not.
-        received: splits received by alltoall; the value of a response without tensors.
-        splits: the tensor in whose type and on whose device `received` is returned.
-        staged: devices of the inputs and the targets there, of an entry that is done on the CPU; else None.
-    """
+    """A submitted operation, and in the end its result."""
 
     request: Request
-    inputs: list[Tensor]
-    targets: list[Tensor] | None = None
-    outputs: list[Tensor] | None = None
-    grouped: bool = False
-    splits: Tensor | None = None
-    ready: Any = None
+    inputs: list[Tensor]  # the tensors, detached
+    targets: list[Tensor] | None = None  # where the results go, detached; None where their shape is not known before
+    outputs: list[Tensor] | None = None  # what `synchronize` returns for `targets`: in place, the tensors themselves
+    grouped: bool = False  # whether the result is a list
+    splits: Tensor | None = None  # the tensor in whose type and on whose device `received` is returned
+    ready: Any = None  # CUDA event after which the inputs are there; None on the CPU
     is_done: bool = False
-    error: str = ""
-    received: Any = None
-    staged: tuple[list[Any], list[Tensor] | None] | None = None
+    error: str = ""  # why it failed; "" if it did not
+    received: Any = None  # splits received by alltoall; the value of a response without tensors
+    staged: tuple[list[Any], list[Tensor] | None] | None = None  # where inputs and targets were, if done on the CPU
 
     def stage(self) -> None:
         """Copy what is on a GPU to the CPU, once it has been computed."""
@@ -51,7 +39,6 @@ class Entry:
             self.targets = [torch.empty_like(tensor, device="cpu") for tensor in self.inputs]
 
     def unstage(self) -> None:
-        """Copy results back to the GPU."""
         if self.staged is None:
             return
         (devices, targets), self.staged = self.staged, None

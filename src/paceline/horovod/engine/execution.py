@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, AllToAllOptions, BroadcastOptions, ReduceOp
 
-from .adasum import combine
 from .buffers import bytes_in, bytes_of, copy_out, divide, divide_out, scale
 from .entries import Entry
 from .fusion import dtype_of, size_of
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from paceline.train.group.shared_memory import SharedMemory
 
     from .buffers import Buffers
-    from .fusion import Batch
     from .negotiation import Request, Response
     from .sums import Sums
 
@@ -42,26 +40,18 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class Members:
-    """The ranks of a process set, as one of them sees them.
-
-    Attributes:
-        ranks: their global ranks.
-        index: of this rank among them.
-        group: their process group; None for a single rank.
-        shared: adds up in memory that they share; None if they are on several machines.
-    """
+    """The ranks of a process set, as one of them sees them."""
 
     def __init__(
         self, ranks: tuple[int, ...], rank: int, group: ProcessGroup | None, shared: Sums | None = None
     ) -> None:
-        self.ranks = ranks
-        self.index = ranks.index(rank)
-        self.group = group
-        self.shared = shared
+        self.ranks = ranks  # their global ranks
+        self.index = ranks.index(rank)  # of this rank among them
+        self.group = group  # their process group; None for a single rank
+        self.shared = shared  # adds up in memory that they share; None if they are on several machines
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return len(self.ranks)
 
     def close(self) -> None:
@@ -75,12 +65,12 @@ class Execution:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: list[Response],
         entries: list[Entry],
         members: Members,
         buffers: Buffers,
-        done: Callable[[str], None],
-        mark: Callable[[str], None] | None,
+        done: Callable[[str], None],  # called once, from any thread, with the reason of a failure or ""
+        mark: Callable[[str], None] | None,  # called with what begins, and with "" when it ends
     ) -> None:
         self._batch = batch
         self._entries = entries
@@ -88,7 +78,7 @@ class Execution:
         self._buffers = buffers
         self._done = done
         self._mark = mark or (lambda _: None)
-        self._request: Request = batch.responses[0].request
+        self._request: Request = batch[0].request
         self._divisor = members.size if self._request.op == AVERAGE else 1
         self._work: Any = None
 
@@ -159,7 +149,7 @@ class Execution:
             and request.op in (AVERAGE, SUM)
             and len(dtypes) == 1
             and dtype_of(dtypes.pop()) in _FLOATS
-            and sum(size_of(response.request) for response in self._batch.responses) >= _SHARED
+            and sum(size_of(response.request) for response in self._batch) >= _SHARED
         )
 
     def _add_up(self, shared: Sums) -> None:
@@ -248,7 +238,7 @@ class Execution:
             position = 0
             for target in self._targets:
                 end = position + target.numel()
-                total = combine([one[position:end] for one in gathered])
+                total = _combine([one[position:end] for one in gathered])
                 target.copy_((total * self._request.postscale).view(target.shape))
                 position = end
 
@@ -290,7 +280,7 @@ class Execution:
         self._launch(start, "GLOO_BCAST", finish)
 
     def _gather(self) -> None:
-        extents = [response.extents for response in self._batch.responses]
+        extents = [response.extents for response in self._batch]
         rows = [  # bytes of a row of each tensor of each entry
             [math.prod(shape[1:]) * dtype_of(dtype).itemsize for dtype, shape in entry.request.tensors]
             for entry in self._entries
@@ -332,7 +322,7 @@ class Execution:
 
     def _exchange(self) -> None:
         (entry,) = self._entries
-        (response,) = self._batch.responses
+        (response,) = self._batch
         (tensor,) = entry.inputs
         row = math.prod(tensor.shape[1:]) * tensor.element_size()
         sends = [count * row for count in response.extents[self._members.index]]
@@ -372,3 +362,19 @@ def _nothing(_group: ProcessGroup) -> None:
 def _text(failure: Exception) -> str:
     """Why something has failed; never ""."""
     return str(failure) or type(failure).__name__
+
+
+def _combine(vectors: list[Tensor]) -> Tensor:
+    """Combine the vectors of 2ᵏ ranks by Adasum, pair by pair; rank 0 with rank 1 first.
+
+    It adds vectors that are orthogonal, and averages those that are parallel. Source: Maleki et al., "Scaling
+    Distributed Training with Adaptive Summation", arXiv 2006.02924, eq. 4.
+    """
+    while len(vectors) > 1:
+        vectors = [_pair(one, other) for one, other in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
+def _pair(one: Tensor, other: Tensor) -> Tensor:
+    dot, ones, others = float(one @ other), float(one @ one), float(other @ other)
+    return one * (1 - dot / (2 * ones) if ones else 1.0) + other * (1 - dot / (2 * others) if others else 1.0)

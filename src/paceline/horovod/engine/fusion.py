@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 # A tensor of this size is not copied into a buffer with others: the copy costs more than a collective of its own.
 ALONE = 8 << 20
 _FUSED = ("allreduce", "reducescatter", "allgather", "broadcast")
-
-
-class Batch(NamedTuple):
-    """Operations that are done as one collective, in this order."""
-
-    responses: list[Response]
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -35,24 +29,24 @@ def size_of(request: Request) -> int:
     return sum(math.prod(shape) * dtype_of(dtype).itemsize for dtype, shape in request.tensors)
 
 
-def batches(responses: Iterable[Response], threshold: int) -> list[Batch]:
+def batches(responses: Iterable[Response], threshold: int) -> list[list[Response]]:
     """Group responses into batches: alike ones together, up to `threshold` bytes. All ranks group them alike.
 
     Responses without a collective (errors, barriers) come alone.
     """
-    made: list[Batch] = []
+    made: list[list[Response]] = []
     open_batches: dict[Hashable, tuple[list[Response], int]] = {}
     for response in responses:
         request = response.request
         size = size_of(request)
         if response.error or request.kind not in _FUSED or size >= ALONE or size > threshold:
-            made.append(Batch([response]))
+            made.append([response])
             continue
         alike = _likeness(request)
         filled, total = open_batches.get(alike, ([], 0))
         if not filled or total + size > threshold:
             filled, total = [], 0
-            made.append(Batch(filled))
+            made.append(filled)
         filled.append(response)
         open_batches[alike] = filled, total + size
     return made

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from .entries import Entry
 from .execution import Execution
-from .fusion import Batch
 from .negotiation import ADASUM, REDUCTIONS
 
 if TYPE_CHECKING:
@@ -15,10 +14,11 @@ if TYPE_CHECKING:
 
     from .buffers import Buffers
     from .execution import Members
+    from .negotiation import Response
 
 
 def execute(
-    batch: Batch,
+    batch: list[Response],
     entries: list[Entry],
     members: Members,
     buffers: Buffers,
@@ -26,12 +26,12 @@ def execute(
     mark: Callable[[str], None] | None,
 ) -> None:
     """Start a batch; the arguments are those of `Execution`."""
-    request = batch.responses[0].request
+    request = batch[0].request
     kinds = dict.fromkeys(kind for kind, _ in request.tensors)
     if request.kind not in REDUCTIONS or request.op == ADASUM or len(kinds) == 1:
         Execution(batch, entries, members, buffers, done, mark).start()
         return
-    (entry,), (response,) = entries, batch.responses
+    (entry,), (response,) = entries, batch
     places = [[index for index, (kind, _) in enumerate(request.tensors) if kind == one] for one in kinds]
     parts = [_part(entry, chosen) for chosen in places]
     ends: list[str] = []
@@ -55,7 +55,7 @@ def execute(
 
     for part in parts:
         try:
-            Execution(Batch([response._replace(request=part.request)]), [part], members, buffers, end, None).start()
+            Execution([response._replace(request=part.request)], [part], members, buffers, end, None).start()
         except Exception as error:
             end(str(error) or type(error).__name__)
 

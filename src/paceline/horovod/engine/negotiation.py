@@ -26,30 +26,18 @@ UNNAMED = ".noname."  # in names that are made up; these come once only and are 
 
 
 class Request(NamedTuple):
-    """What one rank submits.
+    """What one rank submits."""
 
-    Attributes:
-        kind: allreduce, reducescatter, allgather, broadcast, alltoall, barrier, join, add_set or remove_set.
-        name: the same on all ranks.
-        process_set: number of the process set.
-        tensors: type and shape of each; several in a grouped operation.
-        op: the reduction.
-        root: global rank of the root of a broadcast.
-        prescale: factor before a reduction.
-        postscale: factor after it.
-        extra: the splits of alltoall; the ranks of a new process set.
-    """
-
-    kind: str
-    name: str
-    process_set: int = 0
-    tensors: tuple[Described, ...] = ()
-    op: int = SUM
-    root: int = 0
-    prescale: float = 1.0
-    postscale: float = 1.0
+    kind: str  # allreduce, reducescatter, allgather, broadcast, alltoall, barrier, join, add_set or remove_set
+    name: str  # the same on all ranks
+    process_set: int = 0  # number of the process set
+    tensors: tuple[Described, ...] = ()  # type and shape of each; several in a grouped operation
+    op: int = SUM  # the reduction
+    root: int = 0  # global rank of the root of a broadcast
+    prescale: float = 1.0  # factor before a reduction
+    postscale: float = 1.0  # factor after it
     device: str = "cpu"
-    extra: tuple[int, ...] = ()
+    extra: tuple[int, ...] = ()  # the splits of alltoall; the ranks of a new process set
 
     @property
     def key(self) -> Key:
@@ -63,34 +51,23 @@ class Request(NamedTuple):
 
     @classmethod
     def of(cls, fields: list[object]) -> Request:
-        """A request as JSON has it."""
         made = cls(*fields)  # type: ignore[arg-type]
         tensors = tuple((dtype, tuple(shape)) for dtype, shape in made.tensors)
         return made._replace(tensors=tensors, extra=tuple(made.extra))
 
 
 class Response(NamedTuple):
-    """What all ranks do now.
+    """What all ranks do now."""
 
-    Attributes:
-        request: of one of the ranks; in what the ranks may differ, the other fields count.
-        error: why it cannot be done; "" if it can.
-        extents: per member of the process set, the first dimension of each tensor (allgather) or its splits (alltoall).
-        number: of the cached operation; -1 if it is not cached.
-        evicted: number of the operation that this one replaces in the cache; -1 for none.
-        value: the last rank that joined; the number of a new process set.
-    """
-
-    request: Request
-    error: str = ""
-    extents: tuple[tuple[int, ...], ...] = ()
-    number: int = -1
-    evicted: int = -1
-    value: int = -1
+    request: Request  # of one of the ranks; in what the ranks may differ, the other fields count
+    error: str = ""  # why it cannot be done; "" if it can
+    extents: tuple[tuple[int, ...], ...] = ()  # per member: first dimension of each tensor, or splits of alltoall
+    number: int = -1  # of the cached operation; -1 if it is not cached
+    evicted: int = -1  # number of the operation that this one replaces in the cache; -1 for none
+    value: int = -1  # the last rank that joined; the number of a new process set
 
     @classmethod
     def of(cls, fields: list[object]) -> Response:
-        """A response as JSON has it."""
         made = cls(*fields)  # type: ignore[arg-type]
         extents = tuple(tuple(each) for each in made.extents)
         return made._replace(request=Request.of(list(made.request)), extents=extents)
@@ -102,19 +79,12 @@ class _Cached(NamedTuple):
 
 
 class Negotiator:
-    """What the ranks have submitted, and what is ready.
-
-    Attributes:
-        sets: the ranks of each process set, by its number.
-        joined: the ranks that have joined.
-        clock: the current time in seconds.
-    """
+    """What the ranks have submitted, and what is ready."""
 
     def __init__(self, size: int, capacity: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing has been submitted."""
-        self.clock = clock
-        self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
-        self.joined: set[int] = set()
+        self.clock = clock  # the current time in seconds
+        self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}  # the ranks of each process set, by its number
+        self.joined: set[int] = set()  # the ranks that have joined
         self._size = size
         self._last_joined = -1
         self._capacity = capacity
@@ -206,7 +176,6 @@ class Negotiator:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for other ranks."""
         return not self._waiting and not any(self._bits)
 
     def _add(self, rank: int, request: Request) -> None:

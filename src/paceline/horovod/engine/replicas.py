@@ -31,24 +31,16 @@ _KEPT = 32  # moments of which a rank can say what exactly it had
 
 
 class Replicas:
-    """What this rank compares with the others.
-
-    Attributes:
-        is_on: whether anything is compared.
-        comparisons: on rank 0, of all ranks.
-        generation: how often variables were broadcast: what was found before does not count.
-        joins: how often all ranks have joined: steps are counted anew then.
-        is_suspended: whether ranks have joined, and so have other variables, until these are broadcast.
-        why: in what ranks differ; "" if that is not known.
-    """
+    """What this rank compares with the others."""
 
     def __init__(self, rank: int, ranks: int, mode: str, wake: Callable[[], None]) -> None:
         self._rank, self._mode, self._wake = rank, mode, wake
-        self.is_on = ranks > 1 and mode != "off"
-        self.comparisons = Comparisons(ranks, _cause)
-        self.generation = self.joins = 0
-        self.is_suspended = False
-        self.why = ""
+        self.is_on = ranks > 1 and mode != "off"  # whether anything is compared
+        self.comparisons = Comparisons(ranks, _cause)  # on rank 0, of all ranks
+        self.generation = 0  # broadcasts of variables: what was found before does not count
+        self.joins = 0  # of all ranks: steps are counted anew then
+        self.is_suspended = False  # whether ranks have joined, and so have other variables, until these are broadcast
+        self.why = ""  # in what ranks differ; "" if that is not known
         self._has_warned = False
         self._changed = threading.Condition()
         self._reports: deque[Message] = deque()
@@ -126,7 +118,6 @@ class Replicas:
         return self._reports.popleft() if self._reports else None
 
     def hear(self, answer: Message) -> None:
-        """An answer of rank 0 to all."""
         of, _, count = answer["key"]
         key = of, 0, count
         with self._changed:
@@ -150,14 +141,10 @@ class Replicas:
 
 
 class Compared:
-    """An optimizer, or the variables of tapes.
-
-    Attributes:
-        number: see `Replicas.begin`.
-    """
+    """An optimizer, or the variables of tapes."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = 0  # see `Replicas.begin`
         self._place: tuple[Replicas, int, int] | None = None  # and its generation and joins, for which `number` is
         self._schedule = Schedule()
         self._steps = self._last = 0  # so far; compared last
@@ -165,7 +152,6 @@ class Compared:
         self._pending: deque[tuple[Key, Contents, Callable[[Label], str]]] = deque()  # those that a GPU computes
 
     def contents(self, steps: int) -> Contents:
-        """What this rank has after some steps."""
         raise NotImplementedError
 
     def names(self) -> Callable[[Label], str]:
@@ -225,7 +211,6 @@ class Compared:
         self._send(replicas, wait=True)
 
     def _is_current(self, replicas: Replicas) -> bool:
-        """Whether it counts as on the other ranks."""
         return self._place == (replicas, replicas.generation, replicas.joins) and not replicas.is_suspended
 
     def _compare(self, replicas: Replicas) -> None:
@@ -234,7 +219,6 @@ class Compared:
         self._send(replicas)
 
     def _send(self, replicas: Replicas, *, wait: bool = False) -> None:
-        """Send what was computed."""
         while self._pending and (wait or self._pending[0][1].sums.are_there()):
             replicas.send(*self._pending.popleft())
 

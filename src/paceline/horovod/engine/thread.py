@@ -26,7 +26,7 @@ from .buffers import Buffers
 from .connections import Peer
 from .errors import HorovodInternalError
 from .execution import Members, zeros
-from .fusion import Batch, batches
+from .fusion import batches
 from .mixed import execute
 from .negotiation import Negotiator, Request, Response, numbers_of
 from .replicas import Replicas
@@ -54,19 +54,15 @@ _SHUT_DOWN = "Horovod has been shut down"
 
 
 class Engine:
-    """The operations of this rank that have not ended, and the thread that does them.
-
-    Attributes:
-        replicas: compares what the ranks train.
-    """
+    """The operations of this rank that have not ended, and the thread that does them."""
 
     def __init__(
         self,
         rank: int,
         members: Members,
-        links: dict[int, Link],
+        links: dict[int, Link],  # on rank 0 to all others, elsewhere to rank 0 under 0
         settings: Settings,
-        make_members: Callable[[int, tuple[int, ...]], Members],
+        make_members: Callable[[int, tuple[int, ...]], Members],  # of a process set; its ranks call it at the same time
     ) -> None:
         self.rank = rank
         self.settings = settings
@@ -107,14 +103,14 @@ class Engine:
         self._left: list[tuple[int, list[Response], carried.Numbers]] = []  # to the engine's thread, by one that leads
         self._cached: dict[int, Response] = {}
         self._carried: dict[Key, dict[int, carried.Numbers]] = {}  # on the coordinator: what ranks have sent
-        self._plans: dict[int, list[Batch]] = {}
+        self._plans: dict[int, list[list[Response]]] = {}
         self._buffers = Buffers(settings.fusion_threshold)
         self._deadline = 0.0
         self._drained: set[int] = set()
         self._is_drained = False
         self._ends_everywhere = False  # the coordinator has asked all ranks to shut down
         self._is_over = False
-        self.replicas = Replicas(rank, members.size, settings.replicas, self._wake)
+        self.replicas = Replicas(rank, members.size, settings.replicas, self._wake)  # compares what the ranks train
         self._thread = threading.Thread(target=self._run, name="paceline-horovod", daemon=True)
         forget_in_children(self)
         self._thread.start()
@@ -154,7 +150,6 @@ class Engine:
             self._wake()
 
     def wait(self, entry: Entry) -> None:
-        """Wait until an operation has ended."""
         if not entry.is_done:
             if self._is_dirty and not self._flush:
                 self._flush = True
@@ -166,7 +161,6 @@ class Engine:
             raise self._error(entry.error)
 
     def _error(self, why: str) -> Exception:
-        """What an operation raises."""
         ends = self._failure and self.replicas.is_fatal
         return ReplicaMismatch(self.replicas.why) if ends else HorovodInternalError(why)
 
@@ -486,7 +480,6 @@ class Engine:
                 self._numbers[key] = response.number, self._entries[key].request
 
     def _take(self, request: Request, result: carried.Numbers) -> None:
-        """Complete an operation that the coordinator has done."""
         entry = self._entries[request.key]
         carried.put(entry, result)
         if (timeline := self.timeline) is not None:
@@ -494,20 +487,20 @@ class Engine:
             timeline.marker([request])("done")
         self._finish([entry], "")
 
-    def _start(self, batch: Batch) -> None:
-        first = batch.responses[0]
+    def _start(self, batch: list[Response]) -> None:
+        first = batch[0]
         kind = first.request.kind
-        entries = [self._entries.get(response.request.key) for response in batch.responses]
+        entries = [self._entries.get(response.request.key) for response in batch]
         if (timeline := self.timeline) is not None:
-            timeline.ready([response.request for response in batch.responses])
+            timeline.ready([response.request for response in batch])
         if first.error or kind in ("barrier", "join", "add_set", "remove_set"):
             self._finish([entry for entry in entries if entry is not None], self._without_data(first, entries[0]))
             return
         members = self._members[first.request.process_set]
         if None in entries and not self._has_joined:
             raise RuntimeError(f"{kind} of {first.request.name} was answered, but not submitted")
-        parts = [entry or zeros(response) for entry, response in zip(entries, batch.responses, strict=True)]
-        mark = None if timeline is None else timeline.marker([response.request for response in batch.responses])
+        parts = [entry or zeros(response) for entry, response in zip(entries, batch, strict=True)]
+        mark = None if timeline is None else timeline.marker([response.request for response in batch])
         with self._changed:
             self._in_flight += 1
             self._started.update(map(id, parts))

@@ -20,7 +20,6 @@ class Timeline:
     """A file with events, written as they come. Each tensor is shown as a process of its own, with its name."""
 
     def __init__(self, path: str, mark_cycles: bool) -> None:
-        """Begin the file."""
         self.mark_cycles = mark_cycles
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
@@ -47,7 +46,6 @@ class Timeline:
             self._event(request.title, str(rank), ph="X", dur=0)
 
     def ready(self, requests: list[Request]) -> None:
-        """All ranks have submitted operations."""
         for request in requests:
             if request.title in self._negotiated:
                 self._negotiated.discard(request.title)
@@ -73,13 +71,11 @@ class Timeline:
         return mark
 
     def cycle(self) -> None:
-        """A cycle starts."""
         if self.mark_cycles:
             with self._lock:
                 self._write({"name": "CYCLE_START", "ph": "i", "pid": 0, "s": "g", "ts": self._now()})
 
     def close(self) -> None:
-        """Complete the file."""
         with self._lock:
             if self._file is not None:
                 self._file.write("\n]\n")

@@ -8,35 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What the variables say; those that all ranks must share come from rank 0.
+    """What the variables say; those that all ranks must share come from rank 0."""
 
-    Attributes:
-        fusion_threshold: HOROVOD_FUSION_THRESHOLD, bytes up to which tensors are fused; 0 fuses none.
-        cycle_time: HOROVOD_CYCLE_TIME in milliseconds, here in seconds: how long submissions are collected.
-        cache_capacity: HOROVOD_CACHE_CAPACITY, operations whose responses are cached; 0 caches none.
-        stall_check: HOROVOD_STALL_CHECK_TIME_SECONDS; 0 if HOROVOD_STALL_CHECK_DISABLE is set.
-        stall_shutdown: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0 for never.
-        timeline: HOROVOD_TIMELINE, a file; "" for none.
-        mark_cycles: HOROVOD_TIMELINE_MARK_CYCLES.
-        shared_memory: PACELINE_SHARED_MEMORY, whether ranks of one machine add up in memory that they share.
-        replicas: HOROVOD_REPLICAS: "check", "warn" or "off".
-        start_timeout: HOROVOD_ELASTIC_TIMEOUT, seconds that `init` waits for the other ranks.
-    """
-
-    fusion_threshold: int = 128 * 1024 * 1024
-    cycle_time: float = 0.001
-    cache_capacity: int = 4096
-    stall_check: float = 60.0
-    stall_shutdown: float = 0.0
-    timeline: str = ""
-    mark_cycles: bool = False
-    shared_memory: bool = True
-    replicas: str = "check"
-    start_timeout: float = 600.0
+    fusion_threshold: int = 128 * 1024 * 1024  # HOROVOD_FUSION_THRESHOLD, bytes of tensors in one; 0 fuses none
+    cycle_time: float = 0.001  # HOROVOD_CYCLE_TIME in milliseconds, here in seconds: how long submissions are collected
+    cache_capacity: int = 4096  # HOROVOD_CACHE_CAPACITY, operations whose responses are cached; 0 caches none
+    stall_check: float = 60.0  # HOROVOD_STALL_CHECK_TIME_SECONDS; 0 if HOROVOD_STALL_CHECK_DISABLE is set
+    stall_shutdown: float = 0.0  # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0 for never
+    timeline: str = ""  # HOROVOD_TIMELINE, a file; "" for none
+    mark_cycles: bool = False  # HOROVOD_TIMELINE_MARK_CYCLES
+    shared_memory: bool = True  # PACELINE_SHARED_MEMORY, whether ranks of one machine add up in memory that they share
+    replicas: str = "check"  # HOROVOD_REPLICAS: "check", "warn" or "off"
+    start_timeout: float = 600.0  # HOROVOD_ELASTIC_TIMEOUT, seconds that `init` waits for the other ranks
 
     @classmethod
     def read(cls) -> Settings:
-        """The settings of this process."""
         off = os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0")
         replicas = os.environ.get("HOROVOD_REPLICAS", "") or cls.replicas
         if replicas not in ("check", "warn", "off"):

@@ -15,15 +15,8 @@ T = TypeVar("T")
 
 # What horovod.run takes for several machines or other launchers, and what only tunes it.
 _ELSEWHERE = (
-    "hosts",
-    "hostfile",
-    "host_discovery_script",
-    "min_np",
-    "max_np",
-    "min_num_proc",
-    "max_num_proc",
-    "use_mpi",
-)
+    "hosts", "hostfile", "host_discovery_script", "min_np", "max_np", "min_num_proc", "max_num_proc", "use_mpi",
+)  # fmt: skip
 _TUNING = (
     "slots", "reset_limit", "cooldown_range", "start_timeout", "ssh_port", "ssh_identity_file", "disable_cache",
     "output_filename", "verbose", "use_gloo", "mpi_args", "network_interface", "network_interfaces", "executable",

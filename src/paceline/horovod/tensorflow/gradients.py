@@ -22,30 +22,23 @@ class Reduction:
     """How gradients are reduced over all ranks.
 
     Attributes:
-        name: of the operations; they are numbered.
-        compression: how gradients are made smaller for sending.
-        sparse_as_dense: reduce IndexedSlices as dense tensors.
-        op: Average, Sum or Adasum.
         predivide: with Average, gradients are divided by it before they are summed, and multiplied by it afterwards.
         groups: number of groups, or lists of variables, whose gradients are reduced together.
-        process_set: who takes part.
-        scale_local: divide gradients of local variables by the number of ranks.
-        local: ids of the variables whose gradients are not reduced.
 
     Raises:
         ValueError: `op` is another one, a predivide factor is given with another reduction than Average, or `groups` is
             malformed.
     """
 
-    name: str
-    compression: type[Compressor] = Compression.none
-    sparse_as_dense: bool = False
-    op: int = Average
+    name: str  # of the operations; they are numbered
+    compression: type[Compressor] = Compression.none  # how gradients are made smaller for sending
+    sparse_as_dense: bool = False  # reduce IndexedSlices as dense tensors
+    op: int = Average  # Average, Sum or Adasum
     predivide: float = 1.0
     groups: int | Sequence[Sequence[Any]] | None = None
-    process_set: ProcessSet = global_process_set
-    scale_local: bool = True
-    local: set[int] = field(default_factory=set)
+    process_set: ProcessSet = global_process_set  # who takes part
+    scale_local: bool = True  # divide gradients of local variables by the number of ranks
+    local: set[int] = field(default_factory=set)  # ids of the variables whose gradients are not reduced
 
     def __post_init__(self) -> None:
         if self.predivide != 1.0 and self.op != Average:

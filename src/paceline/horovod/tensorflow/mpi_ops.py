@@ -398,8 +398,8 @@ def _done(
     tensors: Sequence[Any],
     name: str | None,
     process_set: ProcessSet,
-    results: Callable[[Sequence[Any]], list[tuple[Any, Any]]],
-    gradient: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],
+    results: Callable[[Sequence[Any]], list[tuple[Any, Any]]],  # dtype and static shape of each, from the tensors
+    gradient: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],  # of tensors, results, gradients
 ) -> list[Any]:
     """Do an operation of the PyTorch API."""
     work = partial(op, name=name, process_set=process_set)
@@ -465,7 +465,6 @@ def _rows_of(tensor: Any) -> tuple[Any, Any]:
 
 
 def _query(ask: Callable[..., int], doc: str) -> Callable[..., Any]:
-    """An operation that asks when it runs."""
 
     def op(process_set_id: int = 0, name: str | None = None) -> Any:
         where = process_set_by_id(process_set_id)

@@ -131,9 +131,7 @@ class _Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The names of its slots."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Its variables."""
         return self._optimizer.variables(*args, **kwargs)

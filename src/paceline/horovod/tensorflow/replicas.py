@@ -51,7 +51,6 @@ class ComparedVariables(Compared):
         self._values: Sequence[torch.Tensor] = ()
 
     def is_there(self) -> bool:
-        """Whether its variables are there."""
         return all(variable() is not None for variable in self._variables)
 
     def is_of(self, variables: Sequence[Any]) -> bool:

@@ -57,35 +57,20 @@ def chosen_op(op: int | None, average: bool | None) -> int:
 
 @dataclass
 class Call(Generic[Result]):
-    """An operation as a script has called it; `Result` is the type of what it returns.
+    """An operation as a script has called it; `Result` is the type of what it returns."""
 
-    Attributes:
-        kind: see `Request`.
-        tensors: what is submitted.
-        name: of the operation; one is made up if it is None.
-        process_set: who takes part.
-        grouped: whether the result is a list.
-        op: the reduction.
-        prescale: factor before the reduction.
-        postscale: factor after it.
-        compression: how tensors are made smaller for sending.
-        root: global rank of the root.
-        extra: splits of alltoall.
-        splits: the tensor that they come from; None if none were given.
-    """
-
-    kind: str
-    tensors: Sequence[Tensor]
-    name: str | None
-    process_set: ProcessSet
-    grouped: bool = False
-    op: int = SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
-    compression: type[Compressor] = Compression.none
-    root: int = 0
-    extra: tuple[int, ...] = ()
-    splits: Tensor | None = None
+    kind: str  # see `Request`
+    tensors: Sequence[Tensor]  # what is submitted
+    name: str | None  # of the operation; one is made up if it is None
+    process_set: ProcessSet  # who takes part
+    grouped: bool = False  # whether the result is a list
+    op: int = SUM  # the reduction
+    prescale: float = 1.0  # factor before the reduction
+    postscale: float = 1.0  # factor after it
+    compression: type[Compressor] = Compression.none  # how tensors are made smaller for sending
+    root: int = 0  # global rank of the root
+    extra: tuple[int, ...] = ()  # splits of alltoall
+    splits: Tensor | None = None  # the tensor that they come from; None if none were given
 
 
 def submit(

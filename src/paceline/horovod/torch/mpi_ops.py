@@ -81,7 +81,22 @@ def _allreduce_small(
     compression: type[Compressor] = Compression.none, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Call[Tensor]:
-    """Reduce a tensor over all ranks, and return the result. The gradient is reduced in the same way."""
+    """Reduce a tensor over all ranks, and return the result. The gradient is reduced in the same way.
+
+    Args:
+        tensor: of the same shape and type on all ranks; it is not changed.
+        average: deprecated: whether `op` is Average or Sum.
+        name: of the operation.
+        compression: how it is made smaller for sending.
+        op: Average (the default), Sum, Adasum, Min, Max or Product. The average of integers is cut off.
+        prescale_factor: the tensor is multiplied by it before.
+        postscale_factor: the result is multiplied by it.
+        process_set: who takes part.
+
+    Raises:
+        HorovodInternalError: the ranks disagree, or a rank is gone.
+        ValueError: an operation of this name has not ended, or `process_set` lacks this rank.
+    """
     op = chosen_op(op, average)
     return _reduced("allreduce", [tensor], op, name, prescale_factor, postscale_factor, process_set, compression)
 
@@ -106,7 +121,19 @@ def _grouped_allreduce_small(
 
 
 def _allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Call[Tensor]:
-    """Concatenate the tensors of all ranks along the first dimension, in rank order."""
+    """Concatenate the tensors of all ranks along the first dimension, in rank order.
+
+    Args:
+        tensor: of the same type and shape on all ranks but for the first dimension.
+        name: of the operation.
+        process_set: who takes part.
+
+    Returns:
+        A tensor whose first dimension is the sum of all. The gradient is the average over the ranks.
+
+    Raises:
+        HorovodInternalError: the ranks disagree, or a rank is gone.
+    """
     return Call("allgather", [tensor], name, process_set)
 
 
@@ -120,7 +147,18 @@ def _grouped_allgather(
 def _broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Call[Tensor]:
-    """Return the tensor of one rank."""
+    """Return the tensor of one rank.
+
+    Args:
+        tensor: of the same shape and type on all ranks; it is not changed.
+        root_rank: the global rank whose tensor it is.
+        name: of the operation.
+        process_set: who takes part; the root does.
+
+    Raises:
+        HorovodInternalError: the ranks disagree, or a rank is gone.
+        ValueError: the root does not belong to `process_set`.
+    """
     ranks = process.engine().sets[member_of(process.engine(), process_set)]
     if root_rank not in ranks:
         raise ValueError(f"broadcast received invalid root rank {root_rank}; it must be one of {list(ranks)}")
@@ -131,7 +169,21 @@ def _alltoall(
     tensor: Tensor, splits: Tensor | Iterable[int] | None = None, name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Call[Any]:
-    """Send a part of the first dimension to each rank, and receive one from each."""
+    """Send a part of the first dimension to each rank, and receive one from each.
+
+    Args:
+        tensor: of the same type and shape on all ranks but for the first dimension.
+        splits: how many rows each rank gets, in rank order, as int32; equal parts by default.
+        name: of the operation.
+        process_set: who takes part.
+
+    Returns:
+        What came, in rank order; with `splits`, also the number of rows that came from each rank.
+
+    Raises:
+        HorovodInternalError: the ranks disagree, or a rank is gone.
+        ValueError: `splits` does not fit the tensor and the ranks.
+    """
     check_tensor("alltoall", tensor)
     count = len(process.engine().sets[member_of(process.engine(), process_set)])
     rows = tensor.shape[0] if tensor.dim() else 0
@@ -157,7 +209,23 @@ def _reducescatter_small(
     tensor: Tensor, name: str | None = None, compression: type[Compressor] = Compression.none, op: int = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Call[Tensor]:
-    """Reduce a tensor over all ranks, and return this rank's share of its first dimension."""
+    """Reduce a tensor over all ranks, and return this rank's share of its first dimension.
+
+    Args:
+        tensor: of the same shape and type on all ranks.
+        name: of the operation.
+        compression: how it is made smaller for sending.
+        op: Average or Sum.
+        process_set: who takes part.
+        prescale_factor: the tensor is multiplied by it before.
+        postscale_factor: the result is multiplied by it.
+
+    Returns:
+        Some rows; if they cannot be shared out equally, the first ranks get one more.
+
+    Raises:
+        HorovodInternalError: the ranks disagree, or a rank is gone.
+    """
     return _reduced("reducescatter", [tensor], op, name, prescale_factor, postscale_factor, process_set, compression)
 
 

@@ -159,7 +159,11 @@ class _Methods:
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     def synchronize(self) -> None:
-        """Wait until the gradients of all parameters are reduced; those that were not computed here count as zero."""
+        """Wait until the gradients of all parameters are reduced; those that were not computed here count as zero.
+
+        Raises:
+            HorovodInternalError: the ranks disagree, or a rank is gone.
+        """
         if self._reduces:
             self._adopt()
         for parameter in self._requires_update:
@@ -191,7 +195,12 @@ class _Methods:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step with the reduced gradients."""
+        """Take a step with the reduced gradients.
+
+        Raises:
+            HorovodInternalError: the ranks disagree, or a rank is gone.
+            ReplicaMismatch: they train with different parameters, or numbers of the optimizer.
+        """
         if not (self._should_synchronize or self._synchronized):
             self._compared = None  # a step of this rank's own
         if self._compared is None:
@@ -275,7 +284,6 @@ class _Methods:
             self._reduce_group(number)
 
     def _reduce(self, parameter: Tensor) -> None:
-        """Start to reduce the gradient of a parameter."""
         gradient = self._gradient(parameter)
         name = self._parameter_names[parameter]
         if gradient.is_sparse:

@@ -55,7 +55,7 @@ def _check_named(code: Code) -> None:
 
 
 def find(code: Code, folder: Path) -> Path | None:
-    """Check the source without copying; connects to no other machine."""
+    """Check the source without copying or asking another machine; returns the folder, if it is one here."""
     _check_named(code)
     if code.mode == "git":
         git_source.resolve(code.source or "", folder)
@@ -77,7 +77,7 @@ def fetch(
     *,
     credentials: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
-    """Copy the code."""
+    """Copy the code into an empty folder; returns the record of the copy."""
     _check_named(code)
     folder = Path(os.path.abspath(folder))
     try:

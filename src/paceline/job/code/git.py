@@ -289,7 +289,10 @@ def _count(folder: Path) -> tuple[int, int]:
 
 
 def list_files(folder: str, matters: Callable[[str], bool]) -> list[str] | None:
-    """Files in a folder that git tracks, or would track if they were added."""
+    """Files in a folder that git tracks, or would track if they were added; None outside a repository or without git.
+
+    A path that is a folder is a repository in it. A folder that cannot be read is refused if it matters.
+    """
     if shutil.which("git") is None:
         return None
     command = [*_command(), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]

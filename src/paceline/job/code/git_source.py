@@ -22,21 +22,13 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Source:
-    """A repository and a ref.
+    """A repository and a ref."""
 
-    Attributes:
-        url: for git; it contains no password.
-        ref: branch, tag or commit; None for the default branch.
-        origin: scheme, host and port for which credentials are meant; None where git takes none.
-        user: the user name in the URL.
-        is_local: whether it is a path on this machine.
-    """
-
-    url: str
-    ref: str | None
-    origin: str | None = None
-    user: str | None = None
-    is_local: bool = False
+    url: str  # for git; it contains no password
+    ref: str | None  # branch, tag or commit; None for the default branch
+    origin: str | None = None  # scheme, host and port for which credentials are meant; None where git takes none
+    user: str | None = None  # the user name in the URL
+    is_local: bool = False  # whether it is a path on this machine
 
 
 def check(source: str) -> None:

@@ -29,19 +29,12 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A line with a pattern.
+    """A line with a pattern."""
 
-    Attributes:
-        is_exception: whether what it matches is not ignored.
-        folders_only: whether it matches folders only.
-        is_anchored: whether it matches from the root, not at any depth.
-        parts: the parts between slashes; "**" is any number of folders.
-    """
-
-    is_exception: bool
-    folders_only: bool
-    is_anchored: bool
-    parts: tuple[str, ...]
+    is_exception: bool  # whether what it matches is not ignored
+    folders_only: bool  # whether it matches folders only
+    is_anchored: bool  # whether it matches from the root, not at any depth
+    parts: tuple[str, ...]  # the parts between slashes; "**" is any number of folders
 
     @classmethod
     def parse(cls, line: str) -> _Pattern | None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract import found
+from paceline.contract.code_folder import GITIGNORE
 from paceline.job.errors import UserError
+from paceline.job.paths import jobs_folder
 from paceline.job.quantities import show_size
 
 from . import git
 from .ignore import Ignore
-from .markers import Ours, is_for_code, is_our_name
 from .transfer import printable
 
 if TYPE_CHECKING:
@@ -25,6 +28,9 @@ _MANY_BYTES, _MANY_FILES = 10**9, 50_000
 _TRIES = 3  # attempts to copy a file that changes meanwhile
 _BLOCK = 1 << 24
 _LEAVE_OUT = "or name it in .pacelineignore"
+# Beside `code/train` is `code/.train.paceline`, which says that paceline made that folder; while the code is being
+# copied, it is in `code/.train.paceline.1a2b3c4d`.
+_OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
 
 
 def fetch(
@@ -63,15 +69,11 @@ def existing_folder(source: str, folder: Path) -> Path:
 
 
 class Listing:
-    """What to copy of a folder.
-
-    Attributes:
-        folders: path relative to the root → mode; parents come first.
-        files: files and symbolic links: path relative to the root → (size, mode).
-    """
+    """What to copy of a folder."""
 
     def __init__(self, root: Path, progress: OnProgress) -> None:
-        self.folders: dict[str, int] = {}
+        self.folders: dict[str, int] = {}  # path relative to the root → mode; parents come first
+        # files and symbolic links: path relative to the root → (size, mode)
         self.files: dict[str, tuple[int, int]] = {}
         self._root = str(root)
         self._progress = progress
@@ -254,3 +256,39 @@ def _vanished(path: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{printable(path)} disappeared while the folder was copied; stop what removes it, {_LEAVE_OUT}"
     return _unreadable(path, error)
+
+
+# -- what paceline writes into a user's folders, which is left out -----------------------------------------------------
+
+
+def is_for_code(folder: str) -> bool:
+    """Whether paceline made a folder for the code of jobs."""
+    try:
+        return found.read_of_anyone(Path(folder, ".gitignore")) == GITIGNORE
+    except (OSError, ValueError):
+        return False
+
+
+def is_our_name(name: str) -> bool:
+    """Whether a file or folder has a name that paceline uses beside the code of jobs."""
+    return _OURS.fullmatch(name) is not None
+
+
+class Ours:
+    """Recognises paceline's folders: the folder of jobs, run directories, and the code of jobs."""
+
+    def __init__(self) -> None:
+        try:
+            jobs = jobs_folder()
+        except UserError:  # no home: no jobs in it
+            self._homes = frozenset[str]()
+        else:
+            self._homes = frozenset(os.path.realpath(path) for path in (jobs, jobs.parent))
+
+    def __call__(self, path: str) -> bool:
+        """Whether a folder is paceline's. The path is absolute and goes through no symbolic link."""
+        parent, name = os.path.split(path)
+        if path in self._homes or is_our_name(name) or os.path.lexists(f"{parent}/.{name}.paceline"):
+            return True
+        files = set(os.listdir(path)) if os.path.isfile(f"{path}/spec.json") else set[str]()
+        return files >= {"status.json", "journal.jsonl"}

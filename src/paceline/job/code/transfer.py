@@ -83,8 +83,8 @@ def run(
     folder: Path,
     env: Mapping[str, str],
     *,
-    on_line: Callable[[str], bool] = lambda line: False,
-    on_output: Callable[[str], bool] | None = None,
+    on_line: Callable[[str], bool] = lambda line: False,  # gets lines of stderr; True for those about progress
+    on_output: Callable[[str], bool] | None = None,  # likewise of stdout, which is not kept then
     given: bytes = b"",
 ) -> Result:
     """Run a program in a session of its own, so that it cannot ask on the terminal, and everything it starts."""

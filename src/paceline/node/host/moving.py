@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.node.errors import Refused
 from paceline.node.store import moving
 
 from .protocol import end_with_stdin, send
@@ -33,14 +32,7 @@ def carry(home: Home, request: Request) -> Iterator[Answer]:
     end_with_stdin()
     run = home.run(request["name"])
     out = _Pieces()
-    try:
-        with run.kept():
-            if request["what"] == "code":
-                moving.write_code(run, out, fresh=request["fresh"])
-            else:
-                moving.write_checkpoint(run, request["ids"], out)
-    except FileNotFoundError:
-        raise Refused(f"job {run.path.name} was just deleted") from None
+    moving.write(run, request["what"], request["ids"], out, fresh=request["fresh"])
     out.flush()
     yield {"end": True}
 

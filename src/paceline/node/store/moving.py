@@ -1,6 +1,6 @@
 """What a job leaves for one that goes on from it on other machines: its code and its newest checkpoint.
 
-The machine that has them says what there is (`inventory`) and writes it (`write_code`, `write_checkpoint`); the client
+The machine that has them says what there is (`inventory`) and writes it (`write`); the client
 takes it to the machine of the new job, which puts the checkpoint in place (`place`). A script with several runs has a
 folder of checkpoints for each, so the archive (tar) of a checkpoint has `1/step-000123/model.pt`,
 `2/step-000100/model.pt` and so on. Other files in the job's own folder for checkpoints come along; those in a folder of
@@ -175,6 +175,20 @@ def check_fresh(run: RunDirectory) -> None:
             f"--fresh: there are checkpoints in {base}, and the job would resume from them; name another folder with "
             "--checkpoint-dir, or move them away if the script names this one"
         )
+
+
+def write(
+    run: RunDirectory, what: Literal["code", "checkpoint"], ids: Mapping[str, str], out: Writable, *, fresh: bool
+) -> None:
+    """Write the job's code, or its checkpoints with these ids, as an archive (tar)."""
+    try:
+        with run.kept():
+            if what == "code":
+                write_code(run, out, fresh=fresh)
+            else:
+                write_checkpoint(run, ids, out)
+    except FileNotFoundError:
+        raise Refused(f"job {run.path.name} was just deleted") from None
 
 
 def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None:

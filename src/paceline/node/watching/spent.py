@@ -31,7 +31,7 @@ _OF_FRAMES = tuple(
     for file, function, part in (
         (r"torch/utils/data/dataloader\.py", r"_(try_)?get_data", "workers"),
         (r"torch/utils/data/", "", "loading"),
-        (r"paceline/train/data/(workers|part_reader)\.py", "", "loading"),
+        (r"paceline/train/data/workers\.py", "", "loading"),
         (r"paceline/train/data/", "", "workers"),
         (r"torch/(serialization\.py|distributed/checkpoint/)|paceline/train/checkpoint/", "", "checkpoint"),
         (r"torch/_(dynamo|inductor|functorch)/", "", "forward"),  # what is compiled
@@ -56,6 +56,7 @@ _ONCE = tuple(
     )
 )
 _EVALUATES = re.compile(r"^_*(eval|valid|test)|_(eval|valid|test)")  # functions of the script
+_TRAINS = re.compile(r"train|^_*(fit|main)")
 _FETCH = re.compile(r"torch/utils/data/_utils/fetch\.py")
 _C10D = re.compile(r"torch/distributed/(c10d_logger|distributed_c10d)\.py")
 _OBJECTS = re.compile(r"^(all_gather|gather|broadcast|scatter|send|recv)_object")
@@ -320,7 +321,9 @@ def _part(frames: Sequence[tuple[str, int, str]], runs: tuple[int, ...] | None) 
     for path, name, part in () if is_fetching else _ONCE:
         if any(path.search(file) and name.search(function) for file, _, function in frames):
             return part
-    if found != "exchange" and any(_EVALUATES.search(function) for _, _, function in own):
+    # The innermost one counts: the loop may be in train_and_evaluate(), which calls evaluate().
+    caller = next((function for _, _, function in own if _TRAINS.search(function) or _EVALUATES.search(function)), "")
+    if found != "exchange" and caller and not _TRAINS.search(caller):
         return "evaluation"
     return found or (_of_line(own[0][0], own[0][1], runs if own[0] == frames[0] else None) if own else "script")
 

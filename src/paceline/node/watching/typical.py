@@ -25,7 +25,7 @@ _OF_FRAMES = tuple(
     (re.compile(file), re.compile(function), words)
     for file, function, words in (
         (r"torch/utils/data/dataloader\.py", r"_(try_)?get_(data|batch)|_next_data", _LOADS),
-        (r"torch/utils/data/_utils/fetch\.py|paceline/train/data/(workers|part_reader)\.py", "",
+        (r"torch/utils/data/_utils/fetch\.py|paceline/train/data/workers\.py", "",
          "it loads the next batch itself"),
         (r"torch/utils/data/_utils/", "", _LOADS),
         (r"paceline/train/data/", "", "it waits for the next batch"),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LEFTOVER = re.compile(r"\.(saving|removing)-step-\d{6,}(-\d+)?-([0-9a-f]{8})")
 _OLD = 3600.0  # seconds after which no rank uses a probe any more
 OURS = re.compile(rf"{STATE_FILE.pattern}|manifest\.json(\.new)?")
-PROBE = re.compile(r"\.meeting-[0-9a-f]{32}")  # the file that ranks try to create, see `folders`
+PROBE = re.compile(r"\.meeting-[0-9a-f]{32}")  # the file that ranks try to create, see `consensus`
 PROBE_TEXT = "paceline: made by rank "
 
 

@@ -30,13 +30,12 @@ from paceline._version import __version__
 from paceline.contract.checkpoint import temporary_name
 from paceline.contract.folder_lock import FolderLock, FolderTaken, holder_of
 from paceline.train.group import sharded
+from paceline.train.replicas.saved import Comparing
 
 from . import disk_format, history
-from .comparing import Comparing
-from .consensus import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange
+from .consensus import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange, find_writers
 from .disk_format import Manifest, SavedCheckpoint
 from .errors import CheckpointError, CheckpointFolderTaken
-from .folders import find_writers
 from .newest import Search
 from .plain_state import unsafe_names, why_refused, why_unread
 from .snapshots import Snapshot, Staging

@@ -22,10 +22,9 @@ from paceline.train.diagnosis.late_ranks import LateRanks
 from paceline.train.group.forks import forget_in_children
 
 from . import connect
-from .connections import Messages
+from .connections import Listener, Messages
 from .errors import CollectiveMismatch, LeftEarly, PeerLost, ReplicaMismatch
-from .fatal import Fatal
-from .listener import Listener
+from .exit_report import Fatal
 from .process_hooks import ProcessHooks, die_by
 from .relay import EVERYBODY, Message, Relay
 

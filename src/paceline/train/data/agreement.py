@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import zlib
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import Dataset, Sampler
 
-from .content import COMPARED, DEEPEST, Content, as_tensor, is_table, some
+from .content import DEEPEST, Content, is_sliced
 
 if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
     from .loader import Loader
+
+
+_PARTS = 64  # data sets or tensors in a list, of which each is compared
 
 
 class DataMismatch(RuntimeError):
@@ -27,17 +29,11 @@ class DataMismatch(RuntimeError):
 
 @dataclass
 class Description:
-    """The data and options that a rank has made a loader from.
+    """The data and options that a rank has made a loader from."""
 
-    Attributes:
-        what: the data set, as messages name it.
-        settings: options and lengths that must be the same on all ranks.
-        contents: of the data set, the sampler and the weights, by their names.
-    """
-
-    what: str
-    settings: dict[str, Any]
-    contents: dict[str, Content]
+    what: str  # the data set, as messages name it
+    settings: dict[str, Any]  # options and lengths that must be the same on all ranks
+    contents: dict[str, Content]  # of the data set, the sampler and the weights, by their names
 
     @classmethod
     def of(cls, loader: Loader) -> Description:
@@ -45,7 +41,7 @@ class Description:
         settings = {"length": _length(loader.dataset), **loader.settings()}
         contents: dict[str, Content] = {}
         for name, thing in loader.made_of.items():
-            for path, value in _contents(thing, name, 0):
+            for path, value in _held(thing, name, 0):
                 contents[path] = Content()
                 contents[path].add(value)
         return cls(_describe(loader.dataset), settings, contents)
@@ -95,7 +91,7 @@ class SameData:
         loader.on_begin = functools.partial(self._begin, made)
 
     def _begin(self, made: _Made) -> None:
-        made.loader.on_begin = _nothing
+        made.loader.on_begin = lambda: None  # there is nothing left to compare
         if any(each is made for each in self._new) and not (made.evaluation and self._trains):
             self.compare()
 
@@ -135,56 +131,46 @@ def checksum(**things: Any) -> int:
     """A checksum of data sets and samplers, by their names: of what they hold, and of their plain attributes."""
     total = Content()
     for name, thing in things.items():
-        total.add([_describe(thing), *(value for pair in _contents(thing, name, 0) for value in pair)])
+        total.add([_describe(thing), *(value for pair in _held(thing, name, 0) for value in pair)])
         total.add([it for it in sorted(vars(thing).items()) if isinstance(it[1], int | str | None)])
-    return zlib.crc32(repr(total.numbers).encode(), total.checksum)
+    return total.total
 
 
-def _contents(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """The lists, arrays and tensors that a data set or sampler holds, with names."""
-    if _is_data(thing):
-        if isinstance(thing, list | tuple) and any(
-            _has_parts(each) or as_tensor(each) is not None for each in some(thing)
-        ):
-            for number, each in enumerate(thing[:COMPARED]):
-                yield from _contents(each, f"{name}[{number}]", depth + 1)
-        elif isinstance(thing, Mapping) and any(map(_has_parts, _values(thing))):
-            for key, each in itertools.islice(thing.items(), COMPARED):
-                yield from _contents(each, f"{name}[{key!r}]", depth + 1)
-        else:
-            yield name, thing
-    elif depth < DEEPEST and _has_parts(thing):
-        length = _length(thing)
+def _held(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """The first and last elements of all that a data set or sampler holds, with names; no sample is read."""
+    if depth < DEEPEST and (parts := _parts(thing)):
+        for key, part in parts:
+            yield from _held(part, f"{name}[{key!r}]", depth + 1)
+    elif is_sliced(thing):  # a slice with this step has the first and the last one
+        yield name, getattr(thing, "iloc", thing)[:: max(1, len(thing) - 1)]
+    elif isinstance(thing, Mapping):
+        items = list(thing.items())
+        yield name, [*items[:1], *items[-1:]]
+    elif depth < DEEPEST and _has_elements(thing):
+        own, length = type(thing).__module__.startswith("torch."), _length(thing)
         for attribute, value in sorted(vars(thing).items()):
+            path = f"{name}.{attribute}"
             # Other lists may be anything: the samples read last, devices, a rank's own state.
-            holds = isinstance(value, list | tuple) and any(map(_has_parts, some(value)))
-            holds = holds or (isinstance(value, Mapping) and any(map(_has_parts, _values(value))))
-            own = type(thing).__module__.startswith("torch.")
-            if isinstance(value, Mapping) and not holds and length != len(value):
-                for key, each in itertools.islice(value.items(), COMPARED):  # columns
-                    if length is not None and _is_data(each) and length == _length(each):
-                        yield from _contents(each, f"{name}.{attribute}[{key!r}]", depth + 1)
-            elif holds or own or _has_parts(value) or (_is_data(value) and length in (None, _length(value))):
-                yield from _contents(value, f"{name}.{attribute}", depth + 1)
+            if own or length in (None, _length(value)) or _parts(value) or _has_elements(value):
+                yield from _held(value, path, depth + 1)
+            elif isinstance(value, Mapping):
+                for key, column in value.items():
+                    if length == _length(column):
+                        yield from _held(column, f"{path}[{key!r}]", depth + 1)
 
 
-def _has_parts(thing: Any) -> bool:
+def _parts(thing: Any) -> list[tuple[Any, Any]]:
+    """The data sets, samplers or tensors of a short list or mapping that has nothing else."""
+    if not isinstance(thing, list | tuple | Mapping) or len(thing) > _PARTS:
+        return []
+    items = list(thing.items() if isinstance(thing, Mapping) else enumerate(thing))
+    return items if all(isinstance(part, Dataset | Sampler | torch.Tensor) for _, part in items) else []
+
+
+def _has_elements(thing: Any) -> bool:
     """Whether something is a data set or a sampler, whose attributes may be data."""
-    return isinstance(thing, Dataset | Sampler) or (
-        not _is_data(thing) and hasattr(type(thing), "__getitem__") and isinstance(thing, Sized) and _has_dict(thing)
-    )
-
-
-def _has_dict(thing: Any) -> bool:
-    return not isinstance(thing, str | bytes | Mapping) and hasattr(thing, "__dict__")
-
-
-def _is_data(thing: Any) -> bool:
-    return isinstance(thing, list | tuple | range | Mapping) or as_tensor(thing) is not None or is_table(thing)
-
-
-def _values(thing: Mapping[Any, Any]) -> list[Any]:
-    return list(itertools.islice(thing.values(), COMPARED))
+    has_items = isinstance(thing, Sized) and hasattr(type(thing), "__getitem__") and not isinstance(thing, str | bytes)
+    return (isinstance(thing, Dataset | Sampler) or has_items) and hasattr(thing, "__dict__")
 
 
 def _describe(dataset: Any) -> str:
@@ -204,7 +190,3 @@ def _length(thing: Any) -> int | None:
 def _in_row(ranks: Sequence[int]) -> str:
     few = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
-
-
-def _nothing() -> None:
-    """Does nothing: there is nothing left to compare."""

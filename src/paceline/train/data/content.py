@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -20,20 +20,15 @@ CLOSE = 1e-3  # relative difference up to which numbers are equal: preprocessing
 
 @dataclass
 class Content:
-    """A sample of the elements of a list, array or tensor.
+    """A sample of the elements of a list, array or tensor."""
 
-    Attributes:
-        checksum: of everything but floating-point numbers.
-        numbers: the floating-point numbers.
-    """
-
-    checksum: int = 0
-    numbers: list[float] = field(default_factory=list)
+    checksum: int = 0  # of everything but floating-point numbers
+    numbers: list[float] = field(default_factory=list)  # the floating-point numbers
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing was added."""
-        return not self.checksum and not self.numbers
+    def total(self) -> int:
+        """A checksum of all; 0 if nothing was added."""
+        return zlib.crc32(repr(self.numbers).encode(), self.checksum) if self.checksum or self.numbers else 0
 
     def agrees(self, other: Content) -> bool:
         """Whether the elements of both are equal, except for rounding."""
@@ -53,8 +48,9 @@ class Content:
             self._sum(PurePath(thing).name if PurePath(thing).is_absolute() else str(thing))
         elif (array := as_tensor(thing)) is not None:
             self._add_tensor(array)
-        elif is_table(thing) and depth < DEEPEST:
-            self.add(_rows(thing), depth + 1)
+        elif is_sliced(thing) and depth < DEEPEST and not isinstance(thing, list | tuple | range):
+            array = thing.to_numpy() if hasattr(thing, "to_numpy") else thing
+            self.add(_few(array).tolist(), depth + 1)
         elif isinstance(thing, Mapping) and depth < DEEPEST:
             self._sum(f"{len(thing)}")
             for key, value in itertools.islice(thing.items(), COMPARED):
@@ -62,7 +58,7 @@ class Content:
                 self.add(value, depth + 1)
         elif isinstance(thing, list | tuple | range) and depth < DEEPEST:
             self._sum(f"{len(thing)}")
-            for element in some(thing):
+            for element in thing[:: max(1, len(thing) // COMPARED)]:
                 self.add(element, depth + 1)
         else:
             self._sum(type(thing).__qualname__)
@@ -85,11 +81,6 @@ class Content:
         self.checksum = zlib.crc32(text.encode(errors="surrogateescape"), self.checksum)
 
 
-def some(elements: Sequence[Any]) -> Sequence[Any]:
-    """The elements that are compared: all, or about `COMPARED`, evenly spaced."""
-    return elements[:: max(1, len(elements) // COMPARED)]
-
-
 def as_tensor(thing: Any) -> torch.Tensor | None:
     """A tensor, array, or number of numpy's as a tensor that shares its memory, if it can be one."""
     if isinstance(thing, torch.Tensor):
@@ -104,20 +95,15 @@ def as_tensor(thing: Any) -> torch.Tensor | None:
     return None
 
 
-def is_table(thing: Any) -> bool:
-    """Whether something is an array of text or objects, or a table or column, such as pandas'."""
+def is_sliced(thing: Any) -> bool:
+    """Whether something is a list, an array, a tensor, or a table or column such as pandas'."""
+    if isinstance(thing, torch.Tensor):
+        return thing.dim() > 0 and thing.layout == torch.strided
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and isinstance(thing, numpy.ndarray):
-        return as_tensor(thing) is None
-    return callable(getattr(thing, "to_numpy", None)) and hasattr(type(thing), "__len__")
-
-
-def _rows(table: Any) -> Any:
-    """The rows that are compared: a list, or the element itself of an array without dimensions."""
-    if not callable(getattr(table, "to_numpy", None)):
-        return _few(table).tolist()
-    by_position = getattr(table, "iloc", table)
-    return by_position[:: max(1, len(table) // COMPARED)].to_numpy().tolist()
+        return bool(thing.ndim)
+    is_table = callable(getattr(thing, "to_numpy", None)) and hasattr(type(thing), "__len__")
+    return is_table or isinstance(thing, list | tuple | range)
 
 
 def _few(array: Any) -> Any:

@@ -38,15 +38,6 @@ class Loader:
 
     `state_dict()` is the position after the batch yielded last, the same on every rank: take it once the optimizer has
     stepped on that batch. Built by `make_loader`.
-
-    Attributes:
-        dataset: the whole data set, of which this rank gets its share.
-        sampler: the user's own, or an equivalent with a length that can be iterated; None for a stream.
-        batch_sampler: the user's own, if there is one.
-        made_of: the data set and everything else that determines the samples, by name.
-        shard: the shard of the batch yielded last; None before the first.
-        on_begin: called before each iteration.
-        on_evaluation: called with True before each batch of an evaluation, and with False when it has ended.
     """
 
     def __init__(
@@ -68,13 +59,14 @@ class Loader:
         stream: StreamFetch | None,
         split: Split | None,
     ) -> None:
-        self.dataset = dataset
-        self.sampler = sampler
-        self.batch_sampler = batch_sampler
-        self.made_of = made_of
-        self.shard: Shard | None = None
-        self.on_begin: Callable[[], None] = _nothing
-        self.on_evaluation: Callable[[bool], None] = _ignore
+        self.dataset = dataset  # the whole data set, of which this rank gets its share
+        self.sampler = sampler  # the user's own, or an equivalent with a length that can be iterated; None for a stream
+        self.batch_sampler = batch_sampler  # the user's own, if there is one
+        self.made_of = made_of  # the data set and everything else that determines the samples, by name
+        self.shard: Shard | None = None  # the shard of the batch yielded last; None before the first
+        self.on_begin: Callable[[], None] = lambda: None  # called before each iteration
+        # Called with True before each batch of an evaluation, and with False at its end.
+        self.on_evaluation: Callable[[bool], None] = lambda _: None
         self._split = split
         self._parts: Parts | None = None  # of the epoch, where it is read in parts
         self._is_within = False  # the script has a batch of an iteration that goes on
@@ -173,7 +165,6 @@ class Loader:
         return self._split.join(packets, self._position, self._parts)
 
     def _start(self) -> Iterator[tuple[Any, Shard]]:
-        """Begin to iterate, which may start workers."""
         if not self._dataloader.num_workers and not self._dataloader.pin_memory:
             return _read_here(self._dataloader)
         init = self._dataloader.worker_init_fn
@@ -248,7 +239,10 @@ class Loader:
         return self._position.mark()
 
     def go_back(self, mark: Mark, *, ends: bool = False) -> None:
-        """Go to the position of `mark` and end an iteration under way; do nothing if that is the position."""
+        """Go to the position of `mark` and end an iteration under way; do nothing if that is the position.
+
+        With `ends`, an epoch of which nothing was left there stays ended if an iteration has ended it since.
+        """
         now = self._position.mark()
         if (now[:2], now[3:]) == (mark[:2], mark[3:]):  # the state of a data set may not be comparable
             return
@@ -260,7 +254,6 @@ class Loader:
 
     @staticmethod
     def mark_of(state: Mapping[str, Any]) -> Mark:
-        """The position of what `state_dict` returned."""
         epoch, position, stream, is_over, batches = (state[name] for name in _MARK)
         return (
             epoch,
@@ -335,11 +328,3 @@ def _read_here(loader: DataLoader[Any]) -> Iterator[tuple[Any, Shard]]:
     """What a DataLoader of ours without workers yields. torch notes each batch for its profiler, which costs 10 µs."""
     fetch: Any = loader.dataset
     return iter(fetch) if loader.batch_sampler is None else map(fetch.__getitems__, loader.batch_sampler)
-
-
-def _nothing() -> None:
-    """The default of `on_begin`."""
-
-
-def _ignore(_: bool) -> None:
-    """The default of `on_evaluation`."""

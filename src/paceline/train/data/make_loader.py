@@ -20,7 +20,6 @@ from .loader import Loader
 from .random_state import derive_seed
 from .sampler import ElasticSampler, EpochPosition, Shard, ShardedSampler, UserBatchSampler, UserSampler, check_positive
 from .split import Split
-from .worker_start import WorkerDataLoader
 from .workers import Collate, MapFetch, StreamFetch
 
 T = TypeVar("T")
@@ -61,6 +60,37 @@ def make_loader(
     """Build the loader of a map-style or iterable data set.
 
     Options that are not described here are as in `torch.utils.data.DataLoader`.
+
+    Args:
+        dataset: with `__getitem__` and `__len__`, or with `__iter__`; see `StreamFetch` for what the latter must do.
+        batch_size: samples per step and rank. The global batch size is this times the number of ranks of the first
+            start; it stays the same when a checkpoint is resumed with another number of ranks, unless `batch_size` is
+            another one, too.
+        global_batch_size: samples per step of all ranks together; pass one of the two.
+        shuffle: whether every epoch has a new random order, see `ElasticSampler`.
+        seed: seed of the order and of random augmentation, the same on every rank; 0 if None.
+        generator: its seed (`initial_seed()`) is used instead; how much was drawn from it makes no difference.
+        rank: this rank.
+        world_size: number of ranks.
+        ranks: the collectives of the ranks; without them, a stream is not split over the ranks.
+        device: where batches go.
+        sampler: the user's own order, see `UserSampler`.
+        batch_sampler: the user's own batches, see `UserBatchSampler`.
+        split_batches: whether each of these is divided among the ranks, so that the number of steps does not depend on
+            that of ranks; the default. If False, each rank gets a whole one per step.
+        weights: one number per sample, for weighted draws, see `ElasticSampler`.
+        replacement: whether weighted draws may repeat a sample within an epoch.
+        num_samples: weighted draws per epoch; the length of the data set if None.
+        drop_last: leave out the last global batch of an epoch if it is smaller.
+        evaluation: every iteration starts with the first sample; ranks without a sample stop early.
+        pin_memory: copy batches to pinned memory first; None means only for GPUs.
+        in_order: if False, the batches of an evaluation come in the order in which workers finish them. In training
+            they always come in order, since otherwise a resume could not tell which of them were used.
+        split: if False, each process reads the whole stream, even if its code looks as if it could be split.
+
+    Raises:
+        TypeError: the data set has neither items with a length nor elements, or can be iterated only once.
+        ValueError: a number is out of range, or options exclude each other.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("this is a DataLoader, which makes batches itself; pass its data set, loader.dataset")
@@ -70,7 +100,7 @@ def make_loader(
     seed = generator.initial_seed() if generator is not None else seed or 0
     target = torch.device(device)
     build = functools.partial(
-        WorkerDataLoader,
+        DataLoader[Any],
         num_workers=num_workers,
         collate_fn=_as_it_is,  # the data set collates
         pin_memory=target.type == "cuda" if pin_memory is None else pin_memory,
@@ -187,7 +217,6 @@ def _sampler(
     order: dict[str, Any],
     sharding: dict[str, Any],
 ) -> ShardedSampler:
-    """The sampler of a map-style data set."""
     size = _length(dataset)
     if batch_sampler is not None:
         return UserBatchSampler(batch_sampler, size=size, **sharding)
@@ -255,7 +284,6 @@ def _length(dataset: Any) -> int | None:
 
 
 def _steps(dataset: Any, position: EpochPosition, drop_last: bool) -> int:
-    """Global batches of an iterable data set."""
     if not isinstance(dataset, Sized):
         raise TypeError(f"{type(dataset).__name__} has no __len__: the number of steps is not known")
     size = position.global_batch_size

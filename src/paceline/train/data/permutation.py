@@ -73,7 +73,6 @@ class Permutation:
         return indices
 
     def _round(self, half: Tensor, key: int | Tensor) -> Tensor:
-        """The round function: each element hashed to range(base)."""
         hashed = _hash(half, key)
         hashed *= self._base
         hashed >>= 32
@@ -93,7 +92,6 @@ class Sequential:
     """The data set's own order."""
 
     def at(self, positions: Tensor) -> Tensor:
-        """The positions themselves."""
         return positions
 
 
@@ -105,7 +103,7 @@ class WeightedDraws:
     """
 
     def __init__(self, cumulative: Tensor, seed: int, epoch: int) -> None:
-        self._cumulative = cumulative
+        self._cumulative = cumulative  # float64 of shape (size,)
         self._keys = _keys("weighted draws", 4, seed, epoch)
 
     def at(self, positions: Tensor) -> Tensor:

@@ -29,27 +29,16 @@ LOOKAHEAD = 4096  # positions that are mapped to indices in one call
 
 @dataclass(slots=True)  # one per batch: frozen ones take three times as long to make
 class Shard:
-    """One rank's part of one global batch.
+    """One rank's part of one global batch."""
 
-    Attributes:
-        indices: of the samples to read; rank 0's first one if this rank has no sample of its own.
-        samples: number of samples that count; 0 if this rank has no sample of its own.
-        total: samples of the global batch, over all ranks.
-        epoch: the epoch.
-        first: position of the shard's first sample in the epoch's order.
-        end: position after the global batch.
-        is_last: whether the epoch ends with the global batch; False if that is not known.
-        stream: state of an iterable data set after the global batch, if it has a state and the epoch goes on.
-    """
-
-    indices: list[Any]
-    samples: int
-    total: int
+    indices: list[Any]  # of the samples to read; rank 0's first one if this rank has no sample of its own
+    samples: int  # number of samples that count; 0 if this rank has no sample of its own
+    total: int  # samples of the global batch, over all ranks
     epoch: int
-    first: int
-    end: int
-    is_last: bool = False
-    stream: Any = field(default=None, repr=False)
+    first: int  # position of the shard's first sample in the epoch's order
+    end: int  # position after the global batch
+    is_last: bool = False  # whether the epoch ends with the global batch; False if that is not known
+    stream: Any = field(default=None, repr=False)  # an iterable data set's state after it, if it has one and goes on
 
 
 def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int, int]:
@@ -86,11 +75,9 @@ class EpochPosition:
         self.batches += 1
 
     def rewind(self) -> None:
-        """Go back to the start of the epoch."""
         self.position, self.stream, self.is_over, self.batches = 0, None, False, 0
 
     def end_epoch(self) -> None:
-        """Go to the start of the next epoch."""
         self.epoch += 1
         self.rewind()
 
@@ -104,11 +91,9 @@ class EpochPosition:
         return self.global_batch_size
 
     def mark(self) -> Mark:
-        """The position of training, for `go_back`."""
         return self.epoch, self.position, self.stream, self.is_over, self.batches
 
     def go_back(self, mark: Mark) -> None:
-        """Go back to the position of `mark`."""
         self.epoch, self.position, self.stream, self.is_over, self.batches = mark
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,7 +111,6 @@ class EpochPosition:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the position of `state`, in O(1)."""
         for key, now in self.state_dict().items():
             if key in ("order", "seed", "dataset_size") and state[key] != now:
                 raise ValueError(
@@ -370,7 +354,6 @@ class UserBatchSampler(UserSampler):
 
     @property
     def per_step(self) -> int:
-        """Batches in a full step."""
         return 1 if self._split else self._world_size
 
     def remaining(self, shard: Shard) -> int | None:

@@ -64,7 +64,6 @@ class Source:
         return itertools.chain(first, found) if first else iter(self.dataset)
 
     def state(self) -> Any:
-        """The state after the element yielded last."""
         return copy.deepcopy(self.dataset.state_dict())
 
     def end(self) -> None:

@@ -20,19 +20,12 @@ _DEEPEST = 4  # data sets within data sets, and functions that call functions
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a part was read.
+    """How far a part was read."""
 
-    Attributes:
-        count: elements that were used.
-        is_done: whether the part is known to have no more elements.
-        state: state of the data set after these elements, if it has a state and there are more elements.
-        turn: the step that has used it last, so that parts take turns as they would have without a restart.
-    """
-
-    count: int = 0
-    is_done: bool = False
-    state: Any = field(default=None, repr=False)
-    turn: int = -1
+    count: int = 0  # elements that were used
+    is_done: bool = False  # whether the part is known to have no more elements
+    state: Any = field(default=None, repr=False)  # of the data set after them, if it has one and there are more
+    turn: int = -1  # the step that has used it last, so that parts take turns as they would have without a restart
 
     def at(self, turn: int) -> Progress:
         """A copy that was used in step `turn` of the epoch."""
@@ -65,13 +58,11 @@ class Parts:
         return Parts(self.count, latest)
 
     def to_plain(self) -> dict[str, Any]:
-        """The form in checkpoints."""
         parts = {part: (each.count, each.is_done, each.state, each.turn) for part, each in self.progress.items()}
         return {"parts": self.count, "progress": parts}
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> Parts:
-        """Read what `to_plain` returned."""
         return cls(state["parts"], {part: Progress(*each) for part, each in state["progress"].items()})
 
 

@@ -23,21 +23,13 @@ if TYPE_CHECKING:
 
 
 class Place(TypedDict):
-    """Where a rank is among its collectives.
+    """Where a rank is among its collectives."""
 
-    Attributes:
-        number: of the collective entered last, counted from 1.
-        seconds: how long it has been inside of it; None if it is in none.
-        failed: whether it has failed for a reason that is not known yet.
-        line: where its main thread is now.
-        recent: of each collective entered last its name, its line, and a checksum of all names until then.
-    """
-
-    number: int
-    seconds: float | None
-    failed: bool
-    line: str
-    recent: list[Entered]
+    number: int  # of the collective entered last, counted from 1
+    seconds: float | None  # how long it has been inside of it; None if it is in none
+    failed: bool  # whether it has failed for a reason that is not known yet
+    line: str  # where its main thread is now
+    recent: list[Entered]  # of each collective entered last its name, its line, and a checksum of all names until then
 
 
 Entered = tuple[str, str, int]
@@ -57,16 +49,11 @@ _VERBS = {"the next batch": "asked for"}
 
 
 class Trace:
-    """The collectives that this rank has entered.
-
-    Attributes:
-        number: of the last one, counted from 1.
-        failed: whether it has failed for a reason that is not known yet.
-    """
+    """The collectives that this rank has entered."""
 
     def __init__(self) -> None:
-        self.number = 0
-        self.failed = False
+        self.number = 0  # of the last one, counted from 1
+        self.failed = False  # whether it has failed for a reason that is not known yet
         self._recent: deque[tuple[str, CodeType | None, int, int]] = deque(maxlen=_REMEMBERED)
         self._depth = 0
         self._since = 0.0
@@ -83,7 +70,6 @@ class Trace:
         self._since = time.monotonic()
 
     def leave(self) -> None:
-        """It is over."""
         self._since = time.monotonic()
         self._depth -= 1
         self.failed = False

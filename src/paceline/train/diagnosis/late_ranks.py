@@ -21,14 +21,10 @@ LATE_SECONDS = 30.0  # in a collective, after which a warning names the ranks th
 
 
 class LateRanks:
-    """The questions of one rank about the others; the caller sends them.
-
-    Attributes:
-        due: when to look again whether to ask, on `time.monotonic`'s clock.
-    """
+    """The questions of one rank about the others; the caller sends them."""
 
     def __init__(self, trace: Trace) -> None:
-        self.due = time.monotonic() + ASK_SECONDS
+        self.due = time.monotonic() + ASK_SECONDS  # when to look again whether to ask, on `time.monotonic`'s clock
         self._trace = trace
         self._reported: set[str] = set()  # collectives whose late ranks a warning has named
 

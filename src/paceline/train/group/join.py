@@ -23,15 +23,44 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from paceline._version import __version__
-from paceline.contract import Placement, recognise
+from paceline.contract import ContractError, Placement, recognise
 from paceline.contract.machine import machine_id
 from paceline.contract.values import join_address
 
 from . import file_meeting
-from .same_machine import network, with_neighbours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+# -- ranks of one machine ----------------------------------------------------------------------------------------------
+# Which ranks share a machine, where the launcher has not said so.
+
+
+def network() -> str:
+    """Identifies this machine, as ranks of one agent see it."""
+    return json.dumps([machine_id(), os.environ.get("PACELINE_NODE_RANK")])
+
+
+def with_neighbours(placement: Placement, machines: Mapping[int, str], env: Mapping[str, str]) -> Placement:
+    """A placement with local rank and local world size, from the machines of all ranks."""
+    here = [rank for rank in sorted(machines) if machines[rank] == machines[placement.rank]]
+    in_order = list(dict.fromkeys(machines[rank] for rank in sorted(machines)))
+    known = replace(
+        placement,
+        local_rank=here.index(placement.rank),
+        local_world_size=len(here),
+        node_rank=in_order.index(machines[placement.rank]),
+        node_count=len(in_order),
+    )
+    try:
+        return replace(known, local_rank=int(env["LOCAL_RANK"]))
+    except (KeyError, ValueError, ContractError):
+        return known
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+
 
 log = logging.getLogger("paceline")
 T = TypeVar("T")

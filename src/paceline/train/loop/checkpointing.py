@@ -65,15 +65,10 @@ def open_store(folder: Path, placement: Placement, keep: int, *, required: bool)
 
 
 class Checkpointing:
-    """The checkpoints of a run: when one is due, and what it holds.
-
-    Attributes:
-        saved: step of the checkpoint that was started or loaded last.
-    """
+    """The checkpoints of a run: when one is due, and what it holds."""
 
     def __init__(self, group: Group, prepared: Prepared, store: CheckpointStore | None, every: Interval | None) -> None:
-        """Initialize without taking a checkpoint."""
-        self.saved = 0
+        self.saved = 0  # step of the checkpoint that was started or loaded last
         self._group, self._prepared, self._store, self._every = group, prepared, store, every
         self._began = time.monotonic()  # on rank 0, when the interval under way began
         if store is None and every is not None and group.is_main:
@@ -226,7 +221,6 @@ class Checkpointing:
         return self.lost
 
     def disconnect(self) -> None:
-        """Close the connections to the other ranks."""
         if self._store is not None:
             self._store.disconnect()
 

@@ -49,7 +49,10 @@ class Ending:
         self._disconnect()
 
     def leave(self, error: BaseException | None, compare: Callable[[], None]) -> None:
-        """End with the process, without the other ranks. Metrics are still reduced if no rank has failed."""
+        """End with the process, without the other ranks. Metrics are still reduced if no rank has failed.
+
+        `error` ends the process, if `sys.excepthook` is not called for it.
+        """
         if self._watch is not None:
             if error is not None:
                 self._watch.failed(error)

@@ -3,54 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.train.data.loader import refuse_update_bn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from paceline.train.data.loader import Loader
 
-    from .epochs import Body
+    from .steps import Steps
 
 _OF_LOADER = frozenset({"batch_index", "batch_sampler", "batch_size", "dataset", "sampler", "samples"})
-
-
-class Counter(Protocol):
-    """Counts the steps of a run; `Steps` is one. Its methods are called between two batches of a loader."""
-
-    in_loop: bool
-
-    @property
-    def body(self) -> Body | None:
-        """The loop and epoch that is under way."""
-
-    @property
-    def needs_ends(self) -> bool:
-        """Whether a loader must know in time that a batch is its last."""
-
-    def enter(self, source: Loader) -> bool:
-        """A pass over a loader begins; returns False if a resumed run leaves it out."""
-
-    def loop(self, source: Loader) -> AbstractContextManager[None]:
-        """A loop over the batches of a loader."""
-
-    def begin(self, source: Loader) -> None:
-        """A batch of this loader begins a step."""
-
-    def add(self, loader: Loader) -> None:
-        """A batch of another loader belongs to the step."""
-
-    def end(self) -> None:
-        """The step has ended."""
-
-    def epoch_ends(self) -> None:
-        """The last step of an epoch has ended."""
-
-    def warn_of_new_loader(self) -> None:
-        """A loader was made in the epoch in which it is used."""
 
 
 class Feed:
@@ -65,7 +29,7 @@ class Feed:
         batch_sampler: the script's own batch sampler; None if there is none.
     """
 
-    def __init__(self, loader: Loader, steps: Counter) -> None:
+    def __init__(self, loader: Loader, steps: Steps) -> None:
         self.loader = loader
         self._made_in = steps.body
         self._steps = steps

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +52,10 @@ class FirstSteps:
         content = Content()
         for tensor in _tensors((args, kwargs)):
             content.add(tensor)
-        if content.is_empty:
+        if not content.total:
             return True
         self._line = script_line()
-        self._inputs.append(zlib.crc32(repr(content.numbers).encode(), content.checksum))
+        self._inputs.append(content.total)
         if len(self._inputs) == _PASSES:
             self._compare()
         return not self._has_compared

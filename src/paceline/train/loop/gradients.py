@@ -1,4 +1,4 @@
-"""Keeps track of gradients: which batches they are of, and whether an optimizer has used them."""
+"""Keeps track of gradients: which batches make a step, how much each of them counts, and whether they were used."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
-
-from .accumulation import MEAN, SUM, WEIGHT, GivenWeights, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,23 +18,131 @@ if TYPE_CHECKING:
 
     from .passes import Pass
 
+MEAN, WEIGHT, SUM = "no weight=", "weight=", 'reduction="sum"'  # how a loss is weighted
 _PATIENCE = 1000  # batches without a step that is seen, after which no step of an optimizer is expected
 
 
-class Gradients:
-    """The gradients of the batches that make a step of the optimizer.
+# -- the batches of a step ---------------------------------------------------------------------------------------------
 
-    Attributes:
-        trained: whether the current batch was trained on.
-        number: that of the current batch, from 1, over all loops.
-        has_seen: whether any training was seen so far.
-        has_stepped: whether an optimizer has stepped in the pass under way.
+
+class Window:
+    """The batches that make one step of the optimizer: one, or those of an accumulation.
+
+    Each batch's loss is divided by the samples that the whole window is expected to have. If their number turns out to
+    be different, as with batches of a user's own sizes or an epoch of unknown length, `correction` corrects it.
     """
 
+    def __init__(self, batches: int) -> None:
+        self._usual = self.batches = batches  # the latter as far as it is known
+        self.begun = 0  # batches so far
+        self._samples = 0  # of all ranks together, in the batches so far
+        self._divisor = 0  # of the losses
+        self._is_complete = False
+
+    def begin(self, loader: Loader | Pass) -> None:
+        """Start a batch of `loader`: the first of a new window if the last window is complete."""
+        if self._usual > 1:
+            if self.begun == 0:
+                self._expect(loader)
+            self._samples += loader.total
+        self.begun += 1
+        self._is_complete = self.begun >= self.batches or loader.is_last
+
+    def _expect(self, loader: Loader | Pass) -> None:
+        """Expect as many samples in each batch as in the first one, but not more than the epoch has."""
+        total, remaining = loader.total, loader.remaining
+        samples, self.batches = self._usual * total, self._usual
+        if remaining is not None and total:
+            samples = min(samples, total + remaining)
+            self.batches = -(-samples // total)
+        self._samples, self._divisor = 0, max(samples, 1)
+
+    def end(self) -> None:
+        if self._is_complete:
+            self.begun = 0
+
+    def put_back(self, loader: Loader | Pass) -> None:
+        """Take back a batch that was not trained on, and will come again."""
+        if self.begun:
+            self.begun -= 1
+            self._samples -= loader.total
+
+    def correction(self) -> float:
+        """Factor for the gradients so far, before those of the current batch are added."""
+        if self._usual == 1 or not self._is_complete or self._divisor == self._samples or not self._samples:
+            return 1.0
+        factor = self._divisor / self._samples
+        self._divisor = self._samples
+        return factor
+
+    def weight(self, loader: Loader | Pass, world_size: int) -> float:
+        """Factor for the mean loss of this rank's batch, so that gradients are the mean over all samples."""
+        if self._usual == 1 or not self.begun:  # set up within the current step
+            return loader.weight
+        return loader.samples * world_size / self._divisor
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the current batch is the last one."""
+        return self._is_complete or not self.begun
+
+
+class GivenWeights:
+    """The weights that a script gives its losses, over the batches that make one step of the optimizer.
+
+    The gradients of a step are the weighted mean over ranks and batches. The sum of all weights is known only at the
+    last batch. So the gradients of earlier batches are divided by an estimate, which is corrected then.
+    """
+
+    def __init__(self, group: Group, batches: int) -> None:
+        self._group, self._batches = group, batches
+        self._sum: torch.Tensor | None = None  # of this rank's weights in the batches so far
+        self._divisor: torch.Tensor | None = None  # of their gradients
+        self._kind = ""
+        self._batch: object = None
+
+    def begin(self, kind: str, batch: object, *, is_first: bool) -> None:
+        if self._batches == 1:
+            return
+        if is_first and batch != self._batch:
+            self._kind, self._sum, self._divisor = kind, None, None
+        if kind != self._kind:
+            raise RuntimeError(f"this loss has {kind}, but an earlier one of this accumulation has {self._kind}")
+        if kind == WEIGHT and batch == self._batch:
+            raise RuntimeError(
+                "run.backward was called twice for a batch with weight= and accumulate; add up the losses"
+            )
+        self._batch = batch
+
+    def factors(self, weight: float | torch.Tensor, *, is_last: bool) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Factors for the gradients so far (None: leave them) and for the loss.
+
+        In the last batch of a step, this is a collective of all ranks.
+        """
+        own = torch.as_tensor(weight).detach().to(self._group.device, torch.float64).reshape(())
+        ranks = self._group.world_size
+        total = own if self._sum is None else self._sum + own
+        if not is_last:
+            self._sum = total
+            if self._divisor is None:
+                self._divisor = torch.where(own > 0, own, 1) * ranks * self._batches
+            return None, own * ranks / self._divisor
+        total = self._group.all_reduce(total)
+        total = torch.where(total > 0, total, 1)
+        correction = None if self._divisor is None else self._divisor / total
+        self._sum = self._divisor = None
+        return correction, own * ranks / total
+
+
+# -- the gradients of a step -------------------------------------------------------------------------------------------
+
+
+class Gradients:
+    """The gradients of the batches that make a step of the optimizer."""
+
     def __init__(self, group: Group, prepared: Prepared) -> None:
-        """Initialize without gradients."""
-        self.trained = self.has_seen = False
-        self.number = 0
+        self.trained = self.has_seen = False  # the current batch was trained on; any was
+        self.number = 0  # that of the current batch, from 1, over all loops
         self._group, self._prepared = group, prepared
         self._unused = False  # whether gradients, of this batch or of earlier ones, were not used yet
         self._stepped = False  # whether an optimizer has stepped since the last backward of this batch
@@ -55,7 +161,6 @@ class Gradients:
     # -- passes and batches --------------------------------------------------------------------------------------------
 
     def pass_begins(self) -> None:
-        """Start a pass over batches."""
         self.has_stepped = self._has_computed = False
         self._had_gradients = self._prepared.has_optimizers and self._prepared.has_gradients()
         self._before = {every: copy.copy(window) for every, window in self._windows.items()}
@@ -65,7 +170,6 @@ class Gradients:
         self._windows = self._before
 
     def batch_begins(self, loader: Loader | Pass) -> None:
-        """Start a batch of `loader`."""
         self.trained = self._stepped = self._is_weighted = False
         self.number += 1
         for every in self._prepared.accumulates:
@@ -76,7 +180,6 @@ class Gradients:
         self._prepared.exchange(lambda every: self._window(every).is_complete)
 
     def batch_ends(self) -> None:
-        """End a batch that was trained on."""
         for window in self._windows.values():
             window.end()
 
@@ -92,12 +195,11 @@ class Gradients:
         compute: Callable[[float | Tensor], None],
         batch: Loader | Pass | None,
         step: int,
-        weight: float | Tensor | None = None,
+        weight: float | Tensor | None = None,  # of the loss; None: the number of samples of the batch
         *,
-        is_sum: bool = False,
+        is_sum: bool = False,  # over the samples, and not their mean
         inputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Do a backward."""
         every = self._latest = self._prepared.accumulate_of_loss()
         self._prepared.check_partial()
         factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
@@ -143,7 +245,6 @@ class Gradients:
         return factor
 
     def optimizer_stepped(self) -> None:
-        """Note that the gradients were used."""
         self.trained, self._unused = True, False
         self._stepped = self._has_ever_stepped = self.has_seen = self.has_stepped = True
 

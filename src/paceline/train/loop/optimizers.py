@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.train.parallel.step_kinds import only_makes_state
+from paceline.train.parallel.optimizer import only_makes_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,7 +44,6 @@ class OtherOptimizers:
         _handles.extend(self._handles)
 
     def stop(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

@@ -1,4 +1,6 @@
-"""The passes of an epoch's body: each is one iteration over a training loader, or one `Run.steps`.
+"""The position of a run: its passes and its loops over epochs.
+
+The passes of an epoch's body: each is one iteration over a training loader, or one `Run.steps`.
 
 A pass trains if a step follows one of its batches; else it is a look, which leaves the loaders where they were. A
 resumed run leaves out the passes that have trained, and does the looks again.
@@ -13,27 +15,21 @@ import torch
 
 from paceline.train.data.random_state import random_states, set_random_states
 
+Body = tuple[int, int]  # one epoch of one loop: the number of the loop and the epoch, both from 0
+
 
 class Pass:
-    """One pass over an iterable. To the run it looks like a loader whose batches have one sample on each rank.
+    """One pass over an iterable. To the run it looks like a loader whose batches have one sample on each rank."""
 
-    Attributes:
-        done: items that the pass has yielded, including those of earlier attempts.
-        samples: samples of this rank per step: 1.
-        total: samples of all ranks per step: the number of ranks.
-        weight: factor for a rank's mean loss: 1.
-    """
-
-    samples = 1
-    weight = 1.0
+    samples = 1  # of this rank per step
+    weight = 1.0  # factor for a rank's mean loss
 
     def __init__(self, items: Iterable[Any], world_size: int) -> None:
-        """Initialize a pass that was not iterated yet."""
-        self.total = world_size
-        self.done = 0
+        self.total = world_size  # samples of all ranks per step: the number of ranks
+        self.done = 0  # items that the pass has yielded, including those of earlier attempts
         self._items = items
         self._began: Mapping[str, Any] | None = None
-        self._size = _length(items)
+        self._size = length_of(items)
 
     def skip(self, taken: int, began: Mapping[str, Any] | None) -> None:
         """Before the first item: skip those that were trained on before a resume."""
@@ -81,41 +77,25 @@ class Pass:
 
 
 class Place(NamedTuple):
-    """Where a checkpoint was taken in an epoch's body.
+    """Where a checkpoint was taken in an epoch's body."""
 
-    Attributes:
-        ended: passes that had ended.
-        trains: whether the next one was under way, and had trained.
-        taken: items of it that were trained on, if it is one of `Run.steps`.
-        events: if it had not trained: batches of a look, and calls of `Run.save`, since the last pass ended.
-        looks: whether a look was under way.
-    """
-
-    ended: int = 0
-    trains: bool = False
-    taken: int = 0
-    events: int = 0
-    looks: bool = False
+    ended: int = 0  # passes that had ended
+    trains: bool = False  # whether the next one was under way, and had trained
+    taken: int = 0  # items of it that were trained on, if it is one of `Run.steps`
+    events: int = 0  # if it had not trained: batches of a look, and calls of `Run.save`, since the last pass ended
+    looks: bool = False  # whether a look was under way
 
 
 class Passes:
-    """The passes of an epoch's body, numbered in their order, and the place in them.
-
-    Attributes:
-        source: the pass that is under way: a loader, or one of `Run.steps`; None between two.
-        trains: whether it has trained.
-        target: where the checkpoint was taken that is resumed; None once the script has come there again.
-        left: the place in the pass that ended last, if it had trained and was left before its end; None behind it.
-        looks: by their numbers, the looks that have ended: what the caller keeps of the loaders at their start.
-    """
+    """The passes of an epoch's body, numbered in their order, and the place in them."""
 
     def __init__(self, *, keep_random: bool) -> None:
-        """Initialize before the first pass."""
-        self.source: Any = None
-        self.trains = False
-        self.target: Place | None = None
+        self.source: Any = None  # the pass that is under way: a loader, or one of `Run.steps`; None between two
+        self.trains = False  # whether it has trained
+        self.target: Place | None = None  # of the checkpoint that is resumed, until the script has come there again
+        # In the pass that ended last, if it had trained and was left before its end; None behind it.
         self.left: Place | None = None
-        self.looks: dict[int, Any] = {}
+        self.looks: dict[int, Any] = {}  # that have ended, by number: what is kept of the loaders at their start
         self._keep_random = keep_random
         self._ended = self._events = 0
         # Random states: where the body begins, where the pass under way began, and where passes that trained ended.
@@ -124,7 +104,6 @@ class Passes:
         self._ends: dict[int, Any] = {}
 
     def restart(self) -> None:
-        """Start another epoch's body."""
         self.source, self.trains, self.target, self.left, self.looks = None, False, None, None, {}
         self._ended = self._events = 0
         self._body, self._began, self._ends = self._random(), None, {}
@@ -149,7 +128,6 @@ class Passes:
         return True
 
     def end(self, before: Any, *, is_whole: bool) -> None:
-        """End the pass under way."""
         self.left = self.place(before=False) if self.trains and not is_whole else None
         if not self.trains:
             self.looks[self._ended] = before
@@ -186,8 +164,7 @@ class Passes:
             return False
         return target.ended < self._ended or (target.ended == self._ended and not (target.trains or target.looks))
 
-    def place(self, *, before: bool) -> Place:
-        """The place in the body."""
+    def place(self, *, before: bool) -> Place:  # before the current item, or behind it
         if self.target is not None:
             return self.target
         if not self.trains:
@@ -202,7 +179,6 @@ class Passes:
         self.looks = dict(looks)
 
     def set_random(self) -> None:
-        """Set the random states of the body's beginning."""
         self._set_random(self._body)
 
     def _random(self) -> Any:
@@ -213,16 +189,83 @@ class Passes:
             set_random_states(states)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's random states."""
         return {"body": self._body, "began": self._began, "ends": dict(self._ends)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         self._body, self._began, self._ends = state["body"], state["began"], dict(state["ends"])
 
 
-def _length(items: Any) -> int | None:
+def length_of(items: Any) -> int | None:
+    """The length of a loader or of other items; None if it is not known."""
     try:
         return len(items)
     except TypeError:  # torch's DataLoader has a length or not, as its data set has
         return None
+
+
+# -- loops over epochs: `Run.epochs` may be called several times, as for cross-validation ------------------------------
+
+
+class EpochLoops:
+    """Numbers the loops over epochs, and says which epoch of which loop is under way."""
+
+    def __init__(self, *, keep_random: bool) -> None:
+        self.number = -1  # number of the loop entered last, from 0; -1 before the first one
+        self.epoch = 0  # its current epoch, from 0; the number of its epochs when it has ended
+        self.count: int | None = None  # number of its epochs; None before the first loop
+        self.is_active = False  # whether an epoch is under way
+        self._keep_random = keep_random
+        self._ends: list[Any] = []  # random states at the end of each loop
+        self._target: Body | None = None  # where a resumed run continues
+
+    @property
+    def body(self) -> Body | None:
+        """The epoch that is under way; None outside of `Run.epochs`."""
+        return (self.number, self.epoch) if self.is_active else None
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether the loop in which a resumed run continues was not entered yet."""
+        return self._target is not None
+
+    def resume(self, body: Body) -> None:
+        """Continue with this epoch: earlier loops are skipped."""
+        self._target = body
+
+    def enter(self, count: int) -> None:
+        if self.is_active:
+            raise RuntimeError(
+                "run.epochs was called within an epoch of another run.epochs; "
+                "use range for the outer loop, with one run.epochs after the other in it"
+            )
+        self.number += 1
+        self.epoch, self.count = 0, count
+
+    def is_skipped(self) -> bool:
+        """Whether a resumed run continues in a later loop than the one just entered."""
+        return self._target is not None and self.number < self._target[0]
+
+    def skip(self) -> None:
+        """End the loop just entered, which was done before the resume; restore the random states from its end."""
+        self.epoch = self.count or 0
+        if self.number < len(self._ends) and self._ends[self.number] is not None:
+            set_random_states(self._ends[self.number])
+
+    def reach(self) -> None:
+        """Go to the epoch in which a resumed run continues."""
+        if self._target is not None:
+            self.epoch, self._target = self._target[1], None
+
+    def leave(self) -> None:
+        """Note that the loop has ended, or was left."""
+        self.is_active = False
+        if self._keep_random:
+            unknown = [None] * (self.number - len(self._ends))  # those of a start with another number of ranks
+            self._ends = [*self._ends[: self.number], *unknown, random_states()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's random states at the ends of the loops."""
+        return {"ends": list(self._ends)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._ends = list(state["ends"])

@@ -49,7 +49,6 @@ class Replicas:
                 one.compare(step)
 
     def stepped(self, number: int, step: int) -> None:
-        """An optimizer has stepped."""
         self._has_begun = True
         one = self._compared.get(number) or self._of(number)
         if one is not None:
@@ -137,19 +136,13 @@ def _part(kind: str, number: int) -> str:
 
 
 class _Compared:
-    """An optimizer that is compared.
-
-    Attributes:
-        place: its number among those that are.
-        optimizer: it.
-        warns: whether rank 0 warns if ranks differ; otherwise they all fail.
-        has_stepped: whether it has since all waited for a comparison.
-    """
+    """An optimizer that is compared."""
 
     def __init__(
         self, place: int, optimizer: torch.optim.Optimizer, prepared: Prepared, watch: Watch, *, warns: bool
     ) -> None:
-        self.place, self.has_stepped = place, False
+        self.place = place  # among those that are compared
+        self.has_stepped = False  # since all have waited for a comparison
         self.optimizer, self._prepared, self._watch, self.warns = optimizer, prepared, watch, warns
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = [m for m in prepared.models if any(id(parameter) in mine for parameter in m.module.parameters())]
@@ -157,9 +150,8 @@ class _Compared:
         found = [model.synchroniser for model in models if model.synchroniser is not None]
         # Those of ranks that are not always the same.
         self._apart = [each for each in found if type(each).is_common is not Synchroniser.is_common]
-        self._count = self._steps = self._waited = (
-            0  # steps after which it could be compared; all; comparisons waited for
-        )
+        self._count = self._steps = 0  # after which it could be compared; all
+        self._waited = 0  # comparisons
         self._schedule = Schedule()
         self._probe = next(p for group in optimizer.param_groups for p in group["params"])
         self._version = -1  # of the first parameter after the last step
@@ -203,7 +195,7 @@ class _Compared:
         self._begin((self.place, self._waited, self._count), step, waits=False)
 
     def finish(self, step: int, *, unchanged: bool) -> None:
-        """Compare now, on all ranks, and let them wait for the result."""
+        """Compare now, on all ranks, which wait; if `unchanged`, only what was not changed since the last step."""
         self._send_finished(wait=True)
         self.has_stepped = False
         self._waited += 1
@@ -249,7 +241,6 @@ class _Compared:
         return f"{label.key} of {found or f'parameter {label.place} of {whole}'}"
 
     def _names(self) -> dict[int, str]:
-        """The names of all parameters, by their ids."""
         if self._known is None:
             self._known = {id(p): name for module in self._modules for name, p in module.named_parameters()}
         return self._known

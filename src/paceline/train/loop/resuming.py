@@ -17,26 +17,20 @@ if TYPE_CHECKING:
     from paceline.train.metrics.metrics import Metrics
 
     from .checkpointing import Checkpointing
-    from .epochs import EpochLoops
     from .feed import Feed
-    from .passes import Passes
+    from .passes import EpochLoops, Passes
 
 log = logging.getLogger("paceline")
 
 
 class Resuming:
-    """Loads the newest checkpoint, in the loop over epochs in which it was taken.
-
-    Attributes:
-        has_looked: whether a checkpoint was looked for.
-        step: steps that were done when the loaded checkpoint was taken.
-    """
+    """Loads the newest checkpoint, in the loop over epochs in which it was taken."""
 
     def __init__(
         self, group: Group, checkpoints: Checkpointing, metrics: Metrics, epochs: EpochLoops, passes: Passes
     ) -> None:
-        self.has_looked = False
-        self.step = 0
+        self.has_looked = False  # whether a checkpoint was looked for
+        self.step = 0  # steps that were done when the loaded checkpoint was taken
         self._group, self._checkpoints, self._metrics = group, checkpoints, metrics
         self._epochs, self._passes = epochs, passes
         self._found: Checkpoint | None = None  # until it is loaded
@@ -62,7 +56,10 @@ class Resuming:
             self._found = None
 
     def peek(self) -> str:
-        """What there was before this run took its first checkpoint, as long as the script has not resumed."""
+        """What there was before this run took its first checkpoint: "loops" for one of `Run.epochs`, "other", or "".
+
+        It is "" once the script has resumed.
+        """
         if self.has_looked:
             return ""
         if self._first is None:

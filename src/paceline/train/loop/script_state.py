@@ -44,7 +44,6 @@ class SavedState:
     """The part of a checkpoint with the values of a `State`, on each rank."""
 
     def __init__(self, state: State, device: torch.device) -> None:
-        """Initialize without loading."""
         self._state, self._device = state, device
 
     def state_dict(self) -> dict[str, Any]:

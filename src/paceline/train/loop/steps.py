@@ -13,11 +13,10 @@ from paceline.train.control.exit_report import Preempted, record
 from paceline.train.data.loader import Loader
 
 from .closing import Ending
-from .epochs import EpochLoops
 from .first_steps import FirstSteps
 from .gradients import Gradients
 from .optimizers import OtherOptimizers
-from .passes import Pass, Passes, Place
+from .passes import EpochLoops, Pass, Passes, Place, length_of
 from .replicas import Replicas
 from .resuming import Resuming
 from .tune_trial import TrialOver
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from paceline.train.parallel.prepared import Prepared
 
     from .checkpointing import Checkpointing
-    from .epochs import Body
     from .feed import Feed
+    from .passes import Body
     from .tune_trial import Trial
 
 log = logging.getLogger("paceline")
@@ -47,15 +46,7 @@ _UNSEEN = (
 
 
 class Steps:
-    """The steps of a run: how many were done, their position in the epochs, and what is due after each.
-
-    Attributes:
-        done: steps done, over all attempts: batches trained on, or steps of the optimizer in loops of another form.
-        in_loop: whether a loop whose steps are counted is under way.
-        feeds: the training loaders.
-        optimizers: those that were not set up.
-        ending: ends the run; see also `close`.
-    """
+    """The steps of a run: how many were done, their position in the epochs, and what is due after each."""
 
     def __init__(
         self,
@@ -68,10 +59,9 @@ class Steps:
         close: Callable[[], None],
         trial: Trial | None = None,
     ) -> None:
-        """Initialize before the first step."""
-        self.done = 0
-        self.in_loop = False
-        self.feeds: list[Feed] = []
+        self.done = 0  # batches trained on, or steps of the optimizer in loops of another form; over all attempts
+        self.in_loop = False  # whether a loop whose steps are counted is under way
+        self.feeds: list[Feed] = []  # the training loaders
         self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
         self._metrics, self._watch, self._close, self._trial = metrics, watch, close, trial
         self._epochs = EpochLoops(keep_random=checkpoints.can_save)
@@ -86,8 +76,9 @@ class Steps:
         self._replicas: Replicas | None = None
         if watch is not None and group.world_size > 1:
             self._replicas = Replicas(prepared, watch, group.device)
+        # Those that were not set up.
         self.optimizers = OtherOptimizers(prepared, stepped=self._other_stepped, refuses=self._needs_states)
-        self.ending = Ending(group, checkpoints, metrics, watch)
+        self.ending = Ending(group, checkpoints, metrics, watch)  # ends the run; see also `close`
         self._loops = 0
         self._batches: list[Loader | Pass] = []  # with the current batches; the first one counts the steps
         self._counting: int | None = None  # number of the optimizer whose steps are counted, if no batches are
@@ -253,7 +244,7 @@ class Steps:
         self.in_loop, self._asked, self._is_whole = True, self.done, False
         self._has_looped = self._has_looped or self._journal.trains
         self._gradients.pass_begins()
-        self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, _length(source), source.done)
+        self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, length_of(source), source.done)
         try:
             yield
         finally:
@@ -286,7 +277,6 @@ class Steps:
         self._batches.append(loader)
 
     def end(self) -> None:
-        """End the step: the next batch was requested."""
         if self._is_asked and not (self._gradients.has_seen or self._prepared.has_optimizers):
             raise RuntimeError(_UNSEEN)
         self._is_asked = False
@@ -409,7 +399,6 @@ class Steps:
         inputs: Sequence[Tensor] | None = None,
         again: bool = False,
     ) -> None:
-        """Do a backward; see `Gradients.backward`."""
         batch = self._batches[0] if self._batches else None
         self._gradients.backward(compute, batch, self.done + 1, weight, is_sum=is_sum, inputs=inputs)
         self._prepared.check_gradients(self, again)
@@ -496,7 +485,6 @@ class Steps:
 
     @property
     def within(self) -> bool:
-        """Whether a step is under way."""
         return bool(self._batches)
 
     @property
@@ -675,7 +663,6 @@ class Steps:
         self.ending.close(self._take if unsaved else None, self._compare_last)
 
     def leave(self, error: BaseException | None) -> None:
-        """End with the process; see `Ending.leave`."""
         self.optimizers.stop()
         self.ending.leave(error, self._compare_last)
 
@@ -698,13 +685,6 @@ class Steps:
         if self._group.is_main and text not in self._warned:
             self._warned.add(text)
             log.warning(text)
-
-
-def _length(loader: Loader | Pass) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def run_folder() -> Path | None:

@@ -51,7 +51,6 @@ class Trial:
         self._samples += samples
 
     def saw_loss(self, loss: torch.Tensor) -> None:
-        """Note the loss of this rank's batch."""
         self._loss.append(loss.detach())
 
     def stepped(self, number: int) -> bool:

@@ -34,9 +34,6 @@ class Metrics:
     Every `every` steps, and at the end of an epoch, the ranks start a reduction. When rank 0 has the result, it shows
     it, and appends a line to `metrics.jsonl` and values to the event files in `tensorboard/`; each rank appends its own
     times to `steps/rank-<rank>.jsonl`.
-
-    Attributes:
-        times: measures the steps of this rank.
     """
 
     def __init__(
@@ -51,7 +48,6 @@ class Metrics:
         method: Callable[[], str | None] = lambda: None,
         replicas: Callable[[], ReplicasRecord | None] = lambda: None,
     ) -> None:
-        """Initialize without writing."""
         self._group = group
         self._sent, self._sent_before, self._method = sent, 0, method
         self._folder = folder
@@ -83,7 +79,6 @@ class Metrics:
     # -- events of the loop --------------------------------------------------------------------------------------------
 
     def body_begins(self, epoch: int, epochs: int) -> None:
-        """Start the body of an epoch of `Run.epochs`."""
         if self._progress is not None:
             self._progress.epoch_begins(epoch, epochs)
 
@@ -144,7 +139,6 @@ class Metrics:
         self.times.checkpoint_ends()
 
     def step_done(self, epoch: int, step: int) -> None:
-        """The loop has requested another batch."""
         self._count(epoch, step)
         if self._steps >= self._every:
             self.flush()

@@ -27,35 +27,20 @@ _WINDOW = 30.0  # seconds over which rates are averaged, approximately
 
 @dataclass(frozen=True)
 class Moment:
-    """The current progress of the epoch.
+    """The current progress of the epoch."""
 
-    Attributes:
-        epoch: counted from 0.
-        epochs: number of epochs; None if unknown.
-        done: steps of the epoch that are done.
-        steps: steps of the whole epoch; None if unknown.
-        rate: samples per second of all ranks together.
-        epoch_seconds_left: seconds that the rest of the epoch takes at this rate; None if unknown.
-        seconds_left: the same for all epochs, without the time between them.
-        took: seconds that the epoch took, when its loop has ended or was left.
-        means: the last metrics, of this epoch or an earlier one.
-        epoch_means: those of this epoch.
-        sync: what the exchange costs; None if unknown, or if there is none.
-        replicas: how often all ranks were equal; None if they were not compared yet.
-    """
-
-    epoch: int
-    epochs: int | None
-    done: int
-    steps: int | None
-    rate: float
-    epoch_seconds_left: float | None
-    seconds_left: float | None
-    took: float | None
-    means: Mapping[str, float]
-    epoch_means: Mapping[str, float]
-    sync: SyncRecord | None
-    replicas: ReplicasRecord | None
+    epoch: int  # counted from 0
+    epochs: int | None  # number of epochs; None if unknown
+    done: int  # steps of the epoch that are done
+    steps: int | None  # steps of the whole epoch; None if unknown
+    rate: float  # samples per second of all ranks together
+    epoch_seconds_left: float | None  # seconds that the rest of the epoch takes at this rate; None if unknown
+    seconds_left: float | None  # the same for all epochs, without the time between them
+    took: float | None  # seconds that the epoch took, when its loop has ended or was left
+    means: Mapping[str, float]  # the last metrics, of this epoch or an earlier one
+    epoch_means: Mapping[str, float]  # those of this epoch
+    sync: SyncRecord | None  # what the exchange costs; None if unknown, or if there is none
+    replicas: ReplicasRecord | None  # how often all ranks were equal; None if they were not compared yet
 
 
 class Progress:
@@ -68,7 +53,6 @@ class Progress:
     def __init__(
         self, *, screen: bool, file: Path | None, replicas: Callable[[], ReplicasRecord | None] = lambda: None
     ) -> None:
-        """Initialize without showing anything."""
         self._screen, self._replicas = screen, replicas
         self._file = None if file is None else _File(file)
         self._views: list[_View] = []  # those of the loop under way
@@ -106,7 +90,6 @@ class Progress:
         self._next = min((view.next for view in self._views), default=math.inf)
 
     def step_done(self, samples: int) -> None:
-        """Count another step."""
         self._done += 1
         self._samples += samples
         now = time.monotonic()
@@ -192,7 +175,6 @@ class _View:
     next = 0.0  # time of the next call
 
     def show(self, moment: Moment) -> None:
-        """Show the progress."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -25,7 +25,6 @@ class Sum:
         self._tensor: torch.Tensor | None = None
 
     def add(self, value: torch.Tensor | float, weight: float) -> None:
-        """Add a value with its weight."""
         if not weight:
             return  # with weight 0, not even NaN counts
         self.weight += weight
@@ -43,7 +42,6 @@ class Sum:
         self._tensor = self._tensor.add(scalar, alpha=weight)
 
     def tensor(self, device: torch.device) -> torch.Tensor:
-        """The sum, on `device`."""
         if self._tensor is None:
             return torch.tensor(self._number, dtype=torch.float64, device=device)
         return self._tensor.to(device) + self._number

@@ -72,7 +72,6 @@ class StepTimes:
         self._in_step = False
 
     def data_received(self) -> None:
-        """The loop has received its batch."""
         if not self._marks:
             self.restart()
         self._in_step = True
@@ -110,7 +109,6 @@ class StepTimes:
             self._lap("forward_backward")
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Time the steps of an optimizer."""
         optimizer.register_step_pre_hook(self._optimizer_begins)
         optimizer.register_step_post_hook(self._optimizer_ends)
 
@@ -133,17 +131,14 @@ class StepTimes:
             self._now = "forward_backward"
 
     def checkpoint_begins(self) -> None:
-        """The loop waits for a checkpoint."""
         if self._in_step:
             self._lap(_OTHER)
 
     def checkpoint_ends(self) -> None:
-        """The loop continues."""
         if self._in_step:
             self._lap("checkpoint")
 
     def step_done(self) -> None:
-        """The loop has requested another batch."""
         self._lap(_OTHER)
         self._ends.append(len(self._laps))
         self._in_step = False

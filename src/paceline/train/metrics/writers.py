@@ -60,7 +60,6 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, first_step: int | None) -> None:
-        """Initialize without writing."""
         self._folder = folder
         self._first_step = first_step
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "paceline-tensorboard")

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from paceline.train.group.collectives import Collectives
+    from paceline.train.group.group import Collectives
 
 
 @torch.no_grad()

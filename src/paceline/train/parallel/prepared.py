@@ -17,12 +17,10 @@ from paceline.train.group.sharded import check_savable
 
 from .alike import check_alike, check_kind, check_optimizer_kind
 from .errors import UnusedParameters
-from .loose import LooseParameters
-from .loss_scaling import unscaled
+from .late_exchange import LooseParameters
 from .model import Model, some_of
-from .optimizer import prepare_optimizer
+from .optimizer import is_part_of_step, only_makes_state, prepare_optimizer, unscaled
 from .step_counts import StepCounts
-from .step_kinds import is_part_of_step, only_makes_state
 from .strategy import Strategy
 from .sync.options import describe
 from .sync.saved import SavedSync
@@ -618,10 +616,6 @@ class Prepared:
         """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""
         for model in self._models:
             model.evaluate(evaluating)
-
-    def leaves_clipping(self) -> bool:
-        """Whether gradients are clipped after the exchange; if not, they were before it."""
-        return all([m.synchroniser is None or m.synchroniser.leaves_clipping() for m in self._models])
 
     def parameters_with_gradients(self) -> list[torch.Tensor]:
         """The parameters of all models that have a gradient."""

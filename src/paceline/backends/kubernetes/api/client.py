@@ -16,7 +16,7 @@ from paceline.job.errors import UserError
 from paceline.job.text import printable
 
 from .credentials import connect
-from .errors import ApiError, Expired, Unreachable
+from .errors import ApiError, Expired, Gone, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -74,16 +74,14 @@ class Cluster:
 
     Attributes:
         where: the flags that select it.
-        calls: how many requests were sent.
-        warnings: what the server has warned of in its answers to changes.
         pod_template: what the job that is made adds to the template of its pods, for messages.
     """
 
     def __init__(self, name: str, options: Options, where: str) -> None:
         """Make no connection yet."""
         self.name, self.where = name, where
-        self.calls = 0
-        self.warnings: list[str] = []
+        self.calls = 0  # how many requests were sent
+        self.warnings: list[str] = []  # what the server has warned of in its answers to changes
         self.pod_template = options.pod_template
         self._options = options
         self._found: Access | None = None
@@ -93,6 +91,7 @@ class Cluster:
         self._mirrors: dict[str, Mirror] | None = None
         self._groups: dict[str, list[str]] | None = None
         self._kinds: dict[str, frozenset[str]] = {}
+        self._pauses: dict[str, float] = {}  # path → seconds until a watch that has failed is begun again
 
     @property
     def access(self) -> Access:
@@ -179,8 +178,20 @@ class Cluster:
         return self.send("GET", path, params)
 
     def create(self, path: str, manifest: Object, **params: Any) -> Object:
-        """Create an object, which may have no field that the server does not know."""
-        return self.send("POST", path, {**STRICT, **params}, manifest)
+        """Create an object, which may have no field that the server does not know.
+
+        One that an earlier try has made, whose answer was lost, is returned.
+        """
+        try:
+            return self.send("POST", path, {**STRICT, **params}, manifest)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            with contextlib.suppress(ApiError):
+                there = self.get(f"{path}/{manifest['metadata']['name']}")
+                if _is_of_this_try(there, manifest):
+                    return there
+            raise
 
     def patch(self, path: str, changes: Any, kind: str = MERGE_PATCH) -> Object:
         """Change an object; its changes may have no field that the server does not know."""
@@ -245,13 +256,13 @@ class Cluster:
 
     def error(self, code: int, status: Object, method: str, path: str) -> ApiError:
         """What to say of a refusal."""
-        from .refusals import explained
+        from .errors import explained
 
         line = explained(
             code, status, method, path, context=self.access.context, where=self.where,
             template=self.pod_template,
         )  # fmt: skip
-        return ApiError(line, code, str(status.get("reason", "")))
+        return (Gone if code == 404 else ApiError)(line, code, str(status.get("reason", "")))
 
     def _unreachable(self, error: Exception) -> Unreachable:
         access = self.access
@@ -348,22 +359,37 @@ class Cluster:
                     if answer.status_code == 410:
                         raise Expired
                     if answer.status_code in _RETRIED:
-                        time.sleep(max(_PAUSE, _seconds(answer.headers.get("Retry-After"))))
+                        self._rest(path, _seconds(answer.headers.get("Retry-After")))
                         return
                     self._read(answer, "GET", path)
                 for line in answer.iter_lines():
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        if event["object"].get("code") == 410:
-                            raise Expired
+                        self._end_watch(path, event["object"])
                         return
+                    self._pauses.pop(path, None)
                     yield event["type"], event["object"]
         except httpx2.TransportError as error:
             if not is_patient:
                 raise self._unreachable(error) from None
-            time.sleep(_PAUSE)  # it starts anew; who lists again finds out whether it does
+            self._rest(path)  # it starts anew; who lists again finds out whether it does
         except ValueError:
             return  # the last line was cut off
+
+    def _end_watch(self, path: str, status: Object) -> None:
+        """Do what the `Status` asks for with which a server ends a watch: wait for what passes, and raise the rest."""
+        code = int(status.get("code") or 500)
+        if code == 410:
+            raise Expired
+        if code not in _RETRIED:
+            raise self.error(code, status, "GET", path)
+        self._rest(path, float((status.get("details") or {}).get("retryAfterSeconds") or 0))
+
+    def _rest(self, path: str, least: float = 0.0) -> None:
+        """Pause before a watch is begun again, longer each time until it tells something."""
+        pause = self._pauses.get(path, _PAUSE)
+        self._pauses[path] = min(2 * pause, _MOST_PAUSE)
+        time.sleep(max(pause, least))
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
@@ -412,6 +438,15 @@ def warnings(headers: Iterable[str]) -> list[str]:
     """The texts of Warning headers: `299 - "text"`, one or several in each."""
     found = [text for header in headers for text in _WARNING.findall(header)]
     return [" ".join(re.sub(r"\\(.)", r"\1", text).split()) for text in found]
+
+
+def _is_of_this_try(there: Object, manifest: Object) -> bool:
+    """Whether an object was made from this manifest: its annotations or its owners have identifiers of the submit."""
+    made, asked = there["metadata"], manifest["metadata"]
+    annotations = asked.get("annotations") or {}
+    owners = {it["uid"] for it in asked.get("ownerReferences") or ()}
+    has_owners = owners <= {it["uid"] for it in made.get("ownerReferences") or ()}
+    return bool(annotations or owners) and has_owners and annotations.items() <= (made.get("annotations") or {}).items()
 
 
 def _may_pass(error: Exception) -> bool:

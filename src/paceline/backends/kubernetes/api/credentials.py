@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+from paceline.backends.base import Shell
 from paceline.job.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.options import Options
     from paceline.backends.limits import Limits
 
+
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod
@@ -33,33 +35,21 @@ _INSTALL = "the Kubernetes backend needs httpx2; pip install 'httpx2[ws]'"
 
 
 class Access(NamedTuple):
-    """How to reach a cluster.
+    """How to reach a cluster."""
 
-    Attributes:
-        http: a client for its API server.
-        context: the name of the context, for messages.
-        namespace: where jobs go.
-        server: the address of the API server.
-    """
-
-    http: httpx2.Client
-    context: str
-    namespace: str
-    server: str
+    http: httpx2.Client  # a client for its API server
+    context: str  # the name of the context, for messages
+    namespace: str  # where jobs go
+    server: str  # the address of the API server
 
 
 class Config(NamedTuple):
-    """A context of the kubeconfig.
-
-    Attributes:
-        cluster: as it is written, with absolute paths.
-        user: the same.
-    """
+    """A context of the kubeconfig."""
 
     context: str
     namespace: str
-    cluster: Mapping[str, Any]
-    user: Mapping[str, Any]
+    cluster: Mapping[str, Any]  # as it is written, with absolute paths
+    user: Mapping[str, Any]  # the same
 
     @property
     def server(self) -> str:
@@ -349,3 +339,16 @@ def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AssertionError):
         raise UserError(f"{name}, which the kubeconfig names, printed no ExecCredential") from None
     return status
+
+
+# -- kubectl, for what needs a terminal or a port of this machine ------------------------------------------------------
+
+
+def kubectl(verb: str, options: Options, namespace: str, *words: str) -> Shell:
+    """A command line of kubectl, with the cluster and the user of a target."""
+    program = shutil.which("kubectl")
+    if program is None:
+        raise UserError(f"paceline {verb} needs kubectl on Kubernetes, which is not on PATH; install it")
+    env = {**os.environ, **({"KUBECONFIG": options.kubeconfig} if options.kubeconfig else {})}
+    context = ("--context", options.context) if options.context else ()
+    return Shell((program, *context, "--namespace", namespace, *words), env, os.getcwd())

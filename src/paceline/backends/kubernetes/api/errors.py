@@ -1,8 +1,13 @@
-"""Why a request to an API server has failed."""
+"""Why a request to an API server has failed, in words."""
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from paceline.job.errors import UserError
+
+from .schema import fields_of
 
 
 class ApiError(UserError):
@@ -18,9 +23,59 @@ class ApiError(UserError):
         self.code, self.reason = code, reason
 
 
+class Gone(ApiError):
+    """There is no such object, or kind of object."""
+
+
 class Unreachable(UserError):
     """The API server does not answer."""
 
 
 class Expired(Exception):
     """The version that a watch begins at is gone: list again."""
+
+
+# -- what an API server's refusals mean, and what to do ----------------------------------------------------------------
+
+
+_FIELD = re.compile(r'unknown field "([^"]+)"')
+_OF_GROUP = re.compile(r"/apis/([^/]+)/[^/]+/namespaces/[^/]+/([^/]+).*")
+_VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
+
+def explained(
+    code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str, template: Any
+) -> str:
+    """A refusal in one line."""
+    message = " ".join(str(status.get("message") or f"HTTP {code}").split())
+    if code == 401:
+        return f"the cluster of context {context} does not accept your credentials ({message}); log in there again"
+    if code == 403 and "exceeded quota" in message:
+        return f"{message}; ask for less, delete other jobs, or have the quota of the namespace raised"
+    if code == 403 and status.get("reason") == "Forbidden":
+        check = f"paceline check{where}"
+        return f"{message}; {check} shows the Role that allows it"
+    if code == 404 and (status.get("details") or {}).get("kind") == "namespaces":
+        return f"{message}; create it (kubectl create namespace NAME), or choose another with --namespace"
+    if code == 404 and not status.get("reason"):
+        return f"the cluster has no {path.rpartition('/')[2]} at {path}; is what serves it installed there?"
+    if code == 400 and "unknown field" in message:
+        found = _OF_GROUP.match(path)
+        kind = f"{found[2]}.{found[1]}" if found else "API server"
+        advice = f"the cluster's {kind} is older than what asks for this: leave that out, or have it updated"
+        if any(field.rpartition(".")[2] in fields_of(template) for field in _FIELD.findall(message)):
+            advice = "correct --pod-template"
+        return f"the API server refuses the manifest: {message}; {advice}"
+    if code == 413:
+        return f"the API server takes no object of that size: {message}"
+    if code in (400, 422):
+        return f"the API server refuses it: {message}{_fields(status)}"
+    return message if status.get("message") else f"the API server answers {_VERBS.get(method, method)} with {message}"
+
+
+def _fields(status: dict[str, Any]) -> str:
+    """The fields at fault, unless the message names them."""
+    causes = (status.get("details") or {}).get("causes") or ()
+    message = status.get("message") or ""
+    fields = [cause["field"] for cause in causes if cause.get("field") and cause["field"] not in message]
+    return f" (in {', '.join(dict.fromkeys(fields))})" if fields else ""

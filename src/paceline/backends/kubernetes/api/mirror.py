@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
 from .errors import ApiError, Expired, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    Object = dict[str, Any]
+    from .client import Cluster, Object
 
 _PAUSE = 1.0  # seconds until an API server that does not answer is asked again
 _REFUSED = (401, 403)
 
 
-class Server(Protocol):
-    """What a mirror asks; see `client.Cluster`."""
-
-    def pages(self, path: str, **params: Any) -> Iterator[Object]:
-        """The pages of a list."""
-
-    def watch(self, path: str, version: str, *, is_patient: bool, **params: Any) -> Iterator[tuple[str, Object]]:
-        """What changes after a version."""
-
-
 class Mirror:
-    """Objects of one path, as the server has them; while it does not answer, as it had them last.
+    """Objects of one path, as the server has them; while it does not answer, as it had them last."""
 
-    Attributes:
-        is_refused: whether this user may list the objects, and not watch them.
-        problem: why nothing new is known; None if all is well.
-    """
-
-    def __init__(self, cluster: Server, path: str, params: Mapping[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, path: str, params: Mapping[str, Any]) -> None:
         """List the objects, and begin to watch them."""
-        self.is_refused = False
-        self.problem: str | None = None
+        self.is_refused = False  # whether this user may list the objects, and not watch them
+        self.problem: str | None = None  # why nothing new is known; None if all is well
         self._cluster, self._path, self._params = cluster, path, dict(params)
         self._lock = threading.Lock()
         self._items: dict[str, Object] = {}

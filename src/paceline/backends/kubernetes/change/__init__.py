@@ -1,1 +1,1 @@
-"""What is done to a job that is there: stop, scale, forward a port, show its curves."""
+"""What is done to a job that is there: stop, scale, forward a port."""

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from paceline.backends.kubernetes.api.kubectl import kubectl
+from paceline.backends.kubernetes.api.credentials import kubectl
 from paceline.backends.kubernetes.api.rights import missing
 from paceline.backends.kubernetes.look.pods import seen
 from paceline.job.errors import UserError
@@ -28,34 +28,23 @@ _PAUSE = 0.5
 
 
 class Forward:
-    """Leads connections to a port in a pod, until it is closed.
+    """Leads connections to a port in a pod, until it is closed."""
 
-    Attributes:
-        url: the address here.
-    """
-
-    def __init__(
-        self, cluster: Cluster, options: Options, pod: str, url: str, *, warn: Callable[[str], None],
-        end: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    def __init__(self, cluster: Cluster, options: Options, pod: str, url: str, *, warn: Callable[[str], None]) -> None:
         """Take a port here: that of the pod, if it is free."""
-        self._cluster, self._pod, self._warn, self._end = cluster, pod, warn, end
-        try:
-            lacking = missing(cluster, "", "pods/portforward", ("create", "get"))
-            if lacking:
-                raise UserError(
-                    f"you may not reach ports of pods: a Role in namespace {cluster.namespace} has to grant apiGroups: "
-                    f"[''], resources: [pods/portforward], verbs: [{', '.join(lacking)}]"
-                )
-            there = urlsplit(url)
-            here = _free(there.port or 80)
-            words = ("port-forward", "--address", _HOST, f"pod/{pod}", f"{here}:{there.port}")
-            self._command = kubectl("tensorboard", options, cluster.namespace, *words)
-            self.url = f"http://{_HOST}:{here}{there.path}"
-            self._process = self._started()
-        except BaseException:
-            end()
-            raise
+        self._cluster, self._pod = cluster, pod
+        self._warn = warn  # gets a line about each connection that could not be made
+        if lacking := missing(cluster, "", "pods/portforward", ("create", "get")):
+            raise UserError(
+                f"you may not reach ports of pods: a Role in namespace {cluster.namespace} has to grant apiGroups: "
+                f"[''], resources: [pods/portforward], verbs: [{', '.join(lacking)}]"
+            )
+        there = urlsplit(url)
+        here = _free(there.port or 80)
+        words = ("port-forward", "--address", _HOST, f"pod/{pod}", f"{here}:{there.port}")
+        self._command = kubectl("tensorboard", options, cluster.namespace, *words)
+        self.url = f"http://{_HOST}:{here}{there.path}"  # the address here
+        self._process = self._started()
 
     def __enter__(self) -> Forward:
         """Nothing more."""
@@ -67,7 +56,6 @@ class Forward:
         """Close it."""
         self._process.terminate()
         self._process.wait()
-        self._end()
 
     def serve(self) -> None:
         """Lead connections there, until the pod ends."""

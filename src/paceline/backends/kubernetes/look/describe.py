@@ -36,16 +36,21 @@ _TIMED_OUT = 124  # of a job that reached its time limit
 _CLIENT_GONE = "paceline run, which it belongs to, was killed, or did not reach the cluster for 3 minutes"
 
 
-def described(job: Found, target: str, namespace: str, reports: Mapping[int, Report] | None = None) -> Job:
-    """A job as the verbs show it."""
+def described(job: Found, target: str, reports: Mapping[int, Report] | None = None) -> Job:
+    """A job as the verbs show it, with what the agents in the pods of some node ranks report."""
     reports = reports or {}
     parts = _parts(job, reports)
     record = fold(_facts(job, target, reports.values()), parts, _scheduler(job, parts))
     found = Job.from_record({**record, **_of_cluster(job, record)})  # type: ignore[typeddict-item]
     return replace(
-        found, external_id=f"{namespace}/{job.name}", logs=kept.shown(kept.of(job.annotations)), kind=job.kind.title,
-        allocated=_allocated(job),
+        found, external_id=f"{job.object['metadata']['namespace']}/{job.name}", kind=job.kind.title,
+        logs=kept.shown(kept.of(job.annotations)), allocated=_allocated(job),
     )  # fmt: skip
+
+
+def is_over(job: Found) -> bool:
+    """Whether a job has ended, as the verbs show it."""
+    return described(job, "").is_over
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What happened to a job: what its nodes report in their logs, and what the cluster warns of."""
+"""What happened to a job: what its nodes report in their logs and the cluster warns of; what it has used and logged."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.base import History
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.api.times import moment
 from paceline.node.host.pod_format import HISTORY
 
 from . import logs
-from .describe import described
-from .reasons import time_of
+from .inside import asked
+from .pods import time_of
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.contract.records import NodeHistory
     from paceline.job.errors import UserError
 
     from .jobs import Found
+
 
 _TAKEN = ("Preempted", "TaintManagerEviction")  # why a pod was taken away; of the type Normal
 _OF_LOGS = ("ranks", "logs")  # which files of an attempt are whose
@@ -33,7 +36,7 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     reported: set[tuple[str, Any, Any]] = set()
     silent: dict[str, UserError] = {}
-    for entry in logs.events(cluster, job, silent, is_over=described(job, "", "").is_over):
+    for entry in logs.events(cluster, job, silent):
         event = {
             "time": entry.time,
             **{key: value for key, value in (entry.event or {}).items() if key not in _OF_LOGS},
@@ -75,3 +78,21 @@ def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
             event, host = item.get("reason", "Warning"), target.get("name")
             found.append({"time": time_of(item), "event": event, "host": host, "message": message})
     return found
+
+
+# -- what it has used and logged ---------------------------------------------------------------------------------------
+
+
+def history(cluster: Cluster, job: Found, since: float) -> History:
+    """The history of a job."""
+    if job.is_plain:
+        return History([], ("the job is a plain one: nothing of paceline is in its pods, so nothing is recorded",))
+    answers = asked(cluster, job.running, {"do": "history", "name": job.name, "since": since}, job.python)
+    nodes: list[NodeHistory] = [node for answer in answers.values() for node in answer["nodes"]]
+    warnings: dict[str, UserError] = {}
+    if len(answers) < len(job.pods):
+        entries = logs.events(cluster, job, warnings)
+        ended = (entry.event["node"] for entry in entries if entry.event and entry.event["event"] == HISTORY)
+        nodes += (node for node in ended if not node["telemetry"] or node["telemetry"][-1]["time"] > since)
+    nodes.sort(key=lambda node: node["node_rank"])
+    return History(nodes, tuple(map(str, warnings.values())))

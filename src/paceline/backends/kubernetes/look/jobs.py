@@ -18,8 +18,7 @@ from paceline.job.errors import UserError
 from paceline.job.job import Job
 
 from .machines import amount
-from .pods import Pod, seen
-from .reasons import time_of
+from .pods import Pod, seen, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -37,15 +36,13 @@ class Found:
 
     Attributes:
         object: the Job, or an object of another kind.
-        pods: its pods, by node rank; of several of a rank the newest comes last.
-        why: what keeps it from having all its pods; None if nothing does.
     """
 
     def __init__(self, found: Object, kind: Kind) -> None:
         self.object = {"apiVersion": kind.api_version, "kind": kind.title, **found}
         self.kind = kind
-        self.pods: list[Pod] = []
-        self.why: str | None = None
+        self.pods: list[Pod] = []  # its pods, by node rank; of several of a rank the newest comes last
+        self.why: str | None = None  # what keeps it from having all its pods; None if nothing does
 
     @property
     def name(self) -> str:
@@ -122,6 +119,11 @@ class Found:
     def newest(self) -> dict[int, Pod]:
         """Node rank → the last pod of it."""
         return {pod.index: pod for pod in self.pods}
+
+    @property
+    def running(self) -> list[Pod]:
+        """Pods that run, and have an agent that can be asked."""
+        return [] if self.is_plain else [pod for pod in self.pods if pod.runs and not pod.is_leaving]
 
 
 def find(cluster: Cluster, names: Sequence[str] | None) -> dict[str, Found]:

@@ -18,7 +18,7 @@ from .inside import chunks
 from .pods import seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from paceline.backends.kubernetes.api.client import Cluster, Object
     from paceline.backends.kubernetes.manifests.kept import Kept as Place
@@ -63,11 +63,10 @@ class Kept(NamedTuple):
     """What the copies have.
 
     Attributes:
-        last: attempt.
         lines: the node ranks and the lines, each behind its time and without its end. Those of a node are in order.
     """
 
-    last: int
+    last: int  # attempt
     lines: Iterator[tuple[int, bytes]]
 
 
@@ -88,17 +87,12 @@ def read(cluster: Cluster, job: Found, it: Place, *, only_events: bool = False) 
 
 def _lines(cluster: Cluster, job: Found, it: Place, what: str) -> Iterator[bytes]:
     """The lines that the program prints."""
-    running = [
-        pod for pod in job.newest().values() if pod.phase == "Running" and not pod.is_over and not pod.is_leaving
-    ]
-    if running:
-        yield from _read(cluster, running[0], job.python, it.folder, what)
+    if job.running:
+        yield from _read(cluster, job.running[0], job.python, it.folder, what)
         return
     path = cluster.path("v1", "pods")
     try:
-        sleep = [job.python, "-c", f"import time; time.sleep({_LIFE})"]
-        asked = {"cpu": "500m", "memory": "256Mi"}
-        made = cluster.create(path, pod_with_volume(job, it.claim, it.mount, sleep, resources=asked, seconds=_LIFE))
+        made = cluster.create(path, _reader(job, it))
     except ApiError as error:
         if error.code != 403:
             raise
@@ -106,7 +100,7 @@ def _lines(cluster: Cluster, job: Found, it: Place, what: str) -> Iterator[bytes
         raise UserError(f"the logs of job {job.name} are in {where}; reading them takes a pod: {error}") from None
     name = made["metadata"]["name"]
     try:
-        yield from _read(cluster, when_running(cluster, name), job.python, it.folder, what)
+        yield from _read(cluster, _when_running(cluster, name), job.python, it.folder, what)
     finally:
         cluster.delete(f"{path}/{name}", gracePeriodSeconds=0)
 
@@ -118,12 +112,12 @@ def _read(cluster: Cluster, pod: Pod, python: str, folder: str, what: str) -> It
         yield from whole
 
 
-def when_running(cluster: Cluster, name: str) -> Pod:
+def _when_running(cluster: Cluster, name: str) -> Pod:
     """A pod that was made, once it runs."""
     until = time.monotonic() + _START_SECONDS
     while True:
         pod = seen(cluster.get(cluster.path("v1", "pods", name)))
-        if pod.phase == "Running" and not pod.is_over:
+        if pod.runs:
             return pod
         if pod.is_over or time.monotonic() > until:
             why = pod.error or pod.waiting or f"it does not run after {_START_SECONDS:g} seconds"
@@ -131,14 +125,14 @@ def when_running(cluster: Cluster, name: str) -> Pod:
         time.sleep(_PAUSE)
 
 
-def pod_with_volume(
-    job: Found, claim: str, mount: str, command: Sequence[str], *, resources: Object, seconds: int
-) -> Object:
+def _reader(job: Found, it: Place) -> Object:
     """A pod with a volume of a job, on the nodes that the job's pods may run on; the Job owns it."""
     template, main = _template(job.object["spec"]), job.kind.main_container(job.object)
+    resources = {"cpu": "500m", "memory": "256Mi"}
     container: Object = {
         "name": _READER, "image": main["image"], "resources": {"limits": resources, "requests": resources},
-        "command": [literal(word) for word in command], "volumeMounts": [{"name": "volume", "mountPath": mount}],
+        "command": [literal(job.python), "-c", f"import time; time.sleep({_LIFE})"],
+        "volumeMounts": [{"name": "volume", "mountPath": it.mount}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }  # fmt: skip
     same = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext", "priorityClassName", "schedulerName")
@@ -146,9 +140,9 @@ def pod_with_volume(
         if key in main:
             container[key] = main[key]
     spec: Object = {
-        "restartPolicy": "Never", "activeDeadlineSeconds": seconds, "terminationGracePeriodSeconds": 0,
+        "restartPolicy": "Never", "activeDeadlineSeconds": _LIFE, "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False, "enableServiceLinks": False, "containers": [container],
-        "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],
+        "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": it.claim}}],
         **{key: template[key] for key in same if key in template},
     }  # fmt: skip
     meta = job.object["metadata"]

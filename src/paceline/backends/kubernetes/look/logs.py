@@ -16,6 +16,7 @@ from paceline.backends.kubernetes.manifests import kept
 from paceline.node.logs.readers import Readers
 
 from . import kept_reader
+from .describe import is_over
 from .inside import asked
 from .pod_log import Entry, Lost, Parser, PodLog
 
@@ -52,20 +53,15 @@ def pods_of(job: Found, ranks: Iterable[int] | None = None) -> list[Pod]:
 
 
 class Follower(Generic[Item]):
-    """Reads the logs of all pods of a job at once, also of those that come later, until the job has ended.
-
-    Attributes:
-        readers: of the pods, by their names.
-        job_is_over: is set when the job has ended.
-    """
+    """Reads the logs of all pods of a job at once, also of those that come later, until the job has ended."""
 
     def __init__(
         self, cluster: Cluster, name: str, make: Callable[[Pod], Iterable[Item]], ranks: Iterable[int] | None = None
     ) -> None:
         """Begin."""
         self._cluster, self._name, self._make, self._ranks = cluster, name, make, ranks
-        self.readers: Readers[str, Item] = Readers()
-        self.job_is_over = threading.Event()
+        self.readers: Readers[str, Item] = Readers()  # of the pods, by their names
+        self.job_is_over = threading.Event()  # is set when the job has ended
 
     def start(self) -> Readers[str, Item]:
         """Read from now on."""
@@ -74,7 +70,6 @@ class Follower(Generic[Item]):
 
     def _watch(self) -> Iterator[Item]:
         """Start a reader for each pod that comes, until the job has ended."""
-        from .describe import described
         from .jobs import find
 
         names: set[str] = set()
@@ -84,7 +79,7 @@ class Follower(Generic[Item]):
                 if pod.name not in names and (pod.has_log or pod.is_over):
                     names.add(pod.name)
                     self.readers.add(pod.name, self._make(pod))
-            if job is None or described(job, "", "").is_over:
+            if job is None or is_over(job):
                 break
             wanted = _indexes(job, self._ranks)
             has_all = len(names) >= (job.nodes if wanted is None else len(wanted))
@@ -196,11 +191,11 @@ def _lines_of(entry: Entry) -> LogLines:
     return LogLines(entry.time, entry.attempt, max(entry.rank, 0), stream, entry.text)
 
 
-def lines(cluster: Cluster, job: Found, query: LogQuery, *, is_over: bool) -> Iterator[LogLines]:
+def lines(cluster: Cluster, job: Found, query: LogQuery) -> Iterator[LogLines]:
     """The lines of a job that a query asks for: from the copies on its volume, if pods are gone."""
-    query = replace(query, follow=query.follow and not is_over)
+    query = replace(query, follow=query.follow and not is_over(job))
     where = kept.of(job.annotations)
-    if where is not None and not query.follow and kept_reader.is_needed(job, is_over=is_over):
+    if where is not None and not query.follow and kept_reader.is_needed(job, is_over=is_over(job)):
         return _kept(kept_reader.read(cluster, job, where), query)
     attempts, over = _Attempts(), threading.Event()
     starts_again = bool(job.spec.get("max_restarts")) or job.least < job.nodes
@@ -241,17 +236,16 @@ def _kept(found: kept_reader.Kept, query: LogQuery) -> Iterator[LogLines]:
     yield from map(_lines_of, sorted(itertools.chain(*ends.values()), key=lambda entry: entry.time))
 
 
-def events(cluster: Cluster, job: Found, silent: dict[str, UserError], *, is_over: bool) -> list[Entry]:
+def events(cluster: Cluster, job: Found, silent: dict[str, UserError]) -> list[Entry]:
     """The events that the agents of a job have recorded, those of a node in their order.
 
-    Agents that run are asked. Those of others are in their logs, or in the copies of the logs.
+    Agents that run are asked. Those of others are in their logs, or in the copies of the logs. `silent` gets the nodes
+    that do not answer, and the pods whose logs lack their beginning, each with why.
     """
     where = kept.of(job.annotations)
-    if where is not None and kept_reader.is_needed(job, is_over=is_over):
+    if where is not None and kept_reader.is_needed(job, is_over=is_over(job)):
         return _kept_events(cluster, job, where)
-    running = (
-        [] if job.is_plain else [it for it in job.pods if it.phase == "Running" and not (it.is_over or it.is_leaving)]
-    )
+    running = job.running
     answers = asked(cluster, running, {"do": "events", "name": job.name}, job.python)
     found: list[Entry] = []
     for pod in job.pods:

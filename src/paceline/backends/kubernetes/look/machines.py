@@ -24,23 +24,15 @@ _ROLE = "node-role.kubernetes.io/"  # a label's name begins so
 
 @dataclass
 class Machine:
-    """A node of the cluster, and what pods have been given of it.
-
-    Attributes:
-        state: ready, or why it takes no pods.
-        allocatable: resource → how much pods may have.
-        requested: resource → how much they have.
-        gpus: name of a job, or of another pod → how many GPUs it has.
-        address: within the cluster.
-    """
+    """A node of the cluster, and what pods have been given of it."""
 
     name: str
-    state: str
-    allocatable: Mapping[str, str]
+    state: str  # ready, or why it takes no pods
+    allocatable: Mapping[str, str]  # resource → how much pods may have
     labels: Mapping[str, str]
-    requested: dict[str, float] = field(default_factory=dict)
-    gpus: dict[str, int] = field(default_factory=dict)
-    address: str = ""
+    requested: dict[str, float] = field(default_factory=dict)  # resource → how much they have
+    gpus: dict[str, int] = field(default_factory=dict)  # name of a job, or of another pod → how many GPUs it has
+    address: str = ""  # within the cluster
 
     @property
     def allocated_gpus(self) -> int:

@@ -9,7 +9,7 @@ import threading
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.backends.kubernetes.api.errors import ApiError, Unreachable
+from paceline.backends.kubernetes.api.errors import ApiError, Gone, Unreachable
 from paceline.backends.kubernetes.api.times import moment
 from paceline.job.errors import UserError
 from paceline.node.host.pod_format import MARK
@@ -255,9 +255,9 @@ class PodLog:
         """The pod; None if it is gone."""
         try:
             return seen(self._cluster.get(self._cluster.path("v1", "pods", self._pod.name)))
-        except ApiError as error:
-            return None if error.code == 404 else self._pod
-        except Unreachable:
+        except Gone:
+            return None
+        except (ApiError, Unreachable):
             return self._pod
 
 

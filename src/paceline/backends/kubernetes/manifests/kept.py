@@ -22,16 +22,11 @@ FOLDER = "paceline-logs"  # on the volume that has the checkpoints
 
 
 class Kept(NamedTuple):
-    """Where the logs of a job are kept.
-
-    Attributes:
-        mount: where the job's pods have it.
-        folder: of the job's logs, in the pods.
-    """
+    """Where the logs of a job are kept."""
 
     claim: str
-    mount: str
-    folder: str
+    mount: str  # where the job's pods have it
+    folder: str  # of the job's logs, in the pods
 
 
 def kept(spec: JobSpec, name: str, job_id: str) -> Kept | None:

@@ -22,7 +22,6 @@ from paceline.node.host.pod_format import FIRST_POD
 from . import cloning, replacing
 from .bootstrap import START
 from .gang import mark, pod_groups
-from .git_script import GIT
 from .manifest import literal, merged, quantity
 from .names import (
     FIRST_NODE,
@@ -86,8 +85,8 @@ def metadata(order: Order) -> Manifest:
 
 
 def dependents(order: Order) -> list[Manifest]:
-    """What the job's object owns, without the references to it."""
-    found = [*order.kind.services(order), *config_maps(order), *pod_groups(order, meta(order))]
+    """What the object of a job owns, besides the Services of its kind; without the references to it."""
+    found = [*config_maps(order), *pod_groups(order, meta(order))]
     if order.secrets:
         found.append(_secret(order))
     if order.clone is not None:
@@ -136,7 +135,7 @@ def config_maps(order: Order) -> list[Manifest]:
         return []
     texts = {"start.py": START.lstrip(), "part.json": json.dumps(request(order))}
     if order.clone is not None:
-        texts["git.sh"] = GIT.lstrip()
+        texts["git.sh"] = cloning.GIT.lstrip()
     bins = split({"archive": order.archive, "code": order.code or b""}, sum(len(it.encode()) for it in texts.values()))
     found = []
     for number, files in enumerate(bins):

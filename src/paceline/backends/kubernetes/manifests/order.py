@@ -1,9 +1,9 @@
-"""A job to be made in a cluster, and what a kind of object makes of its pods. Pure, like `objects`."""
+"""A job to be made in a cluster. Pure, like `objects`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
@@ -17,48 +17,9 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .cloning import Clone
+    from .kinds.base import Kind
 
     Manifest = dict[str, Any]
-
-
-class Shape(Protocol):
-    """What a kind of object makes of the pods; see `kinds.base.Kind`."""
-
-    @property
-    def container(self) -> str:
-        """The name of the container."""
-
-    @property
-    def index_variable(self) -> str:
-        """The variable of a pod that has its number."""
-
-    @property
-    def sets_variables(self) -> bool:
-        """Whether its controller gives a plain job the variables by which ranks meet."""
-
-    @property
-    def replaces(self) -> bool:
-        """Whether its controller makes another pod for one that is lost."""
-
-    @property
-    def margin(self) -> int:
-        """Letters that its objects have in their names besides the job's name and a number."""
-
-    @property
-    def makes_groups(self) -> bool:
-        """Whether its controller makes the PodGroup of a gang."""
-
-    def address(self, name: str, number: int) -> str:
-        """The host name at which other pods find the pod of a node."""
-
-    def host(self, name: str, number: int) -> str:
-        """What the pod of a node is called."""
-
-    def services(self, order: Order) -> list[Manifest]:
-        """The Services that the pods need and nobody else makes."""
-
-    def check(self, order: Order) -> None:
-        """Refuse what this kind cannot do."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +32,7 @@ class Role:
             variable.
     """
 
-    first: int = 0
+    first: int = 0  # the node rank of the first one
     index: str | None = None
 
 
@@ -80,30 +41,20 @@ ALL = Role()  # of a job whose pods have one template
 
 @dataclass(frozen=True)
 class Order:
-    """A job to be made.
-
-    Attributes:
-        job_id: identifier that its nodes share.
-        archive: of paceline, in gzip; b"" for a job without an agent.
-        code: of the job, packed (tar.gz); None if it has none of its own.
-        clone: the code, if the pods fetch it by git; then `code` is None.
-        secrets: variables that are never shown.
-        kind: the kind of object that it becomes.
-        minor: version of the server: 24 is 1.24.
-    """
+    """A job to be made."""
 
     name: str
     spec: JobSpec
     options: Options
     namespace: str
-    job_id: str
-    archive: bytes = b""
-    code: bytes | None = None
-    clone: Clone | None = None
+    job_id: str  # identifier that its nodes share
+    archive: bytes = b""  # of paceline, in gzip; b"" for a job without an agent
+    code: bytes | None = None  # of the job, packed (tar.gz); None if it has none of its own
+    clone: Clone | None = None  # the code, if the pods fetch it by git; then `code` is None
     record: Mapping[str, Any] | None = None
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    kind: Shape = field(kw_only=True)
-    minor: int = 24
+    secrets: Mapping[str, str] = field(default_factory=dict)  # variables that are never shown
+    kind: Kind = field(kw_only=True)  # the kind of object that it becomes
+    minor: int = 24  # version of the server: 24 is 1.24
 
     @property
     def image(self) -> str:
@@ -126,7 +77,6 @@ class Order:
                 check_image(flag, image)
         users_labels(self.spec.labels)
         self.kept_logs()
-        self.kind.check(self)
 
     def kept_logs(self) -> kept.Kept | None:
         """Where copies of the logs are kept; None for nowhere."""

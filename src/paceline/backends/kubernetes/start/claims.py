@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.errors import ApiError, Gone
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ def check(cluster: Cluster, spec: JobSpec) -> None:
         see = f"see paceline data list{cluster.where}"
         try:
             claim = cluster.get(cluster.path("v1", "persistentvolumeclaims", name))
+        except Gone:
+            raise UserError(
+                f"--data {name}: no PersistentVolumeClaim of that name in namespace {cluster.namespace}; {see}"
+            ) from None
         except ApiError as error:
-            if error.code == 404:
-                raise UserError(
-                    f"--data {name}: no PersistentVolumeClaim of that name in namespace {cluster.namespace}; {see}"
-                ) from None
             if error.code != 403:
                 raise
             return

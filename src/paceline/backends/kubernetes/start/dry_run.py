@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.rights import missing
-from paceline.backends.kubernetes.manifests import objects
-from paceline.backends.kubernetes.manifests.kinds.base import kind_of
 from paceline.backends.kubernetes.manifests.manifest import HIDDEN, PLURALS, text
 from paceline.backends.kubernetes.manifests.names import INSTANCE
 from paceline.job.errors import UserError
@@ -27,8 +25,8 @@ _MOST_NOTED = 260_000  # bytes: all annotations of an object have 256 KiB, and k
 
 def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
     """The manifests of a job with its code, in YAML, below the server's warnings about it."""
-    kind = kind_of(order)
-    made = [kind.manifest(order), *objects.dependents(order)]
+    kind = order.kind
+    made = [kind.manifest(order), *kind.dependents(order)]
     _check_allowed(cluster, order, [_resource(kind, manifest) for manifest in made])
     shown = text(made)
     lines = [*warnings, *comments(order, kind, made, hides=HIDDEN in shown)]

@@ -12,6 +12,7 @@ from paceline.backends.foreground import Event, Output, Update
 from paceline.backends.kubernetes.look.logs import Follower
 from paceline.backends.kubernetes.look.pod_log import Entry, PodLog
 from paceline.job.errors import UserError
+from paceline.job.text import counted
 from paceline.node.logs.readers import Ended
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
     from paceline.job.job import Job
 
-    from .lease import Lease
+    from .holding import Lease
 
 _PATIENCE = 2.0  # seconds; the pod of a node that was lost never reports a restart
 
@@ -43,7 +44,7 @@ class KubeRun:
         """Take over a job that has been started."""
         self.name, self.max_restarts = job.name, job.max_restarts
         self.first_line = (
-            f"{job.ranks} rank{'' if job.ranks == 1 else 's'} in {job.nodes} pod{'' if job.nodes == 1 else 's'}; "
+            f"{counted(job.ranks, 'rank')} in {counted(job.nodes, 'pod')}; "
             f"see it with: paceline get{cluster.where} {job.name}"
         )
         self._look, self._stop, self._pass_on, self._lease = look, stop, pass_on, lease

@@ -1,15 +1,19 @@
-"""What owns a job's object while all else is made: a Job without pods, which the cluster removes soon.
+"""What ends a job whose client is gone.
 
-So nothing is left of a job whose client was killed. A Job that no queue admits needs no other: it has no pods itself
-until it is confirmed. One with a queue is suspended, and its deadline does not count; it must not have been started
-either, because a queue may choose nodes only for a Job that never was.
+While all else is made, a Job without pods owns the job's object; the cluster removes it soon. A Job that no queue
+admits needs no other: it has no pods itself until it is confirmed. One with a queue is suspended, and its deadline does
+not count; it must not have been started either, because a queue may choose nodes only for a Job that never was.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
+import time
 from typing import TYPE_CHECKING
 
+from paceline.backends.kubernetes.api.errors import Gone
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.names import JOB_ID, LONGEST
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster, Object
     from paceline.backends.kubernetes.manifests.kinds.base import Kind
     from paceline.backends.kubernetes.manifests.order import Order
+
 
 DEADLINE = 180  # seconds within which everything of a job is made
 LEFTOVER = 60  # seconds for which the rest of an interrupted submit is kept
@@ -56,3 +61,69 @@ def let_go(cluster: Cluster, kind: Kind, name: str, holder: str, changes: Object
     with contextlib.suppress(UserError):  # otherwise the cluster removes it soon
         cluster.delete(BatchJob().path(cluster, holder))
     return made
+
+
+# -- a Job that ends unless its client moves its deadline on -----------------------------------------------------------
+
+
+LEASE_SECONDS = 180  # for which a Job lives without its client
+_EVERY = 30.0  # seconds between two moves
+_SOON = 5.0  # seconds until the next try
+
+
+class Lease:
+    """While it is held, the deadline of a Job is moved on.
+
+    Pods have no permission in the cluster, and cannot see the client. But each Job may have a deadline, and the cluster
+    itself ends the Job there. So if the client is killed, or has no connection for that long, the job ends.
+    """
+
+    def __init__(self, cluster: Cluster, job: Object, most: int | None = None) -> None:
+        """Nothing is moved yet."""
+        self._cluster, self._most = cluster, most
+        self._path = cluster.path("batch/v1", "jobs", job["metadata"]["name"])
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._move, daemon=True)
+        self._started = (job.get("status") or {}).get("startTime")
+        self._base, self._since = job["spec"].get("activeDeadlineSeconds") or LEASE_SECONDS, time.monotonic()
+        self._moved = self._since
+
+    @property
+    def ends(self) -> float:
+        """When the job ends unless the deadline is moved on (monotonic)."""
+        return self._moved + LEASE_SECONDS
+
+    def hold(self) -> None:
+        """Begin, until `release`, or the end of the job or of this process."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Move it no more."""
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _note(self, job: Object) -> bool:
+        """Note whether the Job started anew: its deadline counts from there. Returns whether it still goes on."""
+        status = job.get("status") or {}
+        if status.get("startTime") != self._started:
+            self._started, self._base, self._since = status.get("startTime"), LEASE_SECONDS, time.monotonic()
+        ended = {it["type"] for it in status.get("conditions") or () if it["status"] == "True"}
+        return not ended & {"Complete", "Failed"}
+
+    def _move(self) -> None:
+        pause = _EVERY
+        while not self._is_over.wait(pause):
+            wanted = math.ceil(self._base + time.monotonic() - self._since)
+            if self._most is not None:
+                wanted = min(wanted, self._most)
+            began = time.monotonic()
+            try:
+                if not self._note(self._cluster.patch(self._path, {"spec": {"activeDeadlineSeconds": wanted}})):
+                    return
+            except Gone:
+                return
+            except UserError:
+                pause = _SOON
+            else:
+                pause, self._moved = _EVERY, began

@@ -24,19 +24,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline.backends.base import MOST_RANKS, Prepared
-from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.errors import ApiError, Gone
 from paceline.backends.kubernetes.look.jobs import find, taken
 from paceline.backends.kubernetes.manifests import cloning, kept, objects, replacing
 from paceline.backends.kubernetes.manifests import manifest as manifests
 from paceline.backends.kubernetes.manifests.gang import GROUPS
-from paceline.backends.kubernetes.manifests.kinds.base import kind_of
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.served import KINDS, chosen, discover
 from paceline.backends.kubernetes.manifests.manifest import PLURALS
-from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, JOB_ID, QUEUE, SELECTOR, check_name, valid_name
+from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, QUEUE, SELECTOR, check_name, valid_name
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.packing import archive
 from paceline.backends.submission import NameTaken, check_script, checked, names, packed
@@ -44,7 +43,7 @@ from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
 
-from . import claims, dry_run, holding, lease
+from . import claims, dry_run, holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,17 +63,11 @@ _CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 
 @dataclass(frozen=True)
 class KubePrepared(Prepared):
-    """A job for a cluster.
+    """A job for a cluster."""
 
-    Attributes:
-        order: the job, under a name that was free, without its code.
-        shown: returns the manifests, with the code.
-        warnings: what the server says of the job, which it takes all the same.
-    """
-
-    order: Order | None = None
-    shown: Callable[[], str] | None = None
-    warnings: tuple[str, ...] = ()
+    order: Order | None = None  # the job, under a name that was free, without its code
+    shown: Callable[[], str] | None = None  # returns the manifests, with the code
+    warnings: tuple[str, ...] = ()  # what the server says of the job, which it takes all the same
 
     def text(self) -> str:
         """The manifests, in YAML that `kubectl apply` takes."""
@@ -104,6 +97,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     )  # fmt: skip
     order = replace(order, spec=replacing.patient(order))
     order.check()
+    kind.check(order)
     if nodes > 1 and not options.plain:
         order = replace(order, secrets={**order.secrets, TOKEN: secrets.token_hex(16)})
     if name.endswith("-"):
@@ -214,7 +208,7 @@ def start(cluster: Cluster, prepared: KubePrepared, progress: ProgressReporter) 
     for name in names(spec) if spec.name.endswith("-") else (order.name,):
         progress(f"starting {name}", 0, None)
         try:
-            return make(cluster, replace(order, name=name)), kind_of(order)
+            return make(cluster, replace(order, name=name)), order.kind
         except NameTaken as error:
             refused = error
     raise refused
@@ -229,22 +223,31 @@ def _with_files(cluster: Cluster, order: Order, progress: ProgressReporter) -> O
         return replace(order, clone=clone, record=clone.record)
     if spec.resume_from is not None:
         return _with_code_of(cluster, order, spec.resume_from)
-    with tempfile.TemporaryFile() as file:
-        with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as compressed:
-            record = packed(spec, compressed, progress)
-        size = file.tell()
-        if size > objects.MOST_CODE:
-            raise UserError(
-                f"the code has {_mebibytes(size)} MiB when packed, and pods get up to {_mebibytes(objects.MOST_CODE)}; "
-                "name what the job does not need in .pacelineignore, have the pods fetch a repository with --sync-mode "
-                "git --sync-source URL, or put it into the image"
-            )
+    with tempfile.TemporaryFile() as file, gzip.GzipFile(fileobj=_Limited(file), mode="wb", mtime=0) as compressed:
+        record = packed(spec, compressed, progress)
+        compressed.close()
         file.seek(0)
         return replace(order, code=file.read(), record=record)
 
 
-def _mebibytes(size: int) -> str:
-    return f"{size / (1 << 20):.1f}"
+class _Limited:
+    """A file that takes as much code as pods get, so that packing ends as soon as there is more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._room = file, objects.MOST_CODE
+
+    def write(self, data: bytes) -> int:
+        self._room -= len(data)
+        if self._room < 0:
+            raise UserError(
+                f"the code has more than {objects.MOST_CODE / (1 << 20):.1f} MiB when packed, which is what pods get; "
+                "name what the job does not need in .pacelineignore, have the pods fetch a repository with --sync-mode "
+                "git --sync-source URL, or put it into the image"
+            )
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
@@ -282,12 +285,12 @@ def _job(cluster: Cluster, name: str) -> Found:
 
 def _provisional(order: Order) -> Object:
     """The job's object, which has no pods; a Job ends soon unless it is confirmed."""
-    manifest = kind_of(order).manifest(order)
+    manifest = order.kind.manifest(order)
     if holding.is_held(order):
         manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
-        if not kind_of(order).can_suspend(manifest):  # its pods wait for what is not there yet
+        if not order.kind.can_suspend(manifest):  # its pods wait for what is not there yet
             return manifest
-        return {**manifest, "spec": manifests.merged(manifest["spec"], kind_of(order).suspension(manifest, True))}
+        return {**manifest, "spec": manifests.merged(manifest["spec"], order.kind.suspension(manifest, True))}
     changes = {
         "parallelism": 0, "activeDeadlineSeconds": holding.DEADLINE, "ttlSecondsAfterFinished": holding.LEFTOVER,
     }  # fmt: skip
@@ -296,15 +299,8 @@ def _provisional(order: Order) -> Object:
 
 def _created(cluster: Cluster, kind: Kind, manifest: Object) -> Object:
     """The object made from a manifest."""
-    name, wanted = manifest["metadata"]["name"], manifest["metadata"]["annotations"][JOB_ID]
-    try:
-        with _taken():
-            made = cluster.create(kind.path(cluster), manifest)
-    except NameTaken:
-        made = cluster.get(kind.path(cluster, name))  # our own if the answer to the first try was lost
-        if (made["metadata"].get("annotations") or {}).get(JOB_ID) != wanted:
-            raise
-    return {"apiVersion": kind.api_version, "kind": kind.title, **made}
+    with _taken():
+        return {"apiVersion": kind.api_version, "kind": kind.title, **cluster.create(kind.path(cluster), manifest)}
 
 
 @contextlib.contextmanager
@@ -322,7 +318,7 @@ def _make_below(cluster: Cluster, order: Order) -> Object:
     """Make all objects of a job whose object another Job owns meanwhile."""
     check_name(order.name, order.nodes, order.kind.margin)
     _refuse_taken(cluster, order.name)
-    kind, holder_kind = kind_of(order), BatchJob()
+    kind, holder_kind = order.kind, BatchJob()
     holder = _created(cluster, holder_kind, holding.manifest(order))
     with _removed_on_failure(cluster, holder_kind, holder):
         made = _created(cluster, kind, objects.owned(_provisional(order), holder))
@@ -339,24 +335,24 @@ def _make_below(cluster: Cluster, order: Order) -> Object:
 def _make(cluster: Cluster, order: Order) -> Object:
     """Make all objects of a job."""
     check_name(order.name, order.nodes, order.kind.margin)
-    made = _created(cluster, kind_of(order), _provisional(order))
-    with _removed_on_failure(cluster, kind_of(order), made):
+    made = _created(cluster, order.kind, _provisional(order))
+    with _removed_on_failure(cluster, order.kind, made):
         _make_dependents(cluster, order, made)
         return _confirm(cluster, order)
 
 
 def _confirm(cluster: Cluster, order: Order) -> Object:
     """Let a job go on, now that everything that it owns is there."""
-    path, wanted = kind_of(order).path(cluster, order.name), kind_of(order).spec(order)
+    path, wanted = order.kind.path(cluster, order.name), order.kind.spec(order)
     confirmed = {key: wanted.get(key) for key in _CONFIRMED}
     if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
-        confirmed["activeDeadlineSeconds"] = lease.SECONDS
+        confirmed["activeDeadlineSeconds"] = holding.LEASE_SECONDS
     return cluster.patch(path, {"spec": confirmed})
 
 
 def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:
     """Make all that a job's object owns, several at once."""
-    cluster.at_once(*(partial(_make_owned, cluster, objects.owned(it, owner)) for it in objects.dependents(order)))
+    cluster.at_once(*(partial(_make_owned, cluster, objects.owned(it, owner)) for it in order.kind.dependents(order)))
 
 
 def _make_owned(cluster: Cluster, manifest: Object) -> None:
@@ -375,8 +371,6 @@ def _make_owned(cluster: Cluster, manifest: Object) -> None:
         try:
             old = cluster.get(f"{path}/{name}")["metadata"]
             owners = {it["uid"] for it in old.get("ownerReferences") or ()}
-            if owner["uid"] in owners:
-                return  # the answer to the first try was lost, perhaps for longer than an old object is waited for
             if time.monotonic() > until:
                 raise exists
             if not owners or (old.get("labels") or {}).get(INSTANCE) != owner["name"]:
@@ -398,8 +392,6 @@ def _is_there(cluster: Cluster, reference: Object) -> bool:
         return False
     try:
         meta = cluster.get(cluster.path(reference["apiVersion"], plural, reference["name"]))["metadata"]
-    except ApiError as error:
-        if error.code != 404:
-            raise
+    except Gone:
         return False
     return bool(meta["uid"] == reference["uid"] and not meta.get("deletionTimestamp"))

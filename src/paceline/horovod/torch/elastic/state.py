@@ -101,16 +101,11 @@ class TorchState(elastic.ObjectState):
 
 
 class StateHandler:
-    """How one kind of object is saved, brought back and given to all ranks.
-
-    Attributes:
-        value: the object.
-        saved: a copy of its state dict.
-    """
+    """How one kind of object is saved, brought back and given to all ranks."""
 
     def __init__(self, value: Any) -> None:
-        self.value = value
-        self.saved: Any = None
+        self.value = value  # the object
+        self.saved: Any = None  # a copy of its state dict
         self.save()
 
     def save(self) -> None:

@@ -11,17 +11,13 @@ from paceline.contract.machine import machine_id
 
 from .methods.auto import AutoExchange, say
 from .methods.averaging import Averaging
-from .methods.dgc import DGCExchange
-from .methods.diloco import DiLoCoExchange
+from .methods.diloco import DiLoCoExchange, deal
 from .methods.every_step import EveryStepExchange
-from .methods.fragments import deal
 from .methods.local_sgd import LocalExchange
-from .options import DGC, AllReduce, AutoSync, DiLoCo, EveryStep, LocalSGD, PowerSGD, TopK, name_of
-from .routes.route import make_groups, make_route
+from .options import AllReduce, AutoSync, DiLoCo, EveryStep, LocalSGD, PowerSGD, TopK, name_of
+from .route import make_groups, make_route
 from .wires import powersgd, topk
-from .wires.dgc import DeepGradientCompression
-from .wires.int4 import Int4
-from .wires.int8 import Int8
+from .wires.int8 import Int4, Int8
 from .wires.wire import Cast, Exact
 
 if TYPE_CHECKING:
@@ -33,11 +29,10 @@ if TYPE_CHECKING:
 
     from .methods.synchroniser import Synchroniser
     from .options import Sync
-    from .routes.route import Route
+    from .route import Route
     from .wires.wire import Wire
 
 _BUCKET_MB = 4  # in shared memory
-_ALL_MB = 1 << 20  # of any model
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -54,8 +49,6 @@ def make_synchroniser(options: Sync, group: Group, module: torch.nn.Module) -> S
 
 def best_bucket_mb(options: Sync, group: Group) -> int | None:
     """Megabytes of gradients that are best exchanged at once; a collective of all ranks."""
-    if isinstance(options, DGC) and options.clip is not None:
-        return _ALL_MB
     if not isinstance(options, AllReduce) or not options.is_exact or group.device.type != "cpu":
         return None
     shares_memory = (
@@ -77,8 +70,6 @@ def _made(options: Sync, group: Group, module: torch.nn.Module) -> Synchroniser 
     if isinstance(options, DiLoCo):
         return _diloco(options, group, module)
     assert isinstance(options, EveryStep)
-    if isinstance(options, DGC) and any(parameter.is_complex() for parameter in parameters):
-        raise ValueError("DGC takes the momentum of real parameters alone, and some are complex; use another method")
     groups = make_groups(group, options)
     is_flat = len(groups) == group.world_size
     is_ordered = group.world_size == 2 or group.device.type != "cpu"  # see `wire.all_reduce`
@@ -115,8 +106,6 @@ def _every_step(
     for _ in range(options.communicators):
         route = make_route(group, groups)
         ways.append((route, None if route.between is None else _wire(options, route.between, parameters)))
-    if isinstance(options, DGC):
-        return DGCExchange(options, ways[0], group.world_size, parameters)
     return EveryStepExchange(ways, group.world_size, parameters)
 
 
@@ -125,8 +114,6 @@ def _wire(options: EveryStep, group: dist.ProcessGroup, parameters: Sequence[tor
         return powersgd.PowerSGD(group, [each.shape for each in parameters], options.rank, options.warmup)
     if isinstance(options, TopK):
         return topk.TopK(group, options.fraction)
-    if isinstance(options, DGC):
-        return DeepGradientCompression(group, options, parameters)
     assert isinstance(options, AllReduce)
     if options.wire in _TYPES:
         return Cast(group, _TYPES[options.wire])

@@ -129,51 +129,15 @@ class TopK(EveryStep):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DGC(EveryStep):
-    """Deep gradient compression: of each matrix the largest values of the momentum are sent, the others later.
-
-    Source: Lin et al. 2018, arXiv:1712.01887. The optimizer is torch.optim.SGD. Each rank, or machine, adds its
-    gradients up to a momentum of its own, and that to what it has not sent yet (momentum correction), of which it sends
-    the largest values. What is sent begins again without momentum (momentum factor masking). Vectors, such as biases,
-    are sent whole in every step.
-
-    Attributes:
-        fraction: of the values of each matrix, more than 0 and less than 1.
-        warmup: steps at the start in which all values are sent.
-        rampup: steps after these in which the fraction falls to its value, in four stages of `fraction` to the power of
-            1/5, 2/5, 3/5 and 4/5: 25 %, 6.3 %, 1.6 % and 0.4 % for 0.1 %. The paper takes four epochs.
-        clip: largest norm of the gradient. Each of K ranks scales its own down to clip / sqrt(K) before all else (local
-            gradient clipping), so that of all is about `clip` at most. All gradients are then sent at once.
-    """
-
-    fraction: float = dataclasses.field(default=0.001, kw_only=False)
-    warmup: int = 0
-    rampup: int = 1000
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"fraction={self.fraction} is not more than 0 and less than 1")
-        for name in ("warmup", "rampup"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is less than 0")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip={self.clip} is not more than 0")
-
-
-@dataclass(frozen=True, kw_only=True)
 class LocalSGD(Sync):
     """Ranks train alone, and average their parameters now and then (Stich 2018, arXiv:1805.09767).
 
     Attributes:
-        every: steps of the optimizer between two averages. "auto" and "adacomm" begin with `initial`, and adapt it
-            after each average: ranks average more often as the loss falls, and less often as the learning rate does.
-            With r = lr0 loss / (lr loss0), where lr0 and loss0 are the learning rate and the mean loss until the first
-            average, and lr and loss those until the last one, the next average comes after
-            - "auto": ceil(sqrt(r initial)) steps, 16 at most (Paddle Fleet's adaptive LocalSGD);
-            - "adacomm": ceil(sqrt(r) initial) steps (Wang and Joshi 2019, arXiv:1810.08313, who measure at fixed times
-              instead, and halve the steps where the loss stays).
+        every: steps of the optimizer between two averages. "auto" begins with `initial`, and adapts it after each
+            average: ranks average more often as the loss falls, and less often as the learning rate does. With
+            r = lr0 loss / (lr loss0), where lr0 and loss0 are the learning rate and the mean loss until the first
+            average, and lr and loss those until the last one, the next average comes after ceil(sqrt(r initial))
+            steps, 16 at most (Paddle Fleet's adaptive LocalSGD).
         warmup: steps at the start in which gradients are averaged instead.
         initial: see `every`.
         momentum: "keep" leaves what the optimizer of each rank keeps, "average" averages it, too.
@@ -184,16 +148,16 @@ class LocalSGD(Sync):
         ValueError: an option is out of range.
     """
 
-    every: int | Literal["auto", "adacomm"] = dataclasses.field(default=8, kw_only=False)
+    every: int | Literal["auto"] = dataclasses.field(default=8, kw_only=False)
     warmup: int = 500
     momentum: Literal["keep", "average"] = "keep"
     initial: int = 8
     hierarchical: bool | Literal["measured"] | tuple[tuple[int, ...], ...] = False
 
     def __post_init__(self) -> None:
-        if self.every not in ("auto", "adacomm") and (not isinstance(self.every, int) or self.every < 1):
-            raise ValueError(f"every={self.every!r} is neither 'auto' nor 'adacomm' nor a number of 1 or more")
-        if self.initial < 1 or (self.every == "auto" and self.initial > MOST_LOCAL):
+        if self.every != "auto" and (not isinstance(self.every, int) or self.every < 1):
+            raise ValueError(f"every={self.every!r} is neither 'auto' nor a number of 1 or more")
+        if not 1 <= self.initial <= MOST_LOCAL:
             raise ValueError(f"initial={self.initial} is not from 1 to {MOST_LOCAL}")
         if self.warmup < 0:
             raise ValueError(f"warmup={self.warmup} is less than 0")
@@ -306,11 +270,11 @@ def parse(sync: Sync | str) -> Sync:
 
 _METHODS: dict[str, Sync] = {
     "allreduce": AllReduce(), "fp16": AllReduce(wire="fp16"), "bf16": AllReduce(wire="bf16"),
-    "int8": AllReduce(wire="int8"), "powersgd": PowerSGD(), "topk": TopK(), "dgc": DGC(),
+    "int8": AllReduce(wire="int8"), "powersgd": PowerSGD(), "topk": TopK(),
     "local_sgd": LocalSGD(), "diloco": DiLoCo(), "auto": AutoSync(),
 }  # fmt: skip
 _NUMBERS = {  # what the number after a name says
-    "powersgd": "rank", "topk": "fraction", "dgc": "fraction", "local_sgd": "every", "diloco": "every",
+    "powersgd": "rank", "topk": "fraction", "local_sgd": "every", "diloco": "every",
 }  # fmt: skip
 
 
@@ -320,8 +284,6 @@ def _named() -> list[str]:
 
 def without_warmup(sync: Sync) -> Sync:
     """The same method, without steps at the start in which it exchanges gradients as they are."""
-    if isinstance(sync, DGC):
-        return dataclasses.replace(sync, warmup=0, rampup=0)
     return dataclasses.replace(sync, warmup=0) if isinstance(sync, (PowerSGD, LocalSGD)) else sync
 
 

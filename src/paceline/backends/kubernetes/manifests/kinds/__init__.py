@@ -1,1 +1,1 @@
-"""The kinds of objects that a job can be, one file each."""
+"""The kinds of objects that a job can be."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from paceline.backends.kubernetes.api.schema import fields_of
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import objects
+from paceline.backends.kubernetes.options import PORT
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,52 +24,37 @@ UNASKED = frozenset(("enableServiceLinks", "terminationGracePeriodSeconds", "npr
 
 
 class Ending(NamedTuple):
-    """How a job has ended, as its object says.
-
-    Attributes:
-        time: when, in seconds since the epoch; None if the object does not say so.
-        reason: such as BackoffLimitExceeded.
-        is_late: whether a deadline ended it.
-    """
+    """How a job has ended, as its object says."""
 
     is_success: bool
-    time: float | None
-    reason: str = ""
+    time: float | None  # when, in seconds since the epoch; None if the object does not say so
+    reason: str = ""  # such as BackoffLimitExceeded
     message: str = ""
-    is_late: bool = False
+    is_late: bool = False  # whether a deadline ended it
 
 
 class Kind(ABC):
     """A kind of object that runs a job's pods, in a version that a server has.
 
     Attributes:
-        name: as `--kind` calls it.
-        title: as manifests call it.
-        versions: those that paceline can make, the best one first.
-        plural: its name in paths.
-        brought_by: what has to be installed for it.
-        container: the name that the container must have.
-        index_variable: the variable of a pod that has its number in its role.
         sets_variables: whether its controller gives the pods of a plain job the variables by which ranks meet.
         replaces: whether its controller makes another pod for one that is lost, of the same number and name.
-        makes_groups: whether its controller makes the PodGroup of a gang.
-        success: the condition that is true when it has succeeded.
-        margin: letters that its objects have in their names besides the job's name and a number.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str]  # as `--kind` calls it
+    title: ClassVar[str]  # as manifests call it
     group: ClassVar[str]
-    versions: ClassVar[tuple[str, ...]]
-    plural: ClassVar[str]
-    brought_by: ClassVar[str]
-    container: ClassVar[str] = objects.CONTAINER
-    index_variable: ClassVar[str] = objects.POD
+    versions: ClassVar[tuple[str, ...]]  # those that paceline can make, the best one first
+    plural: ClassVar[str]  # its name in paths
+    brought_by: ClassVar[str]  # what has to be installed for it
+    container: ClassVar[str] = objects.CONTAINER  # the name that the container must have
+    hosts: ClassVar[tuple[str, str]]  # what follows the job's name in the names of the pod of node 0, and of the others
+    index_variable: ClassVar[str] = objects.POD  # the variable of a pod that has its number in its role
     sets_variables: ClassVar[bool] = True
     replaces: ClassVar[bool] = False
-    makes_groups: ClassVar[bool] = False
-    margin: ClassVar[int] = 0
-    success: ClassVar[str] = "Complete"
+    makes_groups: ClassVar[bool] = False  # whether its controller makes the PodGroup of a gang
+    margin: ClassVar[int] = 0  # letters that its objects have in their names besides the job's name and a number
+    success: ClassVar[str] = "Complete"  # the condition that is true when it has succeeded
 
     def __init__(self, version: str | None = None) -> None:
         """Take a version; the best one by default."""
@@ -119,9 +105,9 @@ class Kind(ABC):
     def spec(self, order: Order) -> Manifest:
         """Its spec as it is to be when all else is there."""
 
-    @abstractmethod
     def host(self, name: str, number: int) -> str:
         """What the pod of a node is called."""
+        return name + self.hosts[number > 0].format(number=number, before=number - 1)
 
     def address(self, name: str, number: int) -> str:
         """The host name at which other pods find the pod of a node; here by the Service that has the job's name."""
@@ -130,6 +116,10 @@ class Kind(ABC):
     def services(self, order: Order) -> list[Manifest]:
         """The Services that the pods need and nobody else makes."""
         return []
+
+    def dependents(self, order: Order) -> list[Manifest]:
+        """What the object owns, without the references to it."""
+        return [*self.services(order), *objects.dependents(order)]
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
@@ -174,10 +164,11 @@ class Kind(ABC):
         return [(self.title, name)]
 
 
-def kind_of(order: Order) -> Kind:
-    """The kind that a job becomes."""
-    assert isinstance(order.kind, Kind)
-    return order.kind
+def service(order: Order, name: str, selector: dict[str, str]) -> Manifest:
+    """A Service that gives pods a name, also before they are ready."""
+    ports = [{"name": "agents", "port": PORT}]
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": objects.meta(order, name), "spec": spec}
 
 
 def condition(found: Object, kind: str) -> Object | None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.names import FIRST_NODE, INSTANCE
 from paceline.backends.kubernetes.manifests.objects import ranks
 from paceline.backends.kubernetes.manifests.order import Role
-from paceline.backends.kubernetes.options import PORT
 
-from .base import Ending
-from .replicas import WORKER_NUMBER, Replicated, replica
+from .base import Ending, service
+from .kubeflow import WORKER_NUMBER, Replicated, replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,7 @@ class MPIJob(Replicated):
     brought_by = "the MPI Operator or the Kubeflow Training Operator"
     field = "mpiReplicaSpecs"
     main_role = "Launcher"
+    hosts = ("-launcher", "-worker-{before}")
     margin = len("-launcher-xxxxx")
     ranks_field = "slotsPerWorker"
     _has_launcher_as_worker = True
@@ -102,26 +103,14 @@ class MPIJob(Replicated):
         """The name of node 0."""
         if order.options.plain or order.nodes == 1:
             return []
-        spec = {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {INSTANCE: order.name, FIRST_NODE: "0"},
-            "ports": [{"name": "agents", "port": PORT}],
-        }
-        meta = objects.meta(order, self.address(order.name, 0))
-        return [{"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}]
+        return [service(order, self.address(order.name, 0), {INSTANCE: order.name, FIRST_NODE: "0"})]
 
     def address(self, name: str, number: int) -> str:
         return f"{name}-main" if number == 0 else f"{name}-worker-{number - 1}.{name}"
 
-    def host(self, name: str, number: int) -> str:
-        return f"{name}-launcher" if number == 0 else f"{name}-worker-{number - 1}"
-
     def ending(self, found: Object) -> Ending | None:
         if self.version != _FIRST:
             return super().ending(found)
-        from paceline.backends.kubernetes.api.times import moment
-
         status = found.get("status") or {}
         state = status.get("launcherStatus")
         if state not in ("Succeeded", "Failed"):

@@ -6,13 +6,9 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
-from .job import BatchJob
-from .jobset import JobSet
+from .job import BatchJob, JobSet, TrainJob
+from .kubeflow import PaddleJob, PyTorchJob, TFJob
 from .mpijob import MPIJob
-from .paddlejob import PaddleJob
-from .pytorchjob import PyTorchJob
-from .tfjob import TFJob
-from .trainjob import TrainJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

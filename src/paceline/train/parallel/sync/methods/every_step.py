@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from paceline.train.parallel.sync.wires.wire import Exact
 
-from .averaging import average, average_within
+from .averaging import Worker, average, average_within
 from .synchroniser import Synchroniser
-from .worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
     from torch.nn.parallel import DistributedDataParallel
 
-    from paceline.train.parallel.sync.routes.route import Route
+    from paceline.train.parallel.sync.route import Route
     from paceline.train.parallel.sync.wires.wire import Wire
 
 

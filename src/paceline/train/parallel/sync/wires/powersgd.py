@@ -8,8 +8,7 @@ import torch
 
 from paceline.train.parallel.sync.forecast import matrix
 
-from .residuals import Residuals, starts
-from .wire import Wire, all_reduce, ring_bytes, sum_sent_as
+from .wire import Residuals, Wire, all_reduce, ring_bytes, starts, sum_sent_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

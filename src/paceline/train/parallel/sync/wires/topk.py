@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .pieces import all_gather
-from .residuals import Residuals, starts
-from .wire import Wire
+from .wire import Residuals, Wire, all_gather, starts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -49,6 +49,25 @@ def in_section(section: str, *options: Option) -> list[Option]:
     return list(options)
 
 
+def output_option() -> Option:
+    """The flag `-o`, which sets the parameter `output`."""
+    return Option(
+        ["-o", "--output"],
+        section="Output",
+        type=click.Choice(["table", "wide", "json", "yaml"]),
+        default="table",
+        help="wide: more columns; json, yaml: for programs, their keys stay.  [default: table]",
+    )
+
+
+def watch_option() -> Option:
+    """The flag `-w`, which sets the parameter `watch`."""
+    from paceline.cli.terminal.live import INTERVAL  # with all that drawing needs
+
+    help = f"Refresh every {INTERVAL:g} s; q or Ctrl-C ends it."
+    return Option(["-w", "--watch"], section="Output", is_flag=True, help=help)
+
+
 class Count(click.IntRange):
     """A number of devices; their names belong to another flag."""
 

@@ -1,4 +1,4 @@
-"""What the kinds of kubeflow.org have in common: replicas in roles, a run policy, and conditions."""
+"""The kinds of kubeflow.org, by the Training Operator: replicas in roles, a run policy, and conditions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Object
     from paceline.backends.kubernetes.manifests.order import Manifest, Order
 
+
 WORKER_NUMBER = "metadata.name"  # the field of a worker's pod that ends with its number; labels differ by operator
 
 
 class Replicated(Kind):
-    """A kind whose pods have roles. Its operator makes a Service for each, called as the pod.
-
-    Attributes:
-        field: the replicas in the spec.
-        main_role: of node 0, if it has a role of its own; otherwise all are workers.
-        ranks_field: says how many ranks a pod has.
-    """
+    """A kind whose pods have roles. Its operator makes a Service for each, called as the pod."""
 
     group = "kubeflow.org"
     versions: ClassVar[tuple[str, ...]] = ("v1",)
@@ -31,9 +26,10 @@ class Replicated(Kind):
     margin = len("-worker")
     makes_groups = True
     success = "Succeeded"
-    field: ClassVar[str]
-    main_role: ClassVar[str | None] = "Master"
-    ranks_field: ClassVar[str | None] = None
+    field: ClassVar[str]  # the replicas in the spec
+    main_role: ClassVar[str | None] = "Master"  # of node 0, if it has a role of its own; otherwise all are workers
+    hosts = ("-master-0", "-worker-{before}")
+    ranks_field: ClassVar[str | None] = None  # says how many ranks a pod has
 
     def check(self, order: Order) -> None:
         if self.main_role is None:
@@ -93,11 +89,6 @@ class Replicated(Kind):
     def address(self, name: str, number: int) -> str:
         return self.host(name, number)
 
-    def host(self, name: str, number: int) -> str:
-        if self.main_role is None:
-            return f"{name}-worker-{number}"
-        return f"{name}-{self.main_role.lower()}-0" if number == 0 else f"{name}-worker-{number - 1}"
-
     def can_suspend(self, found: Object) -> bool:
         return "suspend" in _policy_of(found)
 
@@ -132,3 +123,71 @@ def _policy_of(found: Object) -> Manifest:
 def replica(count: int, template: Manifest) -> Manifest:
     """A role."""
     return {"replicas": count, "restartPolicy": "Never", "template": template}
+
+
+# -- PyTorchJob: a Master and workers ----------------------------------------------------------------------------------
+
+
+class PyTorchJob(Replicated):
+    """The operator gives each pod MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK, which is that of the node."""
+
+    name = "pytorchjob"
+    title = "PyTorchJob"
+    plural = "pytorchjobs"
+    field = "pytorchReplicaSpecs"
+    container = "pytorch"
+    ranks_field = "nprocPerNode"
+
+    def check(self, order: Order) -> None:
+        super().check(order)
+        least, most = order.spec.node_range
+        if least < most and not self.knows("spec", "elasticPolicy"):
+            raise self.refusal("--nnodes MIN:MAX", f"of {self.api_version} here has no elasticPolicy; give one number")
+
+    def spec(self, order: Order) -> Manifest:
+        found = {self.ranks_field: str(order.spec.ranks), **super().spec(order)}
+        least, most = order.spec.node_range
+        if least < most:  # torchrun reads it from the pods' variables
+            restarts = order.spec.max_restarts
+            limits = {"minReplicas": least, "maxReplicas": most, "rdzvBackend": "c10d", "maxRestarts": restarts}
+            found["elasticPolicy"] = limits
+            found["runPolicy"]["backoffLimit"] = restarts
+        return found
+
+    def replicas(self, order: Order) -> Manifest:
+        """See `Replicated`; an elastic job has workers alone."""
+        least, most = order.spec.node_range
+        if least == most:
+            return super().replicas(order)
+        worker = replica(most, objects.template(order, Role(0, WORKER_NUMBER)))
+        return {"Worker": {**worker, "restartPolicy": "OnFailure"}}
+
+
+# -- TFJob: a Chief and workers ----------------------------------------------------------------------------------------
+
+
+class TFJob(Replicated):
+    """The operator gives each pod TF_CONFIG, in which node 0 is the chief."""
+
+    name = "tfjob"
+    title = "TFJob"
+    plural = "tfjobs"
+    field = "tfReplicaSpecs"
+    container = "tensorflow"
+    main_role = "Chief"
+    hosts = ("-chief-0", "-worker-{before}")
+
+
+# -- PaddleJob: workers ------------------------------------------------------------------------------------------------
+
+
+class PaddleJob(Replicated):
+    """The operator gives each pod PADDLE_MASTER and PADDLE_NNODES; the first worker is the master."""
+
+    name = "paddlejob"
+    title = "PaddleJob"
+    plural = "paddlejobs"
+    field = "paddleReplicaSpecs"
+    container = "paddle"
+    main_role = None
+    hosts = ("-worker-0", "-worker-{number}")

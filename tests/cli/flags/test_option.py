@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli.flags.options import parse_address, parse_numbers, parse_pairs, parse_streams
+from paceline.cli.flags.option import parse_address, parse_numbers, parse_pairs, parse_streams
 from paceline.job.errors import UserError
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True)
