@@ -66,12 +66,8 @@ def _of_start(folder: JobFolder, job: dict[str, Any], start: Start, slurm: Slurm
 
 def _last(folder: JobFolder) -> Start | None:
     """The last start of which a node, or its batch script, has written something."""
-    written = (
-        start
-        for start in reversed(folder.starts)
-        if folder.runs(start) or folder.refusals(start) or folder.outcome(start)
-    )
-    return next(written, None)
+    starts = reversed(folder.starts)
+    return next((it for it in starts if folder.runs(it) or folder.refusals(it) or folder.outcome(it)), None)
 
 
 def ended(folder: JobFolder, start: Start) -> JobRecord | None:
@@ -117,21 +113,17 @@ def _facts(folder: JobFolder, job: dict[str, Any], reports: list[Report]) -> Job
     program = {"kind": "module" if spec["module"] else "script", "args": spec["args"]}
     program["target"] = spec["module"] or spec["script"] or spec["command"] or ""
     node = {
-        **spec,
-        "nodes": str(spec["nodes"]).partition(":")[0],
-        "expected": None,
-        "program": program,
-        "nproc": spec["ranks"] if isinstance(spec["ranks"], int) else 1,
-        "working_dir": job["node"]["working_dir"],
-    }
+        **spec, "nodes": str(spec["nodes"]).partition(":")[0], "expected": None, "program": program,
+        "nproc": spec["ranks"] if isinstance(spec["ranks"], int) else 1, "working_dir": job["node"]["working_dir"],
+    }  # fmt: skip
     plain = records.facts(folder.path, {**job, "framework": spec["framework"]}, node)
     if not reports:
         return plain
     of_nodes = reports[0]["job"]
     return {
-        **of_nodes, "name": plain["name"], "created": plain["created"], "labels": plain["labels"],
-        "options": plain["options"], "ttl": plain["ttl"], "folder": plain["folder"], "code": plain["code"],
-        "resume_from": plain["resume_from"], "queue": of_nodes["queue"] or plain["queue"],
+        **of_nodes, "created": plain["created"], "labels": plain["labels"], "options": plain["options"],
+        "ttl": plain["ttl"], "folder": plain["folder"], "code": plain["code"], "resume_from": plain["resume_from"],
+        "queue": of_nodes["queue"] or plain["queue"],
     }  # fmt: skip
 
 
