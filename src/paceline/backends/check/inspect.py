@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
 from paceline.job.errors import UserError
@@ -59,6 +59,11 @@ class Inspected:
 
     seen: Inspection
     findings: list[Finding]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `paceline check -o json`."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {**asdict(self.seen), "devices": self.seen.devices.to_dict(), "findings": findings}
 
 
 # Variables whose value may be shown; that of a proxy may contain a password.

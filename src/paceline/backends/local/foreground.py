@@ -42,9 +42,7 @@ class LocalRun:
         if self._process.poll() is None:
             self._process.send_signal(number)
 
-    def pass_on(self, number: int) -> None:
-        """Pass a signal on to the agent."""
-        self.interrupt(number)
+    pass_on = interrupt
 
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the agent has ended."""

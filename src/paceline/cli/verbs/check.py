@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,15 +12,17 @@ from paceline.backends.base import Checks, able
 from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
-from paceline.cli.terminal.tables import bold
+from paceline.cli.terminal.tables import Column, bold, show
 from paceline.job.quantities import show_size
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
-    from paceline.backends.check.inspect import Inspection
-    from paceline.backends.check.report import Finding, Report
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    Section = tuple[str, list[tuple[str, str]]]
+    from paceline.backends.check.inspect import Inspection
+    from paceline.backends.check.report import HostReport, Link, Survey
+
+_COLOURS = {"error": "red", "warning": "yellow"}
 
 
 def _check(output: str) -> int:
@@ -32,77 +34,63 @@ def _check(output: str) -> int:
     with ProgressLine() as progress:
         report = able(backend(), Checks).check(progress)
     from paceline.backends.check.inspect import Inspected
-    from paceline.backends.check.report import Report
+    from paceline.backends.check.report import Report, Survey
 
-    if isinstance(report, Report):
-        return _show_report(report, output)
-    if not isinstance(report, Inspected):
-        from .check_hosts import show_survey
-
-        return show_survey(report, output)
-    seen, found = report.seen, report.findings
     if output == "json":
-        click.echo(
-            json.dumps(
-                {**asdict(seen), "devices": seen.devices.to_dict(), "findings": [asdict(finding) for finding in found]},
-                indent=2,
-            )
-        )
+        click.echo(json.dumps(report.to_dict() if isinstance(report, Inspected) else asdict(report), indent=2))
+    elif isinstance(report, Survey):
+        _show_survey(report)
     else:
-        click.echo("\n".join([*_sections(seen), *_found(found)]))
-    return int(any(finding.level == "error" for finding in found))
-
-
-def _show_report(report: Report, output: str) -> int:
-    """Show what a system that runs jobs has; returns the exit code."""
-    if output == "json":
-        click.echo(json.dumps(asdict(report), indent=2))
-    else:
-        width = max((len(label) for rows in report.sections.values() for label, _ in rows), default=0)
-        for title, rows in report.sections.items():
-            click.echo("\n".join([bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]))
-        click.echo("\n".join(_found(list(report.findings))))
-        if report.remedy:
-            click.echo(f"\n{bold(report.remedy_use)}\n{report.remedy}")
+        lines = _sections(_of_machine(report.seen) if isinstance(report, Inspected) else report.sections)
+        lines += _found([(it.level, f"{it.where} {it.what}; {it.do}") for it in report.findings])
+        if isinstance(report, Report) and report.remedy:
+            lines += ["", bold(report.remedy_use), report.remedy]
+        click.echo("\n".join(lines))
     return int(any(finding.level == "error" for finding in report.findings))
 
 
-def _sections(seen: Inspection) -> list[str]:
+def _sections(sections: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
     """The tables, a blank line after each."""
+    width = max((len(label) for rows in sections.values() for label, _ in rows), default=0)
+    lines = []
+    for title, rows in sections.items():
+        lines += [bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]
+    return lines
+
+
+def _found(found: Iterable[tuple[str, str]]) -> list[str]:
+    """What would go wrong, one line per problem, each given with its level."""
+    lines = [f"  {click.style(f'{level:7}', fg=_COLOURS[level])}  {printable(text)}" for level, text in found]
+    return [bold("What would go wrong"), *(lines or ["  nothing that paceline knows of"])]
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+def _of_machine(seen: Inspection) -> dict[str, list[tuple[str, str]]]:
     memory = f"{show_size(seen.memory.total)}, {show_size(seen.memory.available)} available"
     if seen.memory.limit is not None:
         memory += f", limited to {show_size(seen.memory.limit)}"
     cores = f"{seen.cores.usable} of {seen.cores.present} usable"
     if seen.cores.quota is not None:
         cores += f", CPU quota {seen.cores.quota:g}"
-    sections: list[Section] = [
-        (
-            "Python",
-            [
-                ("version", seen.python.version),
-                ("executable", seen.python.executable),
-                ("environment", seen.python.environment or "none"),
-                ("paceline", seen.paceline),
-            ],
-        ),
-        ("Frameworks", _packages(seen)),
-        ("Devices", _devices(seen)),
-        ("Cores and memory", [("cores", cores), ("memory", memory), *_disks(seen)]),
-        ("Network", _network(seen)),
-        (
-            "Limits",
-            [
-                ("open files", _limit(seen.limits.open_files)),
-                ("processes", _limit(seen.limits.processes)),
-                ("core dumps", "on" if seen.limits.core_dumps else "off"),
-            ],
-        ),
-    ]
-    width = max(len(label) for _, rows in sections for label, _ in rows)
-    lines = []
-    for title, rows in sections:
-        lines += [bold(title), *(f"  {label:{width}}  {text}" for label, text in rows), ""]
-    return lines
+    return {
+        "Python": [
+            ("version", seen.python.version),
+            ("executable", seen.python.executable),
+            ("environment", seen.python.environment or "none"),
+            ("paceline", seen.paceline),
+        ],
+        "Frameworks": _packages(seen),
+        "Devices": _devices(seen),
+        "Cores and memory": [("cores", cores), ("memory", memory), *_disks(seen)],
+        "Network": _network(seen),
+        "Limits": [
+            ("open files", _limit(seen.limits.open_files)),
+            ("processes", _limit(seen.limits.processes)),
+            ("core dumps", "on" if seen.limits.core_dumps else "off"),
+        ],
+    }
 
 
 def _packages(seen: Inspection) -> list[tuple[str, str]]:
@@ -145,7 +133,8 @@ def _network(seen: Inspection) -> list[tuple[str, str]]:
     rows = []
     for interface in seen.interfaces:
         state = {True: "up", False: "down", None: "state unknown"}[interface.up]
-        speed = [_speed(interface.speed)] if interface.speed is not None else []
+        rate = interface.speed
+        speed = [] if rate is None else [f"{rate / 1000:g} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"]
         addresses = [interface.ipv4] if interface.ipv4 else []
         rows.append((interface.name, ", ".join([state, *addresses, *interface.ipv6, *speed])))
     resolved = ", ".join(seen.host.addresses) or f"does not resolve: {seen.host.problem}"
@@ -158,24 +147,110 @@ def _network(seen: Inspection) -> list[tuple[str, str]]:
     return rows
 
 
-def _speed(megabits: int) -> str:
-    return f"{megabits / 1000:g} Gbit/s" if megabits >= 1000 else f"{megabits} Mbit/s"
-
-
 def _limit(number: int | None) -> str:
     return "no limit" if number is None else str(number)
 
 
-def _found(found: list[Finding]) -> list[str]:
-    """What would go wrong, one line per problem."""
-    if not found:
-        return [bold("What would go wrong"), "  nothing that paceline knows of"]
-    colours = {"error": "red", "warning": "yellow"}
-    lines = [bold("What would go wrong")]
-    for finding in found:
-        level = click.style(f"{finding.level:7}", fg=colours[finding.level])
-        lines.append(f"  {level}  " + printable(f"{finding.where} {finding.what}; {finding.do}"))
-    return lines
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+def _show_survey(seen: Survey) -> None:
+    """Show what hosts have, how they reach each other, and what would go wrong there."""
+    from paceline.backends.check.findings import grouped, line
+
+    click.echo(bold("Hosts"))
+    _show(seen.hosts, _host_columns())
+    if seen.links:
+        _show_links(seen)
+    about = {level: [(it.where, line(it)) for it in seen.findings if it.level == level] for level in _COLOURS}
+    click.echo("\n".join(["", *_found((level, text) for level in _COLOURS for text in grouped(about[level]))]))
+
+
+def _show(rows: Sequence[Any], columns: Sequence[Column[Any]]) -> None:
+    show(rows, columns, "table", asdict)
+
+
+def _host_columns() -> list[Column[HostReport]]:
+    def disk(host: HostReport) -> str | None:
+        sizes = [show_size(disk["free"]) for disk in host.disks or () if "free" in disk]
+        return f"{' and '.join(sizes)} free" if sizes else None
+
+    def memory(host: HostReport) -> str | None:
+        if host.memory is None:
+            return None
+        return show_size(min(host.memory["total"], host.memory["limit"] or host.memory["total"]))
+
+    def cores(host: HostReport) -> str | None:
+        return None if host.cores is None else f"{host.cores['quota'] or host.cores['usable']:g}"
+
+    def frameworks(host: HostReport) -> str | None:
+        found = {name: package for name, package in (host.packages or {}).items() if package and name != "numpy"}
+        return ", ".join(f"{name} {package['version'] or ''}".rstrip() for name, package in found.items()) or None
+
+    def gpus(host: HostReport) -> str | None:
+        if host.devices is None:
+            return None
+        names = [gpu["name"] for gpu in (*host.devices["nvidia"], *host.devices["amd"])]
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
+
+    def clock(host: HostReport) -> str | None:
+        if host.clock is None:
+            return None
+        return f"{host.clock.offset:+.3f} s ± {host.clock.uncertainty:.3f}"
+
+    return [
+        Column("HOST", lambda host: host.name),
+        Column("ADDRESS", lambda host: host.address),
+        Column("PYTHON", lambda host: host.python and host.python["version"]),
+        Column("FRAMEWORKS", frameworks),
+        Column("GPUS", gpus),
+        Column("CORES", cores),
+        Column("MEMORY", memory),
+        Column("DISK", disk),
+        Column("CLOCK", clock),
+    ]
+
+
+def _show_links(seen: Survey) -> None:
+    from paceline.backends.check.report import MOST_FOR_PAIRS
+
+    measured = [link for link in seen.links if link.latency is not None]
+    if len(seen.hosts) > MOST_FOR_PAIRS:
+        click.echo(f"\n{bold('Network')} (of more than {MOST_FOR_PAIRS} hosts: from each to the next)")
+        columns: list[Column[Link]] = [
+            Column("FROM", lambda link: link.source),
+            Column("TO", lambda link: link.target),
+            Column("LATENCY", lambda link: None if link.latency is None else f"{_digits(link.latency)} ms"),
+            Column("BANDWIDTH", lambda link: None if link.bandwidth is None else _speed(link.bandwidth)),
+        ]
+        _show(measured, columns)
+        return
+    by_pair = {(link.source, link.target): link for link in seen.links}
+    click.echo(f"\n{bold('Latency')} (ms, there and back, from each row's host to each column's)")
+    _matrix(seen, by_pair, lambda link: None if link.latency is None else _digits(link.latency))
+    click.echo(f"\n{bold('Bandwidth')} (one connection)")
+    _matrix(seen, by_pair, lambda link: None if link.bandwidth is None else _speed(link.bandwidth))
+
+
+def _matrix(seen: Survey, links: dict[tuple[str, str], Link], text: Callable[[Link], str | None]) -> None:
+    def cell(source: str, target: str) -> str | None:
+        link = links.get((source, target))
+        return None if link is None else "no route" if link.problem else text(link)
+
+    names = [host.name for host in seen.hosts if host.address is not None]
+
+    def column(target: str) -> Column[str]:
+        return Column(target, lambda source: cell(source, target))
+
+    _show(names, [Column("", lambda source: source), *map(column, names)])
+
+
+def _digits(number: float) -> str:
+    return f"{number:.2f}" if number < 10 else f"{number:.0f}"
+
+
+def _speed(megabits: float) -> str:
+    return f"{megabits / 1000:.1f} Gbit/s" if megabits >= 1000 else f"{megabits:.0f} Mbit/s"
 
 
 check = SectionedCommand(

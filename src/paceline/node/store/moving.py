@@ -58,9 +58,8 @@ class _Kept(NamedTuple):
 
 def inventory(run: RunDirectory) -> Inventory:
     """What a job has here. Reads the newest checkpoint, to be sure that it is whole."""
-    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
-    saved, code = read_json(run.path / SAVED), job.get("code")
-    base, kept = _found(run, job, node, saved)
+    job, saved, base, kept = _found(run)
+    code = job.get("code")
     place, path = _place(run, base, code)
     newest = [it for it in kept if it.listing is not None]
     leading = max(newest, key=lambda it: (it.listing or {})["serial"], default=None)
@@ -90,14 +89,18 @@ def inventory(run: RunDirectory) -> Inventory:
     }
 
 
-def _found(
-    run: RunDirectory,
-    job: Mapping[str, Any],
-    node: Mapping[str, Any],
-    saved: Mapping[str, Any] | None,
-    ids: Mapping[str, str] | None = None,
-) -> tuple[Path, list[_Kept]]:
-    """The folder of the first run's checkpoints, and all runs with their newest whole ones, or with those of `ids`."""
+class _Found(NamedTuple):
+    """What a job has noted, the folder of its first run's checkpoints, and all runs with their newest whole ones."""
+
+    job: dict[str, Any]
+    saved: dict[str, Any] | None
+    base: Path
+    kept: list[_Kept]
+
+
+def _found(run: RunDirectory, ids: Mapping[str, str] | None = None) -> _Found:
+    """What a job has; of each run the checkpoint with its id of `ids`, if they are given."""
+    job, node, saved = read_json(run.job) or {}, read_json(run.spec) or {}, read_json(run.path / SAVED)
     work = Path(str(node.get("working_dir", "/")))
     given = node.get("env", {}).get("PACELINE_CHECKPOINT_DIR")
     usual = _outside(Path(os.path.normpath(work / given)) if given else run.path / "checkpoints", job.get("data", ()))
@@ -105,7 +108,7 @@ def _found(
     if saved is not None:  # the script may have chosen another one
         bases[_outside(Path(os.path.normpath(work / str(saved.get("folder", "")))), job.get("data", ()))] = None
     found = [(base, [_kept(*it, ids) for it in _runs(base, saved if base == usual else None)]) for base in bases]
-    return next((it for it in found if any(kept.newest for kept in it[1])), found[0])
+    return _Found(job, saved, *next((it for it in found if any(kept.newest for kept in it[1])), found[0]))
 
 
 def _kept(number: int, folder: Path, ids: Mapping[str, str] | None) -> _Kept:
@@ -159,15 +162,13 @@ def _is_filled(folder: Path) -> bool:
 
 def own_checkpoints(run: RunDirectory) -> Callable[[str, Iterable[str]], list[str]]:
     """For `shutil.copytree`: which names of a folder are checkpoints of this job."""
-    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
-    folders = {str(it.folder) for it in _found(run, job, node, read_json(run.path / SAVED))[1]}
+    folders = {str(it.folder) for it in _found(run).kept}
     return lambda folder, names: [name for name in names if folder in folders and checkpoint.NAME.fullmatch(name)]
 
 
 def check_fresh(run: RunDirectory) -> None:
     """Check that a job that begins anew does not find checkpoints where the script of this job keeps them."""
-    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
-    base, kept = _found(run, job, node, read_json(run.path / SAVED))
+    job, _, base, kept = _found(run)
     place, _ = _place(run, base, job.get("code"))
     in_a_job = job_around(base.parent) is not None
     if place == "folder" and not in_a_job and any(it.newest for it in kept):
@@ -206,8 +207,7 @@ def write_code(run: RunDirectory, out: Writable, *, fresh: bool = False) -> None
 
 def write_checkpoint(run: RunDirectory, ids: Mapping[str, str], out: Writable) -> None:
     """Write the checkpoints with these ids, one for each run of the script, as an archive (tar)."""
-    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
-    _, kept = _found(run, job, node, read_json(run.path / SAVED), ids)
+    kept = _found(run, ids).kept
     if {str(it.number): it.listing["id"] for it in kept if it.listing is not None} != dict(ids):
         raise Refused(f"the checkpoints of job {run.path.name} have changed meanwhile; try again")
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
