@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.quantities import show_size
-from paceline.job.text import printable
+from paceline.job.text import a_few, printable
 from paceline.node.machine.network import is_loopback
 from paceline.node.machine.software import FRAMEWORKS, PACKAGES, virtual_environment_elsewhere
 
@@ -28,7 +28,6 @@ _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LEAST_SPACE = 1 << 20  # bytes that the files of a job need
 _CLOCK_SECONDS = 2.0
-_MOST_NAMES = 4
 
 
 def findings(seen: Inspection, env: Mapping[str, str]) -> list[Finding]:
@@ -315,13 +314,6 @@ def grouped(wrong: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{', '.join(hosts)}{text}" for text, hosts in found.items()]
 
 
-def names(hosts: Sequence[str]) -> str:
-    """A few names."""
-    if len(hosts) <= _MOST_NAMES:
-        return ", ".join(hosts)
-    return f"{', '.join(hosts[: _MOST_NAMES - 1])} and {len(hosts) - _MOST_NAMES + 1} others"
-
-
 def unreachable(host: str, error: UserError) -> Finding:
     """A host that does not answer, or cannot be used."""
     what, _, do = str(error).rpartition("; ")
@@ -384,6 +376,6 @@ def differing(what: str, versions: Mapping[str, str | None]) -> list[Finding]:
         found.setdefault(version, []).append(host)
     if len(found) < 2:
         return []
-    parts = [f"{version or 'none'} on {names(hosts)}" for version, hosts in found.items()]
+    parts = [f"{version or 'none'} on {a_few(hosts)}" for version, hosts in found.items()]
     do = "install the same version on all of them"
     return [Finding("warning", what, printable(f"{what} is not the same everywhere: {', '.join(parts)}"), do)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.check.findings import differing, minor, names
+from paceline.backends.check.findings import differing, minor
 from paceline.backends.check.report import Finding, Report
 from paceline.job.errors import UserError
-from paceline.job.text import printable
+from paceline.job.text import a_few, counted, printable
 from paceline.node.machine.software import FRAMEWORKS
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class _Found:
         if chosen is None:
             return rows
         known = [it["name"] for it in partitions]
-        there = f"there are {names(known)}" if known else "there is none"
+        there = f"there are {a_few(known)}" if known else "there is none"
         setting = f"set slurm = {{partition = …}} in [targets.{self._target}] to one that exists"
         for name in chosen["unknown"]:
             self._error(f"partition {name}", f"does not exist; {there}", setting)
@@ -168,7 +168,7 @@ class _Found:
 
     def _submitted(self) -> str:
         nodes = self._job["nodes"]
-        what = f"{nodes} node{'s' * (nodes > 1)} of {self._job['partition']}, for {self._limit} at most"
+        what = f"{counted(nodes, 'node')} of {self._job['partition']}, for {self._limit} at most"
         problem = self._job.get("problem")
         if problem is None:
             return f"Slurm took it as job {self._job['id']}: {what}"
@@ -184,7 +184,7 @@ class _Found:
         job = self._job
         if "took" in job:
             self._find_lost()
-            return f"after {job['took']:.1f} s, on {names(sorted(self._by_name))}"
+            return f"after {job['took']:.1f} s, on {a_few(sorted(self._by_name))}"
         if "late" in job:
             why = job.get("waiting") or "Slurm does not say why"
             what = f"did not start within {job['late']:g} s, and was cancelled: {why}"
@@ -216,10 +216,10 @@ class _Found:
         root, blind = self._facts["root"], [name for name, (what, _) in self._problems.items() if what == "folder"]
         for name in blind:
             self._error(name, f"does not see {root} of the login node, so that disk is not shared", _SHARED)
-        seen = f"{names(sorted(self._by_name))} see{'s' * (len(self._by_name) == 1)} {root}"
+        seen = f"{a_few(sorted(self._by_name))} see{'s' * (len(self._by_name) == 1)} {root}"
         if not blind:
             return seen if self._by_name else _UNTRIED
-        return f"{names(blind)} {'do' if len(blind) > 1 else 'does'} not see {root}"
+        return f"{a_few(blind)} {'do' if len(blind) > 1 else 'does'} not see {root}"
 
     def _python(self) -> str:
         python = self._facts["python"]
@@ -280,7 +280,7 @@ class _Found:
             self._warn(here, what, f"add {name} to the cluster's DNS, or to /etc/hosts of all nodes")
         if problems:
             return "; ".join(f"{here} cannot resolve {name}" for here, name, _ in problems)
-        return f"{names([it['name'] for it in tried])} resolve{'s' * (len(tried) == 1)} all names of the job's nodes"
+        return f"{a_few([it['name'] for it in tried])} resolve{'s' * (len(tried) == 1)} all names of the job's nodes"
 
     def _routes(self) -> Rows:
         tried = self._job["routes"]
@@ -326,4 +326,4 @@ def _by_value(values: Mapping[str, str]) -> str:
     found: dict[str, list[str]] = {}
     for name, value in sorted(values.items()):
         found.setdefault(value, []).append(name)
-    return "; ".join(f"{value} on {names(those)}" for value, those in found.items())
+    return "; ".join(f"{value} on {a_few(those)}" for value, those in found.items())

@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.backends.check.findings import disk_findings, grouped, line, names, warnings
+from paceline.backends.check.findings import disk_findings, grouped, line, warnings
 from paceline.backends.check.report import Clock, Finding
 from paceline.backends.remote.crowd import at_once, need_files
 from paceline.job.errors import UserError
-from paceline.job.text import printable
+from paceline.job.text import a_few, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -168,11 +168,11 @@ class Preflight:
             else:
                 by_target.setdefault((target, why), []).append(source.name)
         found = [
-            (target, f"{names(sources)} cannot reach {target.name} at {self.peers[target]['address']}: {why}")
+            (target, f"{a_few(sources)} cannot reach {target.name} at {self.peers[target]['address']}: {why}")
             for (target, why), sources in by_target.items()
         ]
         found += [
-            (source, f"{source.name} cannot reach {names(targets)}: {why}")
+            (source, f"{source.name} cannot reach {a_few(targets)}: {why}")
             for (source, why), targets in by_source.items()
         ]
         do = "let the hosts connect to each other on every port: see the firewalls and routes between them"

@@ -214,10 +214,10 @@ class Hosts:
         """Say of many hosts, once of each, that it has not answered yet; of a few a verb says it in the end."""
         new = [host for host in hosts if host not in self._told]
         if new and len(self.all) >= asking.MANY:
-            from paceline.backends.check.findings import names
+            from paceline.job.text import a_few
 
             self._told.update(new)
-            self._say(f"no answer yet from {names([host.name for host in new])}; waiting")
+            self._say(f"no answer yet from {a_few([host.name for host in new])}; waiting")
 
     def look_until(self, deadline: float) -> None:
         """From now on wait for no host beyond this time (monotonic)."""
