@@ -272,7 +272,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path, monkeypatch: pytest.M
     torch.save(Malicious(), folder / name)
     manifest = Manifest.from_json((folder / "manifest.json").read_bytes())
     data = (folder / name).read_bytes()
-    record = FileRecord(len(data), f"{zlib.crc32(data):08x}", weights_only=False)
+    record = FileRecord(len(data), f"{zlib.crc32(data):08x}")
     manifest = replace(manifest, files={**manifest.files, name: record})
     (folder / "manifest.json").write_text(manifest.to_json())
     with pytest.raises(
@@ -288,10 +288,10 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path, monkeypatch: pytest.M
         {"id": "../../x" + 25 * "0"},
         {"step": -1},
         {"serial": "1"},
-        {"files": {"../model.pt": FileRecord(1, "00000000", weights_only=True)}},
-        {"files": {"a/b.pt": FileRecord(1, "00000000", weights_only=True)}},
-        {"files": {"manifest.json": FileRecord(1, "00000000", weights_only=True)}},
-        {"files": {"model.pt": FileRecord(-1, "00000000", weights_only=True)}},
+        {"files": {"../model.pt": FileRecord(1, "00000000")}},
+        {"files": {"a/b.pt": FileRecord(1, "00000000")}},
+        {"files": {"manifest.json": FileRecord(1, "00000000")}},
+        {"files": {"model.pt": FileRecord(-1, "00000000")}},
     ],
 )
 def test_a_manifest_leads_nowhere_else(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -43,14 +43,10 @@ PROBE_TEXT = "paceline: made by rank "
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The expected file of a checkpoint: its size in bytes, and its CRC-32 as eight hexadecimal digits.
-
-    `weights_only` says whether `torch.load(..., weights_only=True)` reads it: always, except in old checkpoints.
-    """
+    """The expected file of a checkpoint: its size in bytes, and its CRC-32 as eight hexadecimal digits."""
 
     size: int
     crc32: str
-    weights_only: bool
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,7 @@ def _write(path: Path, fill: Callable[[_Summing], None]) -> FileRecord:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    record = FileRecord(summing.size, f"{summing.crc:08x}", weights_only=True)
+    record = FileRecord(summing.size, f"{summing.crc:08x}")
     verify_file(path, record)
     return record
 

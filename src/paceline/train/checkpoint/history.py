@@ -74,8 +74,7 @@ def noted(folder: Path) -> int | None:
 def _steps(note: Path) -> dict[str, int]:
     """The step that was saved last in each folder."""
     try:
-        noted_before = json.loads(note.read_bytes())
-        steps = noted_before.get("steps") or {noted_before["folder"]: noted_before["step"]}
+        steps = json.loads(note.read_bytes())["steps"]
         return {folder: step for folder, step in steps.items() if isinstance(step, int)}
     except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return {}

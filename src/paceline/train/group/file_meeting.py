@@ -29,7 +29,7 @@ def join(path: str, world_size: int) -> FileStore:
         if inside >= world_size:
             raise RuntimeError(f"{path} is left over from ranks that were killed, or in use by others; remove it")
         store = FileStore(path, world_size)
-        _never_free(store)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # freed after the file was removed, it would make it again
         _write(count, inside + 1)
     _joined.append(path)
     return store
@@ -77,8 +77,3 @@ def _read(count: int) -> int:
 def _write(count: int, inside: int) -> None:
     os.ftruncate(count, 0)
     os.pwrite(count, str(inside).encode(), 0)
-
-
-def _never_free(store: FileStore) -> None:
-    """Keep a store: if it is freed after the file was removed, it makes the file again."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))

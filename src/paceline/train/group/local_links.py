@@ -86,7 +86,8 @@ class LocalListener:
                     now = time.monotonic()
                     if now > until:
                         raise TimeoutError(f"another rank did not connect within {SECONDS:g} s")
-                    self._drop_silent(selector, now)
+                    for sock in [sock for sock, each in self._handshakes.items() if each.expires < now]:
+                        self._drop(selector, sock)
                     is_complete = self._initiate(selector, own, addresses, until)
                     expiries = [each.expires for each in self._handshakes.values()]
                     wait = min([until, *expiries]) - now if is_complete else _PAUSE
@@ -168,10 +169,6 @@ class LocalListener:
         if not side.needs:
             self._forget(selector, sock)
             self._links[side.number if isinstance(side, Acceptance) else handshake.number] = sock
-
-    def _drop_silent(self, selector: selectors.BaseSelector, now: float) -> None:
-        for sock in [sock for sock, each in self._handshakes.items() if each.expires < now]:
-            self._drop(selector, sock)
 
     def _drop_oldest(self, selector: selectors.BaseSelector, are_strangers: bool, most: int) -> bool:
         """Drop the oldest accepted connections of strangers, or of others, if there are `most` or more."""

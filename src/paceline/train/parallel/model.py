@@ -221,18 +221,12 @@ class Model:
         """Note a forward pass, and check that tensors are on the model's device."""
         self.was_called = self.was_called or torch.is_grad_enabled()
         device = self._group.device
-        for value in args:
+        for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor) and value.device != device and value.dim():
-                raise self._wrong_device(value)
-        for value in kwargs.values():
-            if isinstance(value, torch.Tensor) and value.device != device and value.dim():
-                raise self._wrong_device(value)
-
-    def _wrong_device(self, value: torch.Tensor) -> WrongDevice:
-        return WrongDevice(
-            f"the model is on {self._group.device}, but its argument of shape {list(value.shape)} on {value.device}; "
-            "take batches from run.dataloader, or move them with .to(run.device)"
-        )
+                raise WrongDevice(
+                    f"the model is on {device}, but its argument of shape {list(value.shape)} on {value.device}; "
+                    "take batches from run.dataloader, or move them with .to(run.device)"
+                )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._group.world_size == 1 or not torch.is_grad_enabled():

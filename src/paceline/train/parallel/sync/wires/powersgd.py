@@ -37,7 +37,8 @@ class PowerSGD(Wire):
 
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
         if step < self._warmup:
-            self._all_reduce(tensor)
+            all_reduce(tensor, self.group)
+            self.sent += ring_bytes([tensor], self.ranks)
             return
         kept = self._residuals.of(keys, starts(keys), tensor.numel(), tensor)
         kept += tensor
@@ -92,10 +93,6 @@ class PowerSGD(Wire):
             generator = torch.Generator().manual_seed(_SEED + number)
             found = torch.randn(like.shape[1], self._rank, generator=generator)
         return found.to(like)
-
-    def _all_reduce(self, tensor: torch.Tensor) -> None:
-        all_reduce(tensor, self.group)
-        self.sent += ring_bytes([tensor], self.ranks)
 
     def state_dict(self) -> dict[str, Any]:
         seconds = {str(number): each.clone() for number, each in self._seconds.items()}
