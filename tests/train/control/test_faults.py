@@ -123,7 +123,7 @@ def test_a_rank_that_leaves_the_loop_early_is_the_one_with_the_error(paceline: P
     assert "line " in done.stderr  # where rank 1 stood
 
 
-def test_all_may_leave_a_loop_at_the_same_step_and_one_may_stay_longer_at_the_end(paceline: Paceline) -> None:
+def test_all_may_leave_the_loop_at_the_same_step(paceline: Paceline) -> None:
     paceline.script(
         TRAIN
         + """
@@ -132,17 +132,32 @@ def test_all_may_leave_a_loop_at_the_same_step_and_one_may_stay_longer_at_the_en
             if number == 7:
                 break
             step(x)
-    run.print(run.step, run.mean(1, 2))
-    if run.is_main:
-        while not (pid := os.path.exists("pid-1") and open("pid-1").read()) or os.path.exists(f"/proc/{pid}"):
+    print(run.step, run.mean(1, 2))
+    run.close()
+    """
+    )
+    done = paceline.run("-n", "2", "script.py")
+    assert (done.returncode, done.stdout) == (0, "21 0.5\n"), done.stderr
+
+
+def test_a_rank_may_stay_longer_when_training_is_over(paceline: Paceline) -> None:
+    paceline.script(
+        TRAIN
+        + """
+    for (x,) in train:
+        step(x)
+    if run.rank == 0:
+        while os.path.exists(f"/proc/{other}") if (other := run_other()) else False:
             time.sleep(0.01)
         print("evaluated")
+    """.replace("run_other()", "os.path.exists('pid-1') and open('pid-1').read()")
+        + """
     else:
         open("pid-1", "w").write(str(os.getpid()))
     """
     )
     done = paceline.run("-n", "2", "script.py")
-    assert (done.returncode, done.stdout) == (0, "21 0.5\nevaluated\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "evaluated\n"), done.stderr
 
 
 def unused(who: str) -> None:
