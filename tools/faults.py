@@ -1,7 +1,7 @@
 """Plant faults in a copy of the source, one at a time, and see whether the tests find them.
 
-`tests/faults.toml` has the faults. The text of each is looked for in all of `src`, so that it may move to another file;
-where it occurs several times, the one in the function named counts. The same holds for the tests.
+`tests/faults.toml` has the faults. Text that stands once in `src` is replaced in whatever file it is; text that stands
+there more often, in the function named. A test counts in whatever file it is; if it is gone, its file is run as a whole.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from typing import TypedDict
 
 import tomllib
 
-_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 HERE = Path(__file__).parents[1]
-_LEFT_OUT = [f"-pno:{name}" for name in ("cacheprovider", "anyio", "xdist")]  # plugins that take long to import
 RESULTS = ("found", "missed", "not plantable", "unsound")  # the last: the tests fail without the fault as well
+_LEFT_OUT = [f"-pno:{name}" for name in ("cacheprovider", "anyio", "xdist")]  # plugins that take long to import
 _WITH_TORCH = ("tests/train/", "tests/horovod/")
 # Each run of pytest is forked from a process that has imported what takes long, and nothing of paceline.
 _SERVER = """
 import json, os, sys
-import hypothesis, pytest, pytest_timeout
+import pytest, pytest_timeout
+from hypothesis import Phase, settings
+settings.register_profile("first", phases=(Phase.explicit, Phase.reuse, Phase.generate))
+settings.load_profile("first")  # the first example that fails is enough
 for name in sys.argv[1:]:
     __import__(name)
 for line in sys.stdin:
@@ -56,60 +58,49 @@ for line in sys.stdin:
 
 
 class Fault(TypedDict):
-    """A line of the list."""
+    """An entry of the list."""
 
     room: str
     what: str
-    where: str  # the function
+    where: str  # the qualified name of the function
     old: str
     new: str
-    tests: list[str]  # FILE::TEST, the cheapest first
-
-
-class Result(TypedDict):
-    """What came of it."""
-
-    room: str
-    what: str
-    result: str
-    why: str
-    seconds: float
+    tests: list[str]  # FILE::TEST or FILE, the cheapest first
 
 
 class Copy:
     """A copy of a working tree, with an environment of its own that imports paceline from there."""
 
-    def __init__(self, tree: Path, folder: Path) -> None:
-        self.root, self.python = folder, folder / ".venv/bin/python"
+    def __init__(self, tree: Path, root: Path) -> None:
+        self._root, self._python = root, root / ".venv/bin/python"
         self._servers: dict[tuple[str, ...], subprocess.Popen[str]] = {}
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, stdout=subprocess.PIPE, check=True).stdout
         for name in filter(None, listed.decode().split("\0")):
             if (tree / name).exists():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(tree / name, folder / name)
-        venv.create(folder / ".venv")
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(tree / name, root / name)
+        venv.create(root / ".venv")
+        purelib = sysconfig.get_path("purelib", vars={"base": str(root / ".venv")})
         packages = [it for it in sys.path if it.endswith("site-packages")]
-        purelib = sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")})
-        Path(purelib, "copy.pth").write_text("\n".join([str(folder / "src"), *packages]), encoding="utf-8")
-        script = self.python.with_name("paceline")
-        script.write_text(f"#!{self.python}\nimport sys\nfrom paceline.cli.main import main\nsys.exit(main())\n")
+        Path(purelib, "copy.pth").write_text("\n".join([str(root / "src"), *packages]), encoding="utf-8")
+        script = self._python.with_name("paceline")
+        script.write_text(f"#!{self._python}\nimport sys\nfrom paceline.cli.main import main\nsys.exit(main())\n")
         script.chmod(0o755)
+        self._source = {path: path.read_text(encoding="utf-8") for path in sorted((root / "src").rglob("*.py"))}
+        self._tests = {path: path.read_text(encoding="utf-8") for path in sorted((root / "tests").rglob("test_*.py"))}
 
     def test(self, tests: list[str], limit: float, *more: str) -> tuple[int, str]:
         """Run tests; returns the exit status of pytest, that of SIGKILL if it takes too long, and what it wrote."""
         preload = ("torch",) if any(it.startswith(_WITH_TORCH) for it in tests) else ()
         if preload not in self._servers:
-            command = [str(self.python), "-c", _SERVER, *preload]
-            env = {**os.environ, "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
-            pipe = subprocess.PIPE
+            env = {**os.environ, "PATH": f"{self._python.parent}:{os.environ['PATH']}"}
             self._servers[preload] = subprocess.Popen(
-                command, cwd=self.root, env=env, stdin=pipe, stdout=pipe, text=True
-            )
-        server, out = self._servers[preload], self.root.with_suffix(".out")
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps([str(out), "-q", *_LEFT_OUT, *more, *tests]) + "\n")
-        server.stdin.flush()
+                [str(self._python), "-c", _SERVER, *preload], cwd=self._root, env=env, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        server, out = self._servers[preload], self._root.with_suffix(".out")
+        assert server.stdin is not None and server.stdout is not None
+        print(json.dumps([str(out), "-q", *_LEFT_OUT, *more, *tests]), file=server.stdin, flush=True)
         timer = threading.Timer(limit, os.killpg, (int(server.stdout.readline()), signal.SIGKILL))
         timer.start()
         code = int(server.stdout.readline())
@@ -122,108 +113,64 @@ class Copy:
             server.communicate()
 
     def tests_of(self, fault: Fault) -> list[str]:
-        """Its tests where they are now: in their file or another one; the whole file if a test is gone."""
+        """Its tests where they are now."""
         found: list[str] = []
         for test in fault["tests"]:
             file, _, name = test.partition("::")
-            files = [self.root / file, *sorted((self.root / "tests").rglob("test_*.py"))]
-            has = [it for it in files if it.exists() and name and f"def {name}(" in it.read_text(encoding="utf-8")]
-            if has:
-                found.append(f"{has[0].relative_to(self.root)}::{name}")
-            elif (self.root / file).exists():
+            files = sorted(self._tests, key=lambda path: path != self._root / file)
+            there = [path for path in files if name and f"def {name}(" in self._tests[path]]
+            if there:
+                found.append(f"{there[0].relative_to(self._root)}::{name}")
+            elif self._root / file in self._tests:
                 found.append(file)
-        return found
-
-    def place(self, fault: Fault) -> tuple[Path, re.Match[str]] | None:
-        """The file and the text that a fault replaces; None unless there is exactly one."""
-        pattern = re.compile(r"[ ]*\n\s*".join(re.escape(line.strip()) for line in fault["old"].strip().split("\n")))
-        files = [(path, path.read_text(encoding="utf-8")) for path in sorted((self.root / "src").rglob("*.py"))]
-        found = [(path, match) for path, text in files for match in pattern.finditer(text)]
-        if len(found) > 1:
-            found = [it for it in found if _function(it[1]) == fault["where"]]
-        return found[0] if len(found) == 1 else None
+        return list(dict.fromkeys(found))
 
     def plant(self, fault: Fault, limit: float) -> tuple[str, str]:
         """Whether the tests find a fault, and why it is believed."""
-        tests, place = self.tests_of(fault), self.place(fault)
-        if place is None or not tests:
-            return "not plantable", "no tests" if place else "the text is not there, or not once"
-        path, match = place
-        line = match.string[match.string.rfind("\n", 0, match.start()) + 1 :]
-        margin = line[: len(line) - len(line.lstrip())]
-        new = fault["new"].strip("\n").replace("\n", "\n" + margin)
-        self._write(path, match.string[: match.start()] + new + match.string[match.end() :])
+        lines = [re.escape(line.strip()) for line in fault["old"].strip().split("\n")]
+        pattern, tests = re.compile(r"[ ]*\n\s*".join(lines)), self.tests_of(fault)
+        found = [(path, match) for path, text in self._source.items() for match in pattern.finditer(text)]
+        if len(found) > 1:
+            found = [it for it in found if _function(it[1]) == fault["where"]]
+        if len(found) != 1 or not tests:
+            return "not plantable", f"the text is there {len(found)} times" if tests else "its tests are gone"
+        path, match = found[0]
+        text, (begin, end) = match.string, match.span()
+        margin = re.match(r"[ ]*", text[text.rfind("\n", 0, begin) + 1 :])
+        new = fault["new"].strip("\n").replace("\n", f"\n{margin.group() if margin else ''}")
+        _write(path, text[:begin] + new + text[end:])
         try:
             code, out = self.test(tests, limit, "-x")
         finally:
-            self._write(path, match.string)
+            _write(path, text)
         failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", out, re.MULTILINE)
-        why = (
-            failed[0][:160]
-            if failed
-            else "no answer within the limit"
-            if code == -signal.SIGKILL
-            else f"exit status {code}"
-        )
-        return "missed" if code == 0 else "found", "" if code == 0 else why
+        why = failed[0][:160] if failed else "no end within the limit" if code < 0 else f"exit status {code}"
+        return ("missed", "") if code == 0 else ("found", why)
 
-    def _write(self, path: Path, text: str) -> None:
-        """Write a source file; what Python has compiled of it in the same second does not count."""
-        path.write_text(text, encoding="utf-8")
-        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-            compiled.unlink()
+
+def _write(path: Path, text: str) -> None:
+    """Write a source file; what Python has compiled of it in the same second is not used."""
+    path.write_text(text, encoding="utf-8")
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def _function(match: re.Match[str]) -> str:
     """The qualified name of the function, or class, that a text is in."""
-    names: list[str] = []
-    line = match.string.count("\n", 0, match.start()) + 1
+    names, line = [], match.string.count("\n", 0, match.start()) + 1
     body: list[ast.stmt] = ast.parse(match.string).body
-    while inside := [it for it in body if isinstance(it, _NAMED) and it.lineno <= line <= (it.end_lineno or 0)]:
+    named = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+    while inside := [it for it in body if isinstance(it, named) and it.lineno <= line <= (it.end_lineno or 0)]:
         names.append(inside[0].name)
         body = inside[0].body
     return ".".join(names)
 
 
-def main() -> int:
-    """Plant the faults, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="ROOM", default="", help="the faults of this room")
-    parser.add_argument("--again", metavar="FILE", type=Path, help="those that a result file of another time has found")
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="so many at a time")
-    parser.add_argument("--limit", metavar="SECONDS", type=float, default=120.0, help="for one; a hang counts as found")
-    parser.add_argument("--list", metavar="FILE", type=Path, default=HERE / "tests/faults.toml")
-    parser.add_argument("--tree", metavar="FOLDER", type=Path, default=HERE, help="the working tree to copy")
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("faults.json"), help="the result file")
-    parser.add_argument("--unchecked", action="store_true", help="believe that the tests pass without a fault")
-    options = parser.parse_args()
-    faults: list[Fault] = tomllib.loads(options.list.read_text(encoding="utf-8"))["fault"]
-    faults = [it for it in faults if it["room"].startswith(options.only)]
-    if options.again:
-        before: list[Result] = json.loads(options.again.read_text(encoding="utf-8"))
-        known = {it["what"] for it in before if it["result"] == "found"}
-        faults = [it for it in faults if it["what"] in known]
-    with tempfile.TemporaryDirectory(prefix="paceline-faults-") as folder:
-        copies = [Copy(options.tree, Path(folder, str(number))) for number in range(options.jobs)]
-        unsound = set() if options.unchecked else _unsound(copies[0], faults)
-        try:
-            results = _plant_all(faults, copies, options.limit, unsound, options.out)
-        finally:
-            for copy in copies:
-                copy.close()
-    return _tell(results)
-
-
-def _unsound(copy: Copy, faults: list[Fault]) -> set[str]:
-    """The tests that fail without a fault."""
-    tests = sorted({test for fault in faults for test in copy.tests_of(fault)})
-    out = copy.test(tests, 3600.0, "--tb=no", "-rfE")[1]
-    return {it.partition("[")[0] for it in re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)}
-
-
-def _plant_all(faults: list[Fault], copies: list[Copy], limit: float, unsound: set[str], out: Path) -> list[Result]:
-    """Plant them, one at a time in each copy; the result file has those that are done."""
-    results: list[Result] = []
+def _plant_all(faults: list[Fault], copies: list[Copy], limit: float, out: Path) -> Counter[tuple[str, str]]:
+    """Plant faults, one at a time in each copy; returns how many of each room have which result."""
+    tests = sorted({test for fault in faults for test in copies[0].tests_of(fault)})
+    failing = re.findall(r"^(?:FAILED|ERROR) ([^ [\n]+)", copies[0].test(tests, 3600.0, "-rfE")[1], re.MULTILINE)
+    results: list[dict[str, object]] = []
     free, lock = copies[:], threading.Lock()
 
     def plant(fault: Fault) -> None:
@@ -231,8 +178,7 @@ def _plant_all(faults: list[Fault], copies: list[Copy], limit: float, unsound: s
             copy = free.pop()
         begun = time.monotonic()
         result, why = copy.plant(fault, limit)
-        if result == "found" and not unsound.isdisjoint(copy.tests_of(fault)):
-            result = "unsound"
+        result = "unsound" if result == "found" and {*failing} & {*copy.tests_of(fault)} else result
         with lock:
             free.append(copy)
             seconds = round(time.monotonic() - begun, 1)
@@ -244,19 +190,37 @@ def _plant_all(faults: list[Fault], copies: list[Copy], limit: float, unsound: s
 
     with ThreadPoolExecutor(len(copies)) as pool:
         list(pool.map(plant, faults))
-    return results
+    return Counter((str(it["room"]), str(it["result"])) for it in results)
 
 
-def _tell(results: list[Result]) -> int:
-    """Print how many of each room were found, and all others by name; returns 1 if there are such."""
-    counts = Counter((it["room"], it["result"]) for it in results)
-    print(f"\n{'room':32}" + "".join(f"{name:>15}" for name in RESULTS))
-    for room in sorted({it["room"] for it in results}):
-        print(f"{room:32}" + "".join(f"{counts[room, name]:15}" for name in RESULTS))
-    totals = Counter(it["result"] for it in results)
-    print(f"{'all':32}" + "".join(f"{totals[name]:15}" for name in RESULTS))
-    print(f"{sum(it['seconds'] for it in results):.0f} seconds")
-    return int(totals["found"] < len(results))
+def main() -> int:
+    """Plant the faults, and print a table; returns 1 if one is not found."""
+    parser = argparse.ArgumentParser(description="See whether the tests find the faults of tests/faults.toml.")
+    parser.add_argument("--only", metavar="ROOM", default="", help="those of rooms whose names begin so")
+    parser.add_argument("--again", metavar="FILE", type=Path, help="those that a result file of another time has found")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="so many at a time")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=120.0, help="for each; a hang is found")
+    parser.add_argument("--tree", metavar="FOLDER", type=Path, default=HERE, help="the working tree to copy")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("faults.json"), help="the result file")
+    options = parser.parse_args()
+    faults: list[Fault] = tomllib.loads((HERE / "tests/faults.toml").read_text(encoding="utf-8"))["fault"]
+    faults = [it for it in faults if it["room"].startswith(options.only)]
+    if options.again:
+        before = json.loads(options.again.read_text(encoding="utf-8"))
+        known = {it["what"] for it in before if it["result"] == "found"}
+        faults = [it for it in faults if it["what"] in known]
+    with tempfile.TemporaryDirectory(prefix="paceline-faults-") as folder:
+        copies = [Copy(options.tree, Path(folder, str(number))) for number in range(options.jobs)]
+        try:
+            counts = _plant_all(faults, copies, options.limit, options.out)
+        finally:
+            for copy in copies:
+                copy.close()
+    print(f"{'':32}" + "".join(f"{name:>15}" for name in RESULTS))
+    for room in [*sorted({room for room, _ in counts}), ""]:
+        numbers = [sum(n for it, n in counts.items() if it[1] == name and room in ("", it[0])) for name in RESULTS]
+        print(f"{room or 'all':32}" + "".join(f"{number:15}" for number in numbers))
+    return int(any(result != "found" for _, result in counts))
 
 
 if __name__ == "__main__":
