@@ -1,7 +1,7 @@
 """Plant faults in a copy of the source, one at a time, and see whether the tests find them.
 
 `tests/faults.toml` has the faults. Text that stands once in `src` is replaced in whatever file it is; text that stands
-there more often, in the function named. A test counts in whatever file it is; if it is gone, its file is run as a whole.
+there more often, in the function named. A test counts in whatever file it is; if it is gone, its whole file is run.
 """
 
 from __future__ import annotations
