@@ -21,7 +21,7 @@ VENDOR := src/paceline/web/static/vendor
 FETCHED := .vendor
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs lint bench audit constraints web-vendor web-screens clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench audit constraints web-vendor web-screens clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -76,6 +76,9 @@ nightly: $(VENV)/.dev ## A thousand faults, many kills, a million simulated jobs
 test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder in docs/testing.md; TESTS=FOLDER for less
 	$(PYTEST) $(FOUR) --costs costs.jsonl $(or $(TESTS),$(ALL))
 	$(BIN)/python -m tests.costs costs.jsonl $(if $(TESTS),,docs/testing.md)
+
+faults: $(VENV)/.dev ## Plant each fault of tests/faults.toml in a copy of the source, and see whether tests find it; AGAIN=FILE: only those that a former faults.json says were found
+	$(BIN)/python tools/faults.py --jobs 2 $(if $(AGAIN),--again $(AGAIN))
 
 lint: $(VENV)/.dev ## Style, types, which room may import which, and how large it may be
 	$(BIN)/ruff format --check .
