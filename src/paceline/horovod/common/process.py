@@ -190,11 +190,7 @@ def _part(ranks: list[int], placement: Placement, machines: dict[int, str]) -> P
 
 
 def state() -> _State:
-    """What `init` has made.
-
-    Raises:
-        ValueError: it was not called.
-    """
+    """What `init` has made."""
     if _state is None or _state.pid != os.getpid():
         raise NotInitialized()
     return _state
@@ -341,11 +337,7 @@ def stop_timeline() -> None:
 
 
 def together(kind: str, name: str | None = None, process_set: int = 0, extra: tuple[int, ...] = ()) -> Any:
-    """Do what has no tensors: a join, a barrier, a change of process sets. Returns the value of the response.
-
-    Raises:
-        HorovodInternalError: a rank is gone.
-    """
+    """Do what has no tensors: a join, a barrier, a change of process sets. Returns the value of the response."""
     return submitted(Entry(Request(kind, name or unnamed(kind, process_set), process_set, extra=extra), [])).received
 
 

@@ -19,23 +19,14 @@ from .replicas import ComparedVariables, comparison
 
 @dataclass
 class Reduction:
-    """How gradients are reduced over all ranks.
-
-    Attributes:
-        predivide: with Average, gradients are divided by it before they are summed, and multiplied by it afterwards.
-        groups: number of groups, or lists of variables, whose gradients are reduced together.
-
-    Raises:
-        ValueError: `op` is another one, a predivide factor is given with another reduction than Average, or `groups` is
-            malformed.
-    """
+    """How gradients are reduced over all ranks."""
 
     name: str  # of the operations; they are numbered
     compression: type[Compressor] = Compression.none  # how gradients are made smaller for sending
     sparse_as_dense: bool = False  # reduce IndexedSlices as dense tensors
     op: int = Average  # Average, Sum or Adasum
-    predivide: float = 1.0
-    groups: int | Sequence[Sequence[Any]] | None = None
+    predivide: float = 1.0  # with Average: gradients are divided by it before the sum, and multiplied by it afterwards
+    groups: int | Sequence[Sequence[Any]] | None = None  # how many, or lists of variables, are reduced together
     process_set: ProcessSet = global_process_set  # who takes part
     scale_local: bool = True  # divide gradients of local variables by the number of ranks
     local: set[int] = field(default_factory=set)  # ids of the variables whose gradients are not reduced
@@ -164,12 +155,7 @@ class _TapeMethods:
 
 
 class Passes:
-    """Gradients that are accumulated over several backward passes.
-
-    Args:
-        count: number of passes.
-        averages: whether the accumulated gradients are divided by it.
-    """
+    """Gradients that are accumulated over several backward passes."""
 
     def __init__(self, count: int, averages: bool) -> None:
         if count < 1:

@@ -299,7 +299,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 
 
 def reduce_all(
-    grads: Sequence[Any],
+    grads: Sequence[Any],  # what is None stays None
     names: Sequence[str | None],
     op: int,
     process_set: ProcessSet,
@@ -307,20 +307,10 @@ def reduce_all(
     compression: type[Compressor] = Compression.none,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    groups: Sequence[Sequence[int]] = (),
+    groups: Sequence[Sequence[int]] = (),  # positions of tensors that are reduced when all ranks have all of them
     compare: ComparedVariables | None = None,
 ) -> list[Any]:
-    """Reduce tensors and IndexedSlices by name, in one node of the graph. It has no gradient.
-
-    Args:
-        grads: what is None stays None.
-        names: of each.
-        groups: positions of tensors that are reduced when all ranks have all of the group.
-        compare: looks before.
-
-    Raises:
-        NotImplementedError: IndexedSlices with another reduction than Average or Sum.
-    """
+    """Reduce tensors and IndexedSlices by name, in one node of the graph. It has no gradient."""
     grouped = {index for group in groups for index in group}
     dense = [index for index, grad in enumerate(grads) if grad is not None and not isinstance(grad, tf.IndexedSlices)]
     sparse = [index for index, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]

@@ -23,12 +23,7 @@ _all: dict[tuple[int, ...], ComparedVariables] = {}  # by the ids of variables: 
 
 
 def comparison(variables: Sequence[Any], optimizer: Any = None) -> ComparedVariables | None:
-    """What compares variables when it looks in each step, before they change; None if they cannot be read.
-
-    Args:
-        variables: those that are trained together.
-        optimizer: of Keras; None if it is not known.
-    """
+    """What compares variables when it looks in each step, before they change; None if they cannot be read."""
     reads = "numpy" if tf.compat.v1.executing_eagerly_outside_functions() else "read_value"
     if not variables or not all(hasattr(one, "assign") and hasattr(one, reads) for one in variables):
         return None
@@ -72,14 +67,7 @@ class ComparedVariables(Compared):
         return [values] if len(variables) == 1 and not isinstance(values, list) else list(values)
 
     def look(self, values: Sequence[torch.Tensor]) -> None:
-        """A step has ended, and the next one is about to change the variables.
-
-        Args:
-            values: of `sources`.
-
-        Raises:
-            ReplicaMismatch: ranks differ.
-        """
+        """A step has ended, and the next one is about to change the variables."""
         self._values = values
         replicas = engine().replicas
         self.ends_step(replicas)

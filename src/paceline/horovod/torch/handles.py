@@ -34,11 +34,7 @@ _names: dict[torch.dtype, str] = {}
 
 
 def chosen_op(op: int | None, average: bool | None) -> int:
-    """The reduction that `op` and the older `average` mean.
-
-    Raises:
-        ValueError: both are given, or there is no such reduction.
-    """
+    """The reduction that `op` and the older `average` mean."""
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
@@ -79,11 +75,6 @@ def submit(
     """Submit an operation, with other tensors if they are given; returns its handle.
 
     `is_awaited` if `synchronize` follows at once.
-
-    Raises:
-        TypeError: a tensor or the process set is none, or a tensor is a DTensor.
-        ValueError: the process set is not registered or lacks this rank, a name is taken, or a tensor cannot be sent.
-        HorovodInternalError: Horovod was shut down, or a rank is gone.
     """
     if torch.is_inference_mode_enabled():  # its tensors could not be changed by other threads
         with torch.inference_mode(False):
@@ -151,11 +142,7 @@ def in_place(call: Call[Result]) -> Result:
 
 
 def check_tensor(kind: str, tensor: object) -> None:
-    """Refuse what is no tensor, or is spread over ranks.
-
-    Raises:
-        TypeError: it is one of these.
-    """
+    """Refuse what is no tensor, or is spread over ranks."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{kind} takes a torch.Tensor, not {type(tensor).__name__}")
     if found := kind_of(tensor):
@@ -163,12 +150,7 @@ def check_tensor(kind: str, tensor: object) -> None:
 
 
 def listed(kind: str, tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors of a grouped operation.
-
-    Raises:
-        TypeError: these are not tensors in a list.
-        ValueError: there are none.
-    """
+    """The tensors of a grouped operation."""
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
         raise TypeError(f"a grouped {kind} takes a list of tensors, not {type(tensors).__name__}")
     made = list(tensors)
@@ -181,12 +163,7 @@ def listed(kind: str, tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def member_of(engine: Engine, process_set: ProcessSet) -> int:
-    """The number of a process set that this rank belongs to.
-
-    Raises:
-        TypeError: it is no process set.
-        ValueError: it is not registered, or lacks this rank.
-    """
+    """The number of a process set that this rank belongs to."""
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set={process_set!r} is no hvd.ProcessSet; see hvd.add_process_set()")
     number = process_set.process_set_id
@@ -201,11 +178,7 @@ def member_of(engine: Engine, process_set: ProcessSet) -> int:
 
 
 def check_adasum(op: int, process_set: ProcessSet) -> None:
-    """Refuse what Adasum cannot do.
-
-    Raises:
-        NotImplementedError: the number of ranks is no power of two, or the process set is not the global one.
-    """
+    """Refuse what Adasum cannot do."""
     if op != ADASUM:
         return
     if process_set.process_set_id != 0:

@@ -11,11 +11,7 @@ from torch import Tensor
 def checked_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None, base: str
 ) -> dict[Tensor, str]:
-    """The name of each parameter of an optimizer; made up from `base` if none are given.
-
-    Raises:
-        ValueError: they are not pairs of unique names and parameters, or a parameter has none.
-    """
+    """The name of each parameter of an optimizer; made up from `base` if none are given."""
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:
         pairs = [(f"{base}.{index}", parameter) for index, parameter in enumerate(own)]

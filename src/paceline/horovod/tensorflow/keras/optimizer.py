@@ -17,10 +17,6 @@ def distributed(optimizer: Any, reduction: Reduction, passes: Passes) -> Any:
     """Make an optimizer of Keras apply the gradients of all ranks, and return it.
 
     It keeps its name, configuration and variables, so a saved model has an ordinary optimizer.
-
-    Raises:
-        ValueError: it is no optimizer of Keras, or is distributed already; or Adasum is asked for.
-        RuntimeError: Keras does not use TensorFlow.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
