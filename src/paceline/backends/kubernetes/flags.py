@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from paceline.backends.base import Flag
 
+_KINDS = ("job", "pytorchjob", "mpijob", "tfjob", "paddlejob", "trainjob", "jobset")
+_GANGS = ("volcano", "coscheduling")
+_PODS = ("none", "running", "all")
 FLAGS = (
     Flag("context", ("--context",), "NAME", "Context of the kubeconfig.  [default: the current one]"),
     Flag("namespace", ("--namespace",), "NAME", "Namespace in the cluster.  [default: the context's]"),
-    Flag(
-        "kind",
-        ("--kind",),
-        "KIND",
-        "job, pytorchjob, mpijob, tfjob, paddlejob, trainjob or jobset.",
-        job=True,
-        values=("job", "pytorchjob", "mpijob", "tfjob", "paddlejob", "trainjob", "jobset"),
-    ),
+    Flag("kind", ("--kind",), "KIND", f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}.", job=True, values=_KINDS),
     Flag("worker_image", ("--worker-image",), "IMAGE", "Image of all pods but the first one.", job=True),
-    Flag(
-        "gang",
-        ("--gang",),
-        "SCHEDULER",
-        "All pods start together: volcano or coscheduling.",
-        job=True,
-        values=("volcano", "coscheduling"),
-    ),
+    Flag("gang", ("--gang",), "SCHEDULER", f"All pods start together: {' or '.join(_GANGS)}.", job=True, values=_GANGS),
     Flag("runtime", ("--runtime",), "NAME", "ClusterTrainingRuntime of a TrainJob.", job=True),
     Flag(
         "clean_pods",
@@ -31,7 +20,7 @@ FLAGS = (
         "WHICH",
         "Pods that go at the end: none, running or all.",
         job=True,
-        values=("none", "running", "all"),
+        values=_PODS,
     ),
     Flag("plain", ("--plain",), "", "Run the command itself in its image, without an agent.", is_switch=True, job=True),
     Flag("python", ("--image-python",), "PYTHON", "Python in the image.  [default: python3]", job=True),

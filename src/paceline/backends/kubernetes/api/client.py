@@ -329,15 +329,6 @@ class Cluster:
         """All objects of a kind."""
         return itertools.chain.from_iterable(page["items"] for page in self.list(path, **params))
 
-    def all(self, path: str, **params: Any) -> tuple[dict[str, Object], str]:
-        """All objects of a kind by name, and the version of the list."""
-        found: dict[str, Object] = {}
-        version = ""
-        for page in self.list(path, **params):
-            found.update((item["metadata"]["name"], item) for item in page["items"])
-            version = page["metadata"]["resourceVersion"]
-        return found, version
-
     def watch(
         self, path: str, version: str, seconds: float | None = None, *, is_patient: bool = True, **params: Any
     ) -> Iterator[tuple[str, Object]]:

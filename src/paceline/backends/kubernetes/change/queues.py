@@ -34,8 +34,8 @@ def deactivate(cluster: Cluster, job: Object) -> Mapping[str, None]:
     if api_version is None:
         return {}
     path = cluster.path(api_version, "workloads")
-    found, _ = cluster.all(path, labelSelector=f"{_JOB_UID}={meta['uid']}")
-    for workload in found.values():
+    found = list(cluster.items(path, labelSelector=f"{_JOB_UID}={meta['uid']}"))
+    for workload in found:
         at = f"{path}/{workload['metadata']['name']}"
         now = cluster.patch(at, {"spec": {"active": False}})
         until = time.monotonic() + _EVICTION_SECONDS

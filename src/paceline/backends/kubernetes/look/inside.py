@@ -47,7 +47,7 @@ def asked(cluster: Cluster, pods: Sequence[Pod], request: Mapping[str, Any], pyt
 def answer_of(cluster: Cluster, pod: Pod, request: Mapping[str, Any], python: str, seconds: float) -> dict[str, Any]:
     """The answer of the program in a pod to one request."""
     command = [python, "-c", _ASK, PACKAGE, ROOT, json.dumps(request)]
-    text = output(cluster, pod, command, seconds)
+    text = b"".join(chunks(cluster, pod, command, time.monotonic() + seconds))
     try:
         answer: dict[str, Any] = json.loads(text.partition(b"\n")[0])
     except ValueError:
@@ -57,11 +57,6 @@ def answer_of(cluster: Cluster, pod: Pod, request: Mapping[str, Any], python: st
     return answer
 
 
-def output(cluster: Cluster, pod: Pod, command: Sequence[str], seconds: float) -> bytes:
-    """What a command in a pod prints."""
-    return b"".join(chunks(cluster, pod, command, time.monotonic() + seconds))
-
-
 def chunks(cluster: Cluster, pod: Pod, command: Sequence[str], until: float | None = None) -> Iterator[bytes]:
     """What a command in a pod prints, as it comes."""
     import queue
@@ -69,12 +64,8 @@ def chunks(cluster: Cluster, pod: Pod, command: Sequence[str], until: float | No
     import httpx2
     from httpx2.websockets import HTTPXWSException
 
-    params: list[tuple[str, str | int | float | bool | None]] = [
-        ("container", pod.container),
-        ("stdout", "true"),
-        ("stderr", "false"),
-    ]
-    params += [("command", word) for word in command]
+    params: list[tuple[str, str | int | float | bool | None]] = [("command", word) for word in command]
+    params += [("container", pod.container), ("stdout", "true"), ("stderr", "false")]
     url = cluster.path("v1", "pods", pod.name, "exec")
     try:
         with cluster.access.http.websocket(url, subprotocols=_PROTOCOLS, params=params) as connection:

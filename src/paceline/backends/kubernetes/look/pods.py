@@ -107,6 +107,7 @@ def _report(message: str | None) -> dict[str, Any]:
 
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError", "ErrImageNeverPull")
+_BY_NODE = ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "UnexpectedAdmissionError")
 _NO_PYTHON = re.compile(r'exec: "(?P<program>[^"]+)": (.*no such file|executable file not found|.*not found)')
 _LACKS = re.compile(r"Insufficient ([\w./-]*\w)")
 _TAINT = re.compile(r"untolerated taint \{([^}]*)\}")
@@ -181,14 +182,7 @@ def _line(event: dict[str, Any]) -> str:
 def why_ended(pod: dict[str, Any], container: dict[str, Any] | None, python: str) -> str | None:
     """Why a pod has failed, in one line, for one whose program could not say it; None if it did not fail."""
     status = pod.get("status") or {}
-    if status.get("reason") in (
-        "Evicted",
-        "Preempting",
-        "NodeLost",
-        "NodeShutdown",
-        "Terminated",
-        "UnexpectedAdmissionError",
-    ):
+    if status.get("reason") in _BY_NODE:
         message = " ".join(str(status.get("message") or "").split())
         advice = (
             "; ask for what it needs with --memory, or keep data on a volume" if "low on resource" in message else ""

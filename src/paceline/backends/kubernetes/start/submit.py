@@ -253,12 +253,9 @@ class _Limited:
 def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
     """The job with the code of another one, from its ConfigMaps."""
     found = _job(cluster, name)
-    maps, _ = cluster.all(cluster.path("v1", "configmaps"), labelSelector=f"{SELECTOR},{INSTANCE}={name}")
-    pieces: dict[str, bytes] = {}
-    for item in maps.values():
-        for key, text in (item.get("binaryData") or {}).items():
-            if key.startswith("code-"):
-                pieces[key] = base64.b64decode(text)
+    maps = cluster.items(cluster.path("v1", "configmaps"), labelSelector=f"{SELECTOR},{INSTANCE}={name}")
+    files = [file for item in maps for file in (item.get("binaryData") or {}).items()]
+    pieces = {key: base64.b64decode(text) for key, text in files if key.startswith("code-")}
     if not pieces:
         raise UserError(f"the code of job {name} went with its pods; submit the job again")
     return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=_record(found))
