@@ -82,13 +82,5 @@ submit = SectionedCommand(
     callback=_submit,
     usual=USUAL,
     context_settings={"allow_interspersed_args": False, **UNDERSCORES},
-    params=[
-        *job_options(),
-        *SPEC,
-        *NODES,
-        *TORCHRUN,
-        *HOROVODRUN,
-        *TENSORFLOW,
-        *PROGRAM_ARGUMENTS,
-    ],
+    params=[*job_options(), *SPEC, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
 )
