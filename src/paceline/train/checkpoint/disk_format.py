@@ -225,6 +225,7 @@ def sync_folder(path: Path) -> None:
 
 def make_temporary(path: Path, needed: int = 0) -> None:
     """Make the folder in which a checkpoint is written, with the marker that paceline made it."""
+    # A disk that lacks the bytes is not filled: logs and other jobs may need it.
     disk = shutil.disk_usage(path.parent)
     if disk.free < needed and disk.total:  # 0: the file system does not say
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -61,6 +61,8 @@ def _record(note: Path, **record: object) -> None:
 
 def noted(folder: Path) -> int | None:
     """The step of the last checkpoint of this job, or of the one that it resumes; None if there is none."""
+    # A script with several runs has a folder for each: `checkpoints`, `checkpoints-2`, or as it names them. Those that
+    # this process has used, or that differ in their number, are of other runs.
     path = _path()
     steps = {Path(name).name: step for name, step in _steps(path).items()} if path is not None else {}
     if folder.name in steps:

@@ -96,8 +96,8 @@ class CheckpointStore:
         rank: int,
         world_size: int,
         exchange: Exchange,
-        keep: int = 3,
-        required: bool = True,
+        keep: int = 3,  # during a save, there is one more on the disk
+        required: bool = True,  # whether a full or failing disk is an error; else rank 0 warns, and the next save tries
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least one checkpoint must be kept")

@@ -91,7 +91,7 @@ class Watch:
     # -- called by the main thread -------------------------------------------------------------------------------------
 
     def begin(self, loop: int, step: int, *, may_stop: bool) -> bool:
-        """Begin a step, unless the run is to stop before it: then return False."""
+        """Begin a step, unless the run is to stop before it and the state can be resumed: then return False."""
         with self._condition:
             self._wait_while_held()
             if may_stop and self._stop is not None and step > self._stop["after"]:
@@ -164,7 +164,7 @@ class Watch:
                 raise cause from error
 
     def compare(self, inputs: list[int], data: int | None, line: str) -> None:
-        """Send what this rank has trained on first; rank 0 warns if all ranks have sent the same. Waits for nobody."""
+        """Send checksums of what this rank has trained on first; rank 0 warns if all are equal. Waits for nobody."""
         with self._condition:
             self._send({"do": "saw", "inputs": inputs, "data": data, "line": line})
 

@@ -50,7 +50,15 @@ class Collectives:
     @overload
     def all_reduce(self, value: float, op: Reduction = "sum") -> float: ...
     def all_reduce(self, value: Tensor | float, op: Reduction = "sum") -> Tensor | float:
-        """Return the sum, mean, maximum or minimum over all ranks. The argument is not changed."""
+        """Return the sum, mean, maximum or minimum over all ranks. The argument is not changed.
+
+        Args:
+            value: a tensor of the same shape and type on every rank, or a number.
+            op: "mean" of integers is a floating-point tensor.
+
+        Returns:
+            A tensor of the same shape, or a float if `value` is a number.
+        """
         if not isinstance(value, torch.Tensor):
             return float(self.all_reduce(torch.tensor(value, dtype=torch.float64), op))
         if op not in ("sum", "mean", "max", "min"):
@@ -65,7 +73,14 @@ class Collectives:
         return result / self.world_size if op == "mean" else result
 
     def all_gather(self, tensor: Tensor, *, differentiable: bool = False) -> list[Tensor]:
-        """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only."""
+        """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only.
+
+        Args:
+            tensor: of any shape.
+            differentiable: whether gradients flow back to the ranks that the tensors come from, as a loss over the
+                samples of all ranks needs it. The gradient of `tensor` is then the sum of those that all ranks have for
+                it, so all must compute theirs. Second derivatives are an error.
+        """
         if differentiable:
             return list(_Gather.apply(self, tensor))  # type: ignore[no-untyped-call]
         return self._gathered(tensor)

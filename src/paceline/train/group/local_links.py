@@ -76,7 +76,7 @@ class LocalListener:
         self._handshakes.clear()
 
     def connect(self, own: int, addresses: Mapping[int, str], expected: Collection[int]) -> dict[int, socket.socket]:
-        """Connections to these processes, by their numbers; all of them must do their part at the same time."""
+        """Connect to `addresses`, and wait for `expected` to connect; all of them must do so at the same time."""
         self._expected = set(expected)
         until = time.monotonic() + SECONDS
         try:

@@ -39,9 +39,9 @@ class Neighbours:
         self,
         position: int,
         count: int,
-        length: int,
-        gather: Callable[[str], Sequence[str]],
-        use: Callable[[int], None],
+        length: int,  # of the file, in bytes
+        gather: Callable[[str], Sequence[str]],  # called `GATHERS` times, also if this fails
+        use: Callable[[int], None],  # with the descriptor of the file, which is closed afterwards
         *,
         timeout: float | None,
     ) -> None:

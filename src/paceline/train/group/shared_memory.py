@@ -95,7 +95,7 @@ class SharedMemory:
         postscale: float = 1.0,
         out: bool = True,
     ) -> None:
-        """Sum CPU tensors over the ranks; 16-bit ones in fp32."""
+        """Sum contiguous CPU tensors of one dimension and type over the ranks; 16-bit ones in fp32."""
         total = sum(each.numel() for each in sources)
         if not total:
             return

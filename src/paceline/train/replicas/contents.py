@@ -89,7 +89,7 @@ class Contents:
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer, count: int, *, alike: bool) -> Contents:
-    """The parameters that an optimizer trains, and its numbers."""
+    """The parameters that an optimizer trains after `count` steps, and its numbers if they are to be alike."""
     found = Contents()
     found.add({"steps": count}, -1, -1, dimensions=False)
     for number, group in enumerate(optimizer.param_groups):

@@ -37,7 +37,7 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def make_synchroniser(options: Sync, group: Group, module: torch.nn.Module) -> Synchroniser | None:
-    """Make it; a collective of all ranks."""
+    """Make it; None if DistributedDataParallel's own exchange is the best. A collective of all ranks."""
     if isinstance(options, AutoSync) and len(set(group.gather_objects(machine_id()))) == 1:
         say(group, "allreduce, since all ranks are on one machine")
         options = AllReduce()
@@ -48,7 +48,7 @@ def make_synchroniser(options: Sync, group: Group, module: torch.nn.Module) -> S
 
 
 def best_bucket_mb(options: Sync, group: Group) -> int | None:
-    """Megabytes of gradients that are best exchanged at once; a collective of all ranks."""
+    """Megabytes of gradients that are best exchanged at once, None for torch's choice; a collective of all ranks."""
     if not isinstance(options, AllReduce) or not options.is_exact or group.device.type != "cpu":
         return None
     shares_memory = (

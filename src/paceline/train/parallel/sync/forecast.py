@@ -116,7 +116,7 @@ def _shares(numel: int, element: int, ranks: int) -> int:
 
 
 def exchange_seconds(method: EveryStep, bucket: Bucket, link: Link, cost: float) -> float:
-    """Seconds of the exchange of a bucket."""
+    """Seconds of the exchange of a bucket, with `cost` seconds of compression per byte of its gradients."""
     sent = sent_bytes(method, bucket.gradients, link.ranks)
     rounds = 2 if isinstance(method, PowerSGD) else 1  # sums over the ranks, one after the other
     return rounds * link.latency + sent / link.bandwidth + cost * bucket.bytes

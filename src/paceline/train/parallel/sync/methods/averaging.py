@@ -97,7 +97,10 @@ class Worker:
 def average(
     way: tuple[Route, Wire | None], world_size: int, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int
 ) -> torch.Tensor:
-    """Average a contiguous tensor of one dimension over all ranks, in place, and return it."""
+    """Average a contiguous tensor of one dimension over all ranks, in place, and return it.
+
+    `keys` has the number and size of each parameter in it, `step` is the number of steps before.
+    """
     route, wire = way
     if route.machines == 1 and route.within is not None:
         route.within.all_reduce(tensor, world_size)
