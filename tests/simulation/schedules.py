@@ -39,22 +39,14 @@ _END = 900.0  # seconds after the last fault, in which every job ends
 
 
 class Fault(NamedTuple):
-    """Something that happens.
+    """Something that happens."""
 
-    Attributes:
-        at: seconds after the job was submitted, or after a moment.
-        node: to which node, counted among those that live, or how many.
-        seconds: how long it lasts.
-        after: the message, record or action that it follows; "" if none.
-        nth: which one of these.
-    """
-
-    at: float
+    at: float  # seconds after the job was submitted, or after a moment
     do: str
-    node: int = 0
-    seconds: float = 0.0
-    after: str = ""
-    nth: int = 1
+    node: int = 0  # to which node, counted among those that live, or how many
+    seconds: float = 0.0  # how long it lasts
+    after: str = ""  # the message, record or action that it follows; "" if none
+    nth: int = 1  # which one of these
 
 
 class Schedule(NamedTuple):

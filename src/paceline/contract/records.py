@@ -174,15 +174,20 @@ class UsageRecord(TypedDict):
     gpus: tuple[GpuUseRecord, ...]
 
 
-class MachineUseRecord(TypedDict):
-    """What a machine, or its control group, has and what is in use; see `paceline.job.job.Node`."""
+class Capacity(TypedDict):
+    """What a machine, or its control group, has: cores, and bytes of memory and of a disk; and what is in use of it."""
 
     cores: float
-    load: float
     memory: int
     memory_used: int
     disk: int
     disk_used: int
+
+
+class MachineUseRecord(Capacity):
+    """What a machine, or its control group, has and what is in use; see `paceline.job.job.Node`."""
+
+    load: float
     gpus: tuple[GpuRecord, ...]
 
 
@@ -204,15 +209,10 @@ class JobUse(TypedDict):
     written: float
 
 
-class MachineUse(TypedDict):
-    """What a node has and what is in use there: cores, bytes, and bytes per second of its network."""
+class MachineUse(Capacity):
+    """What a node has and what is in use there, and bytes per second of its network."""
 
-    cores: float
     load: float
-    memory: int
-    memory_used: int
-    disk: int
-    disk_used: int
     received: float
     sent: float
 

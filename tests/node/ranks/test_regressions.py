@@ -60,7 +60,7 @@ def test_a_lazy_import_beside_the_script_does_not_decide_the_framework(paceline:
 )
 def test_variables_that_the_script_sets_before_the_import(paceline: Paceline, before: str, by_fork: bool) -> None:
     paceline.script(
-        "from os import environ as e\ne['OMP_NUM_THREADS'] = '1'\n\ndef apply():\n    pass\n", "settings.py"
+        "from os import environ\nenviron['OMP_NUM_THREADS'] = '1'\n\ndef apply():\n    pass\n", "settings.py"
     )
     paceline.script((paceline.folder / "settings.py").read_text(), "elsewhere/unknown.py")
     paceline.env["PYTHONPATH"] = str(paceline.folder / "elsewhere")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from paceline.contract.records import GpuUseRecord, MachineUseRecord, UsageRecord
+    from paceline.contract.records import Capacity, GpuUseRecord, MachineUseRecord, UsageRecord
 
     from .gpus import Gpu
 
@@ -136,6 +136,19 @@ def spent(before: Mapping[int, Process], after: Mapping[int, Process]) -> float:
     return (own + max(0, reaped - sum(p.own + p.reaped for p in gone))) / _TICKS
 
 
+def capacity(folder: Path, proc: Path = hardware.PROC, cgroup: Path = hardware.CGROUP) -> Capacity:
+    """What the machine or its control group has, and what is in use of memory and of the disk of `folder`."""
+    cores, memory, space = hardware.cores(proc, cgroup), hardware.memory(proc, cgroup), hardware.space(folder)
+    total = memory.total if memory.limit is None else memory.limit
+    return {
+        "cores": float(cores.usable if cores.quota is None else min(cores.usable, cores.quota)),
+        "memory": total,
+        "memory_used": max(0, total - memory.available),
+        "disk": space.total if space else 0,
+        "disk_used": space.total - space.free if space else 0,
+    }
+
+
 class Meter:
     """Measures what is in use, over the time between the last two readings."""
 
@@ -166,22 +179,9 @@ class Meter:
 
     def machine(self, folder: Path) -> MachineUseRecord:
         """What is in use on the machine or in its control group, and on the disk of `folder`, at the last reading."""
-        cores, memory, space = (
-            hardware.cores(self._proc, self._cgroup),
-            hardware.memory(self._proc, self._cgroup),
-            hardware.space(folder),
-        )
-        most = cores.usable if cores.quota is None else min(cores.usable, cores.quota)
-        total = memory.total if memory.limit is None else memory.limit
-        return {
-            "cores": float(most),
-            "load": round(max(0.0, self._after.busy - self._before.busy) / self._seconds, 3),
-            "memory": total,
-            "memory_used": max(0, total - memory.available),
-            "disk": space.total if space else 0,
-            "disk_used": space.total - space.free if space else 0,
-            "gpus": tuple(gpu.record() for gpu in self._seen),
-        }
+        load = round(max(0.0, self._after.busy - self._before.busy) / self._seconds, 3)
+        gpus = tuple(gpu.record() for gpu in self._seen)
+        return {**capacity(folder, self._proc, self._cgroup), "load": load, "gpus": gpus}
 
     def jobs(
         self, agents: Mapping[str, tuple[int, int | None]], alone: Mapping[str, Sequence[str]]

@@ -240,7 +240,7 @@ def is_own_ip(address: str) -> bool:
 
 
 def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socket:
-    """A socket that listens on a port, or on a free one for 0."""
+    """A socket that listens on a port, or on a free one for 0; without an address on all of this machine."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=backlog)

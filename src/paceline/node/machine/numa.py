@@ -26,10 +26,13 @@ class CannotBind(Exception):
 
 
 def cores_of(
+    # `node`: those of the NUMA node of its GPU. `socket`: those of the socket. `exclusive`: a share of the node's
+    # physical cores that no other rank has. `core-complex`: those of the node that share one last-level cache; ranks
+    # get different ones if there are enough.
     mode: str,
     ranks: int,
-    devices: Sequence[str] | None,
-    usable: Iterable[int],
+    devices: Sequence[str] | None,  # the GPUs of the ranks, by local rank, as entries of CUDA_VISIBLE_DEVICES
+    usable: Iterable[int],  # logical cores
     *,
     proc: Path = PROC,
     sys: Path = SYS,

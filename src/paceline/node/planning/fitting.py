@@ -98,9 +98,9 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         raise Refused("--pass-index needs independent processes; add --framework indexed")
     if framework == "mpi" and imports.framework == "horovod" and job["framework"] is None:
         job = {**job, "horovod": "paceline"}  # its names; it needs none of Horovod's variables
-    if job.get("horovod") and framework not in ("horovod", "mpi"):
+    if job["horovod"] and framework not in ("horovod", "mpi"):
         raise Refused(f"--horovod {job['horovod']} is for scripts that import horovod; add --framework horovod")
-    if framework == "horovod" and not job.get("horovod") and is_installed("horovod", job):
+    if framework == "horovod" and not job["horovod"] and is_installed("horovod", job):
         job = {**job, "horovod": "real"}
     package = _package({**job, "framework": framework})
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
@@ -135,7 +135,7 @@ def _found(job: Mapping[str, Any], here: Here, imports: Imports) -> str | None:
     why = _no_mpi(job)
     if nodes[0] < nodes[1]:
         why = f"with MPI the number of nodes cannot change: give one --nnodes instead of {job['nodes']}"
-    elif imports.framework == "horovod" and job.get("horovod") != "paceline" and is_installed("horovod", job):
+    elif imports.framework == "horovod" and job["horovod"] != "paceline" and is_installed("horovod", job):
         why = "the installed Horovod may be built without MPI: add --framework mpi if it is not"
     if not why:
         return "mpi"
@@ -169,7 +169,7 @@ def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
 def _imported(job: Mapping[str, Any], imports: Imports) -> str:
     """The framework that the fork server would import."""
     framework: str = job["framework"] or ""
-    if framework == "horovod" and job.get("horovod") != "real":
+    if framework == "horovod" and job["horovod"] != "real":
         return "tensorflow" if _is_used("tensorflow", imports) and "torch" not in imports.every else "torch"
     return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
 
@@ -182,7 +182,7 @@ def _is_used(framework: str, imports: Imports) -> bool:
 def _package(job: Mapping[str, Any]) -> str | None:
     """The package that a job's framework needs; None if it needs none."""
     framework: str = job["framework"] or ""
-    return PACKAGES.get("torch" if framework == "horovod" and job.get("horovod") != "real" else framework)
+    return PACKAGES.get("torch" if framework == "horovod" and job["horovod"] != "real" else framework)
 
 
 def why_exec(job: Mapping[str, Any], imports: Imports) -> str:

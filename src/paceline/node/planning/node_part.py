@@ -36,8 +36,8 @@ def node_spec(
         env["OMP_NUM_THREADS"] = str(thread_count(job["cpus"] or devices.cores(), ranks))
     if job["devices"] == 0:
         env.update(devices.visibility(()))
-    if (job["framework"] == "horovod" or job.get("horovod")) and job.get("horovod") != "real":
-        env[HOROVOD] = job.get("horovod") or "fallback"
+    if (job["framework"] == "horovod" or job["horovod"]) and job["horovod"] != "real":
+        env[HOROVOD] = job["horovod"] or "fallback"
     env.update(variables)
     if job["checkpoint_dir"] is not None:
         env["PACELINE_CHECKPOINT_DIR"] = job["checkpoint_dir"]
@@ -53,7 +53,7 @@ def node_spec(
         env=env,
         preload=tuple(job["preload"]),
         start_method=job["start_method"],
-        keep_warm=job.get("keep_warm"),
+        keep_warm=job["keep_warm"],
         devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # the agent requests them
         node_rank=job["node_rank"] if nodes > 1 else 0,
         nodes=nodes,
@@ -66,8 +66,8 @@ def node_spec(
         silence=job["silence"],
         max_restarts=job["max_restarts"],
         grace=job["grace"],
-        hang_after=None if job.get("hang") == "off" else job.get("hang_after", 60.0),
-        restarts_when_hung=job.get("hang") == "restart",
+        hang_after=None if job["hang"] == "off" else job["hang_after"],
+        restarts_when_hung=job["hang"] == "restart",
         split_streams=split_streams,
         pass_index=job["pass_index"],
         role=job["role"],

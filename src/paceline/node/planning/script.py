@@ -259,7 +259,9 @@ def may_set_variables(nodes: Iterable[ast.AST]) -> bool:
     if any(_is_mentioned(node) or _is_renamed(node) for node in nodes):
         return True
     harmless = {id(use) for node in nodes for use in _harmless_uses(node)}
-    return any(_is_environ(node) and id(node) not in harmless for node in nodes) or any(map(_calls_putenv, nodes))
+    return any(_is_environ(node) and id(node) not in harmless for node in nodes) or any(
+        "putenv" in (getattr(node, "attr", ""), getattr(node, "id", "")) for node in nodes
+    )
 
 
 def _is_mentioned(node: ast.AST) -> bool:
@@ -302,7 +304,3 @@ def _harmless_uses(node: ast.AST) -> Iterator[ast.AST]:
 
 def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _calls_putenv(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Attribute, ast.Name)) and getattr(node, "attr", getattr(node, "id", "")) == "putenv"

@@ -237,7 +237,7 @@ class Survey:
 
 
 def connect(address: str, port: int, token: bytes, timeout: float, *, joins: bool) -> tuple[Channel, AgentStatus]:
-    """Connect to an agent; returns the connection, and the agent's status."""
+    """Connect to an agent; one that does not know the token, or is of another version, is a `PermissionError`."""
     deadline = time.monotonic() + timeout
     sock = _connected(address, port, deadline)
     try:

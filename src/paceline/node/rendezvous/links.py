@@ -47,11 +47,13 @@ class Link:
         self,
         loop: Loop,
         channel: Channel,
-        silence: float,
+        silence: float,  # seconds without a packet after which the other side is lost
         *,
         received: Callable[[Message], None],
-        lost: Callable[[bool, str], None],
-        is_stopping: Callable[[], bool] = lambda: False,
+        lost: Callable[[bool, str], None],  # whether it is known to be dead, and why it counts as lost if not
+        is_stopping: Callable[[], bool] = lambda: False,  # then only messages count, not what a kernel answers
+        # Whether the other side coordinates. After almost so long a silence of its kernel it may have given this side
+        # up, and go on soon; that it has not, only a message shows.
         follows: bool = False,
     ) -> None:
         """Begin to read, and to send."""

@@ -192,7 +192,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def owned(self, patience: float) -> Iterator[None]:
-        """Lock the job within the block, so that no other process works on it."""
+        """Lock the job within the block; BlockingIOError after `patience` seconds in which another process has it."""
         with self._locked(fcntl.LOCK_EX, patience) as is_locked:
             if not is_locked:
                 raise BlockingIOError

@@ -104,7 +104,11 @@ def record(path: Path, queue: Callable[[], list[Entry]]) -> JobRecord | None:
 def look(
     path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunDirectory], bool | None] = held_here
 ) -> Report | None:
-    """What this machine knows of a job; None if there is no job."""
+    """What this machine knows of a job; None if there is no job.
+
+    A scheduler can pass its own `liveness`: locks may not work between machines. If that returns None, it is unknown,
+    and the job's agent is searched for on this machine.
+    """
     if not is_job(path):
         return None
     if not path.exists():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from paceline.node.machine import hardware
-from paceline.node.machine.meter import Snapshot, snapshot
+from paceline.node.machine.meter import Snapshot, capacity, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -124,19 +124,12 @@ class Sampler:
         return _Used((process.own + process.reaped) / _TICKS, read, written, max(0, process.resident - shared))
 
     def _machine(self, before: _Moment, now: _Moment, seconds: float) -> MachineUse:
-        cores = hardware.cores()
-        memory, space = hardware.memory(), hardware.space(self._folder)
-        total = memory.total if memory.limit is None else memory.limit
         received, sent = (
             round(max(0, after - earlier) / seconds) for earlier, after in zip(before.network, now.network)
         )
         return {
-            "cores": float(cores.usable if cores.quota is None else min(cores.usable, cores.quota)),
+            **capacity(self._folder),
             "load": round(max(0.0, now.seen.busy - before.seen.busy) / seconds, 3),
-            "memory": total,
-            "memory_used": max(0, total - memory.available),
-            "disk": space.total if space else 0,
-            "disk_used": space.total - space.free if space else 0,
             "received": received,
             "sent": sent,
         }

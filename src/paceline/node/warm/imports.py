@@ -28,10 +28,6 @@ _OVER_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS") 
 _NOT = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "TP_SOCKET", "GLOO_SOCKET")
 
 
-def _prefixes(modules: Sequence[str]) -> tuple[str, ...]:
-    return (*_AT_START, *(_BY_LIBRARIES if modules else ()))
-
-
 def serves_fewer_threads(modules: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether ranks of a process that has imported these can be told to use fewer threads than it was to use."""
     is_known = all(name.partition(".")[0] in ("torch", "numpy") for name in modules)
@@ -40,7 +36,7 @@ def serves_fewer_threads(modules: Sequence[str], env: Mapping[str, str]) -> bool
 
 def deciding(env: Mapping[str, str], modules: Sequence[str]) -> dict[str, str]:
     """The variables that may decide what the import of modules does, as far as that is known before it."""
-    prefixes = _prefixes(modules)
+    prefixes = (*_AT_START, *(_BY_LIBRARIES if modules else ()))
     return {
         name: value
         for name, value in env.items()

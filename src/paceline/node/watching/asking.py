@@ -197,16 +197,15 @@ class Dump:
         self._process.wait()
         threads: list[Thread] = []
         try:
-            threads = [_thread(it) for it in sorted(json.loads(self._text), key=self._is_other)]
+            threads = [
+                _thread(it) for it in sorted(json.loads(self._text), key=lambda it: it["os_thread_id"] != self._pid)
+            ]
         except (ValueError, LookupError, TypeError, AttributeError):  # an error, in words
             self._errors.seek(0)
             if b"ermission" in self._errors.read():
                 problem = "may not look at it (ptrace is not permitted)"
         self._errors.close()
         self._then(threads, "" if threads else f"{_PROGRAM} {problem}")
-
-    def _is_other(self, thread: Any) -> bool:
-        return bool(thread["os_thread_id"] != self._pid)
 
 
 def _thread(it: Any) -> Thread:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find(stands: Sequence[Stand], after: float) -> Hang | None:
-    """Why no rank goes on; None as long as one may.
+    """Why no rank has gone on for `after` seconds; None as long as one may.
 
     A rank that works keeps others waiting for good reason: it compiles, evaluates, loads or saves.
     """
