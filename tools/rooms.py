@@ -46,7 +46,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/warm": 790,
     "paceline/node/watching": 1670,
     "paceline/train": 690,
-    "paceline/train/checkpoint": 1380,
+    "paceline/train/checkpoint": 1370,
     "paceline/train/control": 1030,
     "paceline/train/data": 1970,
     "paceline/train/group": 1040,
