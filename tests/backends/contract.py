@@ -37,7 +37,7 @@ SECRETIVE = """
 """
 ASKED = """
     import os, signal
-    signal.signal(signal.SIGUSR1, lambda number, _: (print("got", int(number), flush=True), os._exit(0)))
+    signal.signal(signal.SIGUSR1, lambda number, _: (os.write(1, b"got %d\\n" % number), os._exit(0)))
     print("here", flush=True)
     while True:
         signal.pause()
