@@ -36,12 +36,13 @@ _JOB: dict[str, Any] = {
 }  # fmt: skip
 _PART: dict[str, Any] = {
     "state": "@STATE@", "alive": "@ALIVE@", "why": "", "host": "@HOST@", "node_rank": "@RANK@", "has_begun": True,
+    "is_in_attempt": True,
     "nodes": 0, "ranks": 0, "job_id": "@ID@", "hosts": [], "is_elastic": False, "attempt": 0, "restarts": 0,
     "exit_code": None, "started": 0.0, "finished": None, "noticed": None, "instances": [
         {"name": "it-worker-@RANK@", "node": "@HOST@", "rank": "@RANK@", "state": "@STATE@", "pid": 4711,
          "exit_code": None},
     ], "failing_rank": None, "error": None, "cause": None, "advice": None, "traceback": None, "waiting": None,
-    "devices": [], "progress": None, "checkpoint": None, "slow": [],
+    "devices": [], "progress": None, "checkpoint": None, "slow": [], "pace": None,
 }  # fmt: skip
 _NODE: dict[str, Any] = {
     "name": "@HOST@", "devices": ["slot 0"], "allocated": {}, "cores": 2.0, "load": 0.1, "memory": 8 << 30,

@@ -19,6 +19,7 @@ from tests.late import job_spec
 from paceline.backends.packing import archive
 from paceline.node.host import batch
 from paceline.node.journal.fold import fold
+from paceline.node.journal.state import cached
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import lifecycle, make, records
 from paceline.node.store.home import Home
@@ -194,7 +195,7 @@ def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) 
     status = json.loads(made.run.status.read_text())
     status["agent"]["host"] = "another"  # on a shared disk, whose locks do not reach this machine
     made.run.journal.write_text("")
-    made.run.status.write_text(json.dumps({**status, "state": "RUNNING"}))
+    made.run.status.write_text(json.dumps(cached({**status, "state": "RUNNING"}, 0)))
 
     def state(liveness: bool | None) -> tuple[str, str | None]:
         report = records.look(made.run.path, list, lambda _: liveness)

@@ -20,6 +20,7 @@ from paceline.node.host.slurm.job_folder import Identity, JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import describe, queue, scheduler
 from paceline.node.host.slurm.look.queue import _FIELDS, Queue
+from paceline.node.journal.state import cached
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.home import Home
 
@@ -353,7 +354,7 @@ def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, mon
     run.path.mkdir(parents=True)
     run.spec.write_text(json.dumps(spec))
     agent = {"pid": 1, "host": "n0", "boot_id": "x", "start_time": 1}
-    run.status.write_text(json.dumps({"state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}))
+    run.status.write_text(json.dumps(cached({"state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}, 0)))
     row = {"JobID": "7", "Comment": "paceline:abc"}
     squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
     request = {"name": "it", "rank": 0}

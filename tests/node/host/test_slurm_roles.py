@@ -21,6 +21,7 @@ from paceline.node.host.slurm.end import finish
 from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.place import step
+from paceline.node.journal.state import cached
 
 from .test_slurm_view import NODE
 
@@ -106,10 +107,10 @@ def stopped(folder: JobFolder, number: str, saved: bool = False) -> None:
     run.mkdir(parents=True)
     (folder.of(Start(number, 0)) / "warned").write_text("limit\n")
     spec = {**job_spec.JobSpec(script="train.py", nodes=2).for_node(), "name": "it"}
-    (run / "job.json").write_text(json.dumps({"created": 1.0, "spec": spec}))
+    (run / "job.json").write_text(json.dumps({"created": 1.0, "framework": None, "spec": spec}))
     (run / "spec.json").write_text(json.dumps({**NODE, "job_id": "id"}))
     status = {"state": "STOPPED", "exit_code": 143, "ranks": [], "attempt": 0, "start": {}, "agent": None}
-    (run / "status.json").write_text(json.dumps(status))
+    (run / "status.json").write_text(json.dumps(cached(status, 0)))
     if saved:
         (run / "saved.json").write_text('{"step": 5, "folder": "/there"}')
 
@@ -177,7 +178,7 @@ def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: s
     (run / "spec.json").write_text(json.dumps(spec))
     agent = {"pid": 1, "host": "n0", "boot": "x", "start_time": 1}
     status = {"job": "it", "state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}
-    (run / "status.json").write_text(json.dumps(status))
+    (run / "status.json").write_text(json.dumps(cached(status, 0)))
     assert start(folder, "slurm-finish", "137") != 0
     assert (folder.outcome(START) is not None) == is_decided
 
@@ -191,10 +192,10 @@ def test_the_cause_of_a_failure_decides_whether_slurm_requeues_the_job(
     run.mkdir(parents=True)
     spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
     (run / "spec.json").write_text(json.dumps(spec))
-    (run / "job.json").write_text(json.dumps({"created": 1.0, "spec": spec}))
+    (run / "job.json").write_text(json.dumps({"created": 1.0, "framework": None, "spec": spec}))
     failure = {"rank": None, "message": message, "cause": cause}
     status = {"state": "FAILED", "ranks": [], "agent": None, "attempt": 0, "exit_code": 1, "finished": 2.0}
-    (run / "status.json").write_text(json.dumps({**status, "failure": failure}))
+    (run / "status.json").write_text(json.dumps(cached({**status, "failure": failure}, 0)))
     scontrol = folder.path.parent.parent / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\nkill -KILL $PPID\n")  # as Slurm ends what it requeues
     start(folder, "slurm-finish", "1")

@@ -24,6 +24,7 @@ from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.place import check_task, task
+from paceline.node.journal.state import cached
 from paceline.node.logs import growing_file
 from paceline.node.logs.following import Output, updates
 from paceline.node.logs.query import LogQuery
@@ -145,12 +146,12 @@ def test_when_a_start_is_over(tmp_path: Path) -> None:
         run = RunDirectory(folder.part(start, rank) / "it")
         run.path.mkdir(parents=True)
         run.spec.write_text("{}")
-        run.status.write_text('{"state": "STOPPED"}')
+        run.status.write_text(json.dumps(cached({"state": "STOPPED"}, 0)))
         assert folder.is_over(start)
-    run.status.write_text('{"state": "RUNNING"}')
+    run.status.write_text(json.dumps(cached({"state": "RUNNING"}, 0)))
     assert not folder.is_over(start)
     folder.part(start, 2).mkdir()
-    run.status.write_text('{"state": "FAILED"}')
+    run.status.write_text(json.dumps(cached({"state": "FAILED"}, 0)))
     assert not folder.is_over(start), "one node has not made its run directory"
     (folder.part(start, 2) / "refused").write_text("no GPU")
     assert folder.is_over(start)

@@ -14,6 +14,7 @@ from tests.late import job_spec
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.look import describe, logs
+from paceline.node.journal.state import cached
 from paceline.node.logs.query import LogQuery
 from paceline.node.store.home import Home
 
@@ -52,9 +53,11 @@ class Cluster:
         members = [{"id": f"agent {number}"} for number in range(2)]
         joined = {"attempt": attempt, "node_rank": rank, "nodes": members}
         known = {"state": state, "agent": agent, "ranks": [], "attempt": attempt, "node_rank": rank, "nodes": 2}
-        (run / "job.json").write_text(json.dumps({"created": 1.0, "spec": {**SPEC, "queue": "main"}}))
+        (run / "job.json").write_text(
+            json.dumps({"created": 1.0, "framework": None, "spec": {**SPEC, "queue": "main"}})
+        )
         (run / "spec.json").write_text(json.dumps(NODE))
-        (run / "status.json").write_text(json.dumps({**known, "start": joined, "finished": 2.0, **status}))
+        (run / "status.json").write_text(json.dumps(cached({**known, "start": joined, "finished": 2.0, **status}, 0)))
 
     def decides(self, start: Start = FIRST, **outcome: Any) -> None:
         """Let the batch script of a start have decided what follows."""

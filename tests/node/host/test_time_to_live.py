@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.node.host import queries
+from paceline.node.journal.state import cached
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.home import Home
@@ -26,10 +27,12 @@ def test_a_job_whose_agent_was_killed_is_kept_since_that_was_seen(tmp_path: Path
     run.path.mkdir(parents=True)
     run.mark()
     run.lock.touch()
-    run.job.write_text(json.dumps({"created": 1.0, "spec": {**SPEC, "ttl": 3600.0}}))
+    run.job.write_text(json.dumps({"created": 1.0, "framework": None, "spec": {**SPEC, "ttl": 3600.0}}))
     run.spec.write_text(json.dumps(NODE))
     agent = {"pid": 1, "start_time": -1, "host": socket.gethostname(), "boot": processes.boot_id()}
-    run.status.write_text(json.dumps({"state": "RUNNING", "agent": agent, "started": 2.0, "attempt": 0, "ranks": []}))
+    run.status.write_text(
+        json.dumps(cached({"state": "RUNNING", "agent": agent, "started": 2.0, "attempt": 0, "ranks": []}, 0))
+    )
     for path in run.path.iterdir():
         os.utime(path, (3.0, 3.0))  # it wrote its last line long ago
     for _ in range(2):
