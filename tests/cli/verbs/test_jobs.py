@@ -829,7 +829,7 @@ def test_one_strange_file_holds_up_no_other_job(paceline: Paceline, what: str) -
 def test_values_that_make_no_sense_hold_up_no_other_job(paceline: Paceline, changes: dict[str, Any]) -> None:
     recorded.ended(paceline, "good", "bad")
     path = paceline.home / "jobs" / "bad" / "status.json"
-    path.write_text(json.dumps({**status(paceline, "bad"), **changes}))
+    path.write_text(json.dumps({**status(paceline, "bad"), "agent": None, **changes}))
     for output in ("wide", "json"):
         done = paceline.succeeds("list", "-A", "-o", output)
         assert "good" in done.stdout

@@ -267,7 +267,7 @@ def running(path: Path) -> RunDirectory:
     elsewhere(run.log(0, 0), "first\n")
     elsewhere(run.times(0), "=1.000 0o:6\n")
     entry = {"rank": 0, "local_rank": 0, "out": str(run.log(0, 0)), "err": str(run.log(0, 0)), "error": "/none"}
-    elsewhere(run.journal, json.dumps({"event": "started", "time": 1.0, "attempt": 0, "logs": [entry]}) + "\n")
+    elsewhere(run.journal, json.dumps({"v": 1, "event": "started", "time": 1.0, "attempt": 0, "logs": [entry]}) + "\n")
     return run
 
 
@@ -290,7 +290,7 @@ def test_a_client_in_the_foreground_gets_the_last_lines(tmp_path: Path, late_byt
         found.append(update.data if isinstance(update, Output) else update.name)
         if isinstance(update, Output) and not has_ended:
             elsewhere(run.log(0, 0), "last\n")
-            elsewhere(run.journal, json.dumps({"event": "finished", "time": 2.0}) + "\n")
+            elsewhere(run.journal, json.dumps({"v": 1, "event": "finished", "time": 2.0, "state": "STOPPED"}) + "\n")
             os.close(end)
             has_ended = True
     assert found == ["started", b"first\n", b"last\n", "finished"]
