@@ -20,7 +20,7 @@ from paceline.job.job import Job
 T = "2026-01-01T00:00:{:02}Z"
 TAKEN = {"state": "STOPPED", "exit_code": 143}
 DONE = {"state": "SUCCEEDED", "exit_code": 0, "ranks": [[0, 0]]}
-FAILURE = {"rank": 1, "message": "ValueError: no", "traceback": ""}
+FAILURE = {"rank": 1, "message": "ValueError: no", "cause": "exception", "traceback": ""}
 CULPRIT = {"state": "FAILED", "exit_code": 1, "ranks": [[1, 1]], "failure": FAILURE, "error": "rank 1: ValueError: no"}
 SUCCESS = {"conditions": [{"type": "Complete", "status": "True", "lastTransitionTime": T.format(9)}]}
 FAILED = {

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.train.data.loader import refuse_update_bn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from paceline.train.data.loader import Loader
 
-    from .steps import Steps
+    from .passes import Body
 
 _OF_LOADER = frozenset({"batch_index", "batch_sampler", "batch_size", "dataset", "sampler", "samples"})
+
+
+class Counter(Protocol):
+    """Counts the steps of a run between the batches of a loader; `Steps` is one, which imports this module."""
+
+    in_loop: bool
+
+    @property
+    def body(self) -> Body | None: ...
+
+    @property
+    def needs_ends(self) -> bool: ...
+
+    def enter(self, source: Loader) -> bool: ...
+    def loop(self, source: Loader) -> AbstractContextManager[None]: ...
+    def begin(self, source: Loader) -> None: ...
+    def add(self, loader: Loader) -> None: ...
+    def end(self) -> None: ...
+    def epoch_ends(self) -> None: ...
+    def warn_of_new_loader(self) -> None: ...
 
 
 class Feed:
@@ -29,7 +50,7 @@ class Feed:
         batch_sampler: the script's own batch sampler; None if there is none.
     """
 
-    def __init__(self, loader: Loader, steps: Steps) -> None:
+    def __init__(self, loader: Loader, steps: Counter) -> None:
         self.loader = loader
         self._made_in = steps.body
         self._steps = steps

@@ -100,7 +100,10 @@ def _report(message: str | None) -> dict[str, Any]:
         found = json.loads(message or "")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) and "exit_code" in found else {}
+    if not isinstance(found, dict) or "exit_code" not in found:
+        return {}
+    failure = found.get("failure")  # a program of the user may write there, too
+    return found if failure is None or (isinstance(failure, dict) and {"cause", "message"} <= failure.keys()) else {}
 
 
 # -- why a pod waits or has died, in plain words, with what to do ------------------------------------------------------

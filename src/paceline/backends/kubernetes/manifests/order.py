@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
     from .cloning import Clone
-    from .kinds.base import Kind
 
     Manifest = dict[str, Any]
 
@@ -53,7 +52,7 @@ class Order:
     clone: Clone | None = None  # the code, if the pods fetch it by git; then `code` is None
     record: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict)  # variables that are never shown
-    kind: Kind = field(kw_only=True)  # the kind of object that it becomes
+    kind: Any = field(kw_only=True)  # the `Kind` of object that it becomes; kinds import this module
     minor: int = 24  # version of the server: 24 is 1.24
 
     @property

@@ -282,7 +282,7 @@ def _job(cluster: Cluster, name: str) -> Found:
 
 def _provisional(order: Order) -> Object:
     """The job's object, which has no pods; a Job ends soon unless it is confirmed."""
-    manifest = order.kind.manifest(order)
+    manifest: Object = order.kind.manifest(order)
     if holding.is_held(order):
         manifest["metadata"]["labels"].pop(QUEUE, None)  # what manages the queue would start it
         if not order.kind.can_suspend(manifest):  # its pods wait for what is not there yet

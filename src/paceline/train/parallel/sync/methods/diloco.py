@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .synchroniser import ApartExchange, floating, means
+from .apart import ApartExchange, floating, means
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import torch
 
 from paceline.train.parallel.sync.options import MOST_LOCAL
 
-from .synchroniser import ApartExchange, floating, means, states
+from .apart import ApartExchange, floating, means, states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
