@@ -456,7 +456,7 @@ def _seconds(text: str | None) -> float:
 
 # -- objects that a watch keeps up to date, for who looks again and again: one list and one watch per kind -------------
 
-_PAUSE = 1.0  # seconds until an API server that does not answer is asked again
+_SILENCE = 1.0  # seconds until an API server that does not answer is asked again
 _REFUSED = (401, 403)
 
 
@@ -497,7 +497,7 @@ class Mirror:
                 self._list_again()
             except ApiError as error:
                 self.is_refused = error.code in _REFUSED
-                time.sleep(_PAUSE)
+                time.sleep(_SILENCE)
 
     def _list_again(self) -> None:
         """List the objects anew, as soon as the server answers."""
@@ -506,7 +506,7 @@ class Mirror:
                 self._list()
             except UserError as error:
                 self.problem = str(error)
-                time.sleep(_PAUSE)
+                time.sleep(_SILENCE)
             else:
                 self.problem = None
                 return
