@@ -14,8 +14,8 @@ FOUR := -n 4 --dist worksteal
 SIX := -n 6 --dist loadfile --no-loadscope-reorder
 MANY = PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
 	PACELINE_CHECKPOINT_KILLS=200 PACELINE_PASS_PROGRAMS=5000 PACELINE_SIMULATED=1000000
-LAB := tests/lab $(wildcard fake_kubernetes)
-ALL := tests --ignore tests/frameworks $(wildcard fake_kubernetes)
+LAB := tests/lab tools/fake_kubernetes
+ALL := tests --ignore tests/frameworks tools/fake_kubernetes
 HERE := tests --ignore tests/lab --ignore tests/frameworks
 VENDOR := src/paceline/web/static/vendor
 FETCHED := .vendor
@@ -31,14 +31,14 @@ $(BIN)/python:
 
 # Stamps: an environment is set up again when what it is made of has changed.
 # A demo takes the versions, and only what it needs; what the gate installs is checked by its hashes as well.
-$(VENV)/.examples: $(BIN)/python pyproject.toml constraints.txt Makefile
-	sed -n 's/^\([a-z][^\\]*[^ \\]\) *\\$$/\1/p' constraints.txt > $(VENV)/versions.txt
+$(VENV)/.examples: $(BIN)/python pyproject.toml requirements/constraints.txt Makefile
+	sed -n 's/^\([a-z][^\\]*[^ \\]\) *\\$$/\1/p' requirements/constraints.txt > $(VENV)/versions.txt
 	$(PIP) -c $(VENV)/versions.txt $(TORCH) -e '.[examples]'
 	@touch $@
 
-# The last line finds nothing to install, unless constraints.txt lacks what pyproject.toml asks for.
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt tests/lab/web/requirements.txt Makefile
-	$(PIP) --require-hashes --no-deps -r constraints.txt -r tests/lab/web/requirements.txt
+# The last line finds nothing to install, unless requirements/constraints.txt lacks what pyproject.toml asks for.
+$(VENV)/.dev: $(BIN)/python pyproject.toml requirements/constraints.txt tests/lab/web/requirements.txt Makefile
+	$(PIP) --require-hashes --no-deps -r requirements/constraints.txt -r tests/lab/web/requirements.txt
 	$(PIP) $(TORCH)
 	$(PIP) --no-index --no-build-isolation -e '.[examples,dev,bench]'
 	@touch $@
@@ -90,23 +90,23 @@ lint: $(VENV)/.dev ## Style, types, which room may import which, and how large i
 bench: $(VENV)/.dev ## paceline beside the others, as ratios
 	$(BIN)/python -m benchmarks
 
-audit: ## Known vulnerabilities of the versions in constraints.txt, but those in audit.txt, which are accepted
+audit: ## Known vulnerabilities of the versions in requirements/constraints.txt, but those in requirements/audit.txt, which are accepted
 	test -d $(AUDIT) || $(PYTHON) -m venv $(AUDIT)
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
-	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes -r constraints.txt \
-		$$(sed -n 's/^\(CVE-[^ ]*\) .*/--ignore-vuln \1/p' audit.txt) \
-		|| { echo "make audit: not all is known to be sound; what was known last:"; cat audit.txt; exit 1; } >&2
+	@$(AUDIT)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/constraints.txt \
+		$$(sed -n 's/^\(CVE-[^ ]*\) .*/--ignore-vuln \1/p' requirements/audit.txt) \
+		|| { echo "make audit: not all is known to be sound; what was known last:"; cat requirements/audit.txt; exit 1; } >&2
 
-constraints: ## constraints.txt anew: as pyproject.toml asks; UPGRADE=--upgrade takes the newest versions
+constraints: ## requirements/constraints.txt anew: as pyproject.toml asks; UPGRADE=--upgrade takes the newest versions
 	test -d $(LOCK) || $(PYTHON) -m venv $(LOCK)
 	$(LOCK)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
-	grep '^#' constraints.txt > $(LOCK)/head.txt
+	grep '^#' requirements/constraints.txt > $(LOCK)/head.txt
 	echo "torch ; python_version < '3'" > $(LOCK)/without.txt
 	printf '%s\n' $(BUILD) $(OF_TORCH) > $(LOCK)/more.in
 	$(LOCK)/bin/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
-		$(UPGRADE) --all-extras --override $(LOCK)/without.txt pyproject.toml $(LOCK)/more.in -o constraints.txt
-	cat $(LOCK)/head.txt constraints.txt > $(LOCK)/new.txt
-	mv $(LOCK)/new.txt constraints.txt
+		$(UPGRADE) --all-extras --override $(LOCK)/without.txt pyproject.toml $(LOCK)/more.in -o requirements/constraints.txt
+	cat $(LOCK)/head.txt requirements/constraints.txt > $(LOCK)/new.txt
+	mv $(LOCK)/new.txt requirements/constraints.txt
 
 # A package that is not the one of vendor/VERSIONS is refused. Imports by name become relative: a browser has no node_modules.
 web-vendor: ## The libraries of the page anew, from npm, of the versions in vendor/VERSIONS
