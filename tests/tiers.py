@@ -1,4 +1,4 @@
-"""Which tests run: each target of the Makefile is complete for what it needs; docs/architecture.md lists them."""
+"""Which tests run: each target of the Makefile is complete for what it needs; docs/testing.md lists them."""
 
 from __future__ import annotations
 
