@@ -19,6 +19,7 @@ def test_the_same_files_give_the_same_archive() -> None:
     packing._archive.cache_clear()
     again = packing.archive()
     assert (again.name, again.data) == (first.name, first.data)
+    assert packing.Archive({"a.py": b"x = 1\n"}).name != packing.Archive({"a.py": b"x = 2\n"}).name
 
 
 def test_it_holds_no_client_room() -> None:

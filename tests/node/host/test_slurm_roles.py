@@ -183,12 +183,23 @@ def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: s
     assert (folder.outcome(START) is not None) == is_decided
 
 
-@pytest.mark.parametrize(("cause", "message"), [("node lost", "n1 does not answer"), ("exit", "node 1 (n1) is gone")])
+@pytest.mark.parametrize(
+    ("cause", "message", "losses", "follows"),
+    [
+        ("node lost", "n1 does not answer", 0, "requeue"), ("node lost", "n1 does not answer", 4, "requeue"),
+        ("node lost", "n1 does not answer", 5, None), ("exit", "node 1 (n1) is gone", 0, None),
+    ],
+)  # fmt: skip
 def test_the_cause_of_a_failure_decides_whether_slurm_requeues_the_job(
-    folder: JobFolder, cause: str, message: str
+    folder: JobFolder, cause: str, message: str, losses: int, follows: str | None
 ) -> None:
     describe(folder)
-    run = folder.part(START, 0) / "it"
+    for number in range(losses):
+        before = folder.of(Start("7", number))
+        before.mkdir()
+        (before / "outcome.json").write_text(json.dumps({"cause": "node lost", "next": "requeue", "time": 1.0}))
+    now = Start("7", losses)
+    run = folder.part(now, 0) / "it"
     run.mkdir(parents=True)
     spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
     (run / "spec.json").write_text(json.dumps(spec))
@@ -198,9 +209,10 @@ def test_the_cause_of_a_failure_decides_whether_slurm_requeues_the_job(
     (run / "status.json").write_text(json.dumps(cached({**status, "failure": failure}, 0)))
     scontrol = folder.path.parent.parent / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\nkill -KILL $PPID\n")  # as Slurm ends what it requeues
-    start(folder, "slurm-finish", "1")
-    outcome = folder.outcome(START)
-    assert outcome is not None and outcome["next"] == ("requeue" if cause == "node lost" else None)
+    start(folder, "slurm-finish", "1", SLURM_RESTART_COUNT=str(losses))
+    outcome = folder.outcome(now)
+    assert outcome is not None and outcome["next"] == follows
+    assert ("this has happened 6 times" in outcome.get("why", "")) == (losses == 5)
 
 
 def test_slurm_takes_a_while_to_end_what_ran_in_an_allocation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,20 +25,14 @@ JOB: JobFacts = {
     "grace": 30.0, "command": "train.py", "working_dir": "/", "folder": "/jobs/job", "code": None, "data": [],
     "tensorboard": None,
 }  # fmt: skip
-CASES = 300
+CASES = int(os.environ.get("PACELINE_FOLD_CASES", "300"))
 DEAD = "its agent (pid 7) was killed"
 
 
 def many(test: Callable[..., None]) -> Callable[..., None]:
-    """The test with a few hundred cases, and with ten thousand at night."""
-
-    @pytest.mark.parametrize(
-        "cases", [CASES, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
-    )
-    def with_cases(cases: int) -> None:
-        settings(max_examples=cases, deadline=None)(test)()
-
-    return with_cases
+    """The test with a few hundred cases, and with as many as the variable says at night."""
+    limited: Callable[..., None] = settings(max_examples=CASES, deadline=None)(test)
+    return pytest.mark.soak(pytest.mark.timeout(3600)(limited))
 
 
 def rank(number: int, state: str) -> dict[str, Any]:

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.node.files import write_json
 from paceline.node.journal import records as journal
 from paceline.node.journal.state import FINAL, reduce
+from paceline.node.rundir import directory
 from paceline.node.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -135,6 +137,19 @@ def test_on_a_full_disk_the_spare_makes_space(run: RunDirectory, monkeypatch: py
     run.append(finished())
     monkeypatch.undo()
     assert events(run) == ["warm", "finished"]
+
+
+def test_on_a_full_disk_the_spare_makes_space_for_the_status(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, content: object) -> None:
+        if run.spare.exists():
+            raise OSError(errno.ENOSPC, "full")
+        write_json(path, content)
+
+    monkeypatch.setattr(directory, "write_json", write)
+    run.write_status(BEFORE, 0)  # type: ignore[arg-type]
+    assert run.read_status() == BEFORE and not run.spare.exists()
 
 
 def test_a_full_disk_without_a_spare_is_no_error(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,8 +81,10 @@ def test_it_ends_when_the_others_have(loop: Loop, c_searches: bool) -> None:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         nodes = [entry("a", port), entry("b", 1), entry("c", other.port if c_searches else port), entry("d", port)]
-        it = Search(loop, Agent(), nodes, Network(loop, TOKEN), 0.5)
+        agent = Agent()
+        it = Search(loop, agent, nodes, Network(loop, TOKEN), 0.5)
         assert not it.run(NEVER, lambda: False) and it.is_in_vain
+        assert agent.looks > 1  # one may have been asked while it began to search
     other.close()
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import socket
+import time
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
 
+from paceline.node.eventloop.channel import Channel
+from paceline.node.rendezvous.links import BEAT_SECONDS, Link
 from paceline.node.rendezvous.silence import exceeded, since_packet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(
@@ -39,6 +46,40 @@ def test_a_kernel_answers_for_a_process_that_does_not() -> None:
                 return before is not None and after is not None and after < before
 
             eventually(answers, "what is sent is acknowledged")
+            begin = time.monotonic()
+            ours.send(b"beat")
+            eventually(lambda: since_packet(ours), "time has passed")
+            assert (since_packet(ours) or 0.0) < time.monotonic() - begin + 0.5  # the kernel counts in ticks
     one, two = socket.socketpair()
     with one, two:
         assert since_packet(one) is None
+
+
+class Clock:
+    """A loop whose time the test sets."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self.due = do
+
+    def watch(self, channel: Channel, do: Callable[[], None]) -> None: ...
+
+    def forget(self, channel: Channel) -> None: ...
+
+
+def test_a_process_that_was_suspended_first_reads_what_came_meanwhile() -> None:
+    ours, theirs = socket.socketpair()
+    loop, lost = Clock(), list[str]()
+    with theirs:
+        Link(loop, Channel(ours), 10.0, received=lambda _: None, lost=lambda dead, why: lost.append(why))  # type: ignore[arg-type]
+        loop.time = 100.0
+        loop.due()
+        assert not lost
+        loop.time += BEAT_SECONDS
+        loop.due()
+        assert lost == ["it did not answer for 10 s"]
+    ours.close()

@@ -169,9 +169,9 @@ def test_the_call_that_runs_decides_and_not_its_line(tmp_path: Path, line: str, 
 
 def test_the_times_of_attempts_are_added() -> None:
     samples = Samples()
-    for pid, steps in ((1, 1.0), (1, 3.0), (2, 2.0)):
-        samples.add(Asked("", 0, 0, 0, pid), {"threads": [], "times": {"total": steps, "steps": steps}}, Process(), 1.0)
-    assert samples.spent()["seconds"] == {"total": 1.0}
+    for pid, total, steps in ((1, 1.0, 1.0), (1, 3.0, 3.0), (2, 7.0, 2.0)):
+        samples.add(Asked("", 0, 0, 0, pid), {"threads": [], "times": {"total": total, "steps": steps}}, Process(), 1.0)
+    assert samples.spent()["seconds"] == {"total": 2.0}
 
 
 def test_a_rank_that_evaluates_alone_is_named() -> None:
@@ -267,6 +267,7 @@ def test_the_rate_of_a_folder(tmp_path: Path) -> None:
                             "threads_at": "train.py:2"}, r"; torch.set_num_threads\(2\) at train.py:2 would save"),
         ({"loading": 0.5}, {"read": 1e5, "reads": 400.0}, "in 400 reads of 250 B on average: many small files"),
         ({"workers": 0.6}, {**_LOADER, "used": 2.0, "free": 6.0}, "num_workers=5 would save"),
+        ({"workers": 0.55}, {**_LOADER, "used": 2.0, "free": 6.0}, "num_workers=5 would save"),
         ({"workers": 0.6}, {**_LOADER, "used": 2.0, "free": 0.0, "still": {"loading": 1}}, "less work on each sample"),
         ({"exchange": 0.4}, {"busiest": {"rank": 3, "exchange": 0.1, "others": 0.5, "part": "script",
                                          "line": "train.py:9"}}, "wait for rank 3, .* would save about 40 %"),

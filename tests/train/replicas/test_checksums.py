@@ -45,6 +45,14 @@ def test_every_flipped_bit_changes_the_sum_of_its_tensor_alone(
     assert [each for number, each in enumerate(after) if number != 1] == [before[0], *before[2:]]
 
 
+@pytest.mark.parametrize("size", [40_001, 40_007, 2 * COLUMNS * 8 + 5])
+def test_the_last_bytes_of_a_large_tensor_count(size: int) -> None:
+    tensor = _tensor(torch.uint8, [size], 1)
+    before = _sums(tensor)
+    tensor[-1] ^= 1
+    assert _sums(tensor) != before
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(_TYPES), st.lists(st.integers(0, 9), min_size=2, max_size=3) | st.just([130, 131]), st.data())
 def test_equal_bits_have_equal_sums_whatever_their_strides_and_neighbours(

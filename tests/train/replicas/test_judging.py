@@ -131,3 +131,8 @@ def test_causes_are_told_apart() -> None:
     assert "gradients that ranks do not exchange" in sentence(both, "after step 1", 0, begins=False)
     state: Any = {rank: [("state", "exp_avg of a", (rank, 7, 5))] for rank in range(2)}
     assert "the optimizer state exp_avg of a" in sentence(compare(state, {}), "", 3, begins=False)
+    assert (
+        compare({rank: [*state[rank], *parts[rank]] for rank in range(2)}, {}).name == "a"
+    )  # the cause, not what follows
+    numbers: Any = {rank: [*state[rank], *parts[rank], ("number", "lr", str(rank))] for rank in range(2)}
+    assert compare(numbers, {}).name == "lr"

@@ -6,14 +6,15 @@ without a final state has FAILED, whatever it recorded.
 
 from __future__ import annotations
 
+import shlex
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .pace import across
 from .state import FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal, TypedDict
 
     from paceline.contract.records import (
@@ -97,6 +98,23 @@ class Scheduler(NamedTuple):
     finished: float | None = None  # when it ended; what its nodes recorded counts for more
     cause: Cause | None = None  # see `Failure`
     was_to_go_on: bool = False  # whether it ended while it was to start again, so after what its nodes recorded
+
+
+def facts_of(spec: Mapping[str, Any]) -> JobFacts:
+    """What a job's specification says of it, which anybody may have written; the rest is for those who know it."""
+    program = ["-m", spec["module"]] if spec.get("module") else filter(None, [spec.get("script") or spec.get("command")])
+    asked, ttl = spec.get("devices"), spec.get("ttl")
+    return {
+        "name": "", "backend": "", "framework": spec.get("framework"), "nodes": 0, "ranks": 0, "created": 0.0,
+        "max_restarts": int(spec.get("max_restarts") or 0), "priority": int(spec.get("priority") or 0),
+        "devices_asked": asked if isinstance(asked, int) or asked is None else list(asked),
+        "resume_from": None if spec.get("fresh") else spec.get("resume_from"), "queue": spec.get("queue"),
+        "labels": dict(spec.get("labels") or {}), "options": dict(spec.get("options") or {}),
+        "ttl": None if ttl is None else float(ttl), "grace": float(spec.get("grace", 30.0)),
+        "command": " ".join(shlex.quote(str(it)) for it in [*program, *(spec.get("args") or ())]),
+        "working_dir": str(spec.get("working_dir") or "."), "folder": "", "code": None, "data": [],
+        "tensorboard": None,
+    }  # fmt: skip
 
 
 def part_of(

@@ -7,7 +7,6 @@ import functools
 import math
 import os
 import re
-import shlex
 import signal
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from paceline.contract.checkpoint import newest_first
 from paceline.node import tensorboard
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, read_json
-from paceline.node.journal.fold import fold, part_of
+from paceline.node.journal.fold import facts_of, fold, part_of
 from paceline.node.journal.records import for_people, read
 from paceline.node.journal.state import FINAL, NewerVersion
 from paceline.node.machine import processes
@@ -152,30 +151,14 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
 
 def facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFacts:
     """What is known of a job before it runs."""
-    spec = job["spec"]
     return {
-        "name": path.name,
-        "backend": "local",
-        "framework": job["framework"],
-        "nodes": int(node["expected"] or node["nodes"]),
-        "ranks": int(node["nproc"] * node["nodes"]),
-        "created": _moment(job["created"]),
-        "max_restarts": int(node["max_restarts"]),
-        "devices_asked": asked if isinstance(asked := spec.get("devices"), int) or asked is None else list(asked),
-        "resume_from": None if spec.get("fresh") else spec.get("resume_from"),
-        "priority": int(spec["priority"]),
-        "queue": spec["queue"],
-        "labels": dict(spec["labels"]),
-        "options": dict(spec.get("options") or {}),
-        "ttl": None if spec["ttl"] is None else float(spec["ttl"]),
-        "grace": float(node["grace"]),
-        "command": _command(node["program"]),
-        "working_dir": str(node["working_dir"]),
-        "folder": os.path.realpath(path),
-        "code": job.get("code"),
-        "data": list(job.get("data", ())),
-        "tensorboard": tensorboard.describe(path),
-    }
+        **facts_of(job["spec"]),
+        "name": path.name, "backend": "local", "framework": job["framework"],
+        "nodes": int(node["expected"] or node["nodes"]), "ranks": int(node["nproc"] * node["nodes"]),
+        "created": _moment(job["created"]), "max_restarts": int(node["max_restarts"]), "grace": float(node["grace"]),
+        "working_dir": str(node["working_dir"]), "folder": os.path.realpath(path), "code": job.get("code"),
+        "data": list(job.get("data", ())), "tensorboard": tensorboard.describe(path),
+    }  # fmt: skip
 
 
 def _moment(value: Any) -> float:
@@ -230,12 +213,8 @@ def _damaged(path: Path, why: str) -> Report:
         hosts=node.get("hosts", ()),
     )  # fmt: skip
     part["error"] = why
-    known: JobFacts = {
-        "name": path.name, "backend": "local", "framework": None, "nodes": 0, "ranks": 0, "created": then,
-        "max_restarts": 0, "devices_asked": None, "resume_from": None, "priority": 0, "queue": None, "labels": {},
-        "options": {}, "ttl": None, "grace": 0.0, "command": "", "working_dir": "", "folder": os.path.realpath(path),
-        "code": None, "data": [], "tensorboard": None,
-    }  # fmt: skip
+    where = os.path.realpath(path)
+    known: JobFacts = {**facts_of({}), "name": path.name, "backend": "local", "created": then, "folder": where}
     return {"job": known, "part": part}
 
 
@@ -335,11 +314,6 @@ def events(run: RunDirectory) -> list[dict[str, Any]]:
         return sorted(for_people(read(run.journal)[0]), key=lambda event: event["time"])
     except OSError as error:
         raise Refused(f"cannot read {run.journal}: {error.strerror}") from None
-
-
-def _command(program: dict[str, Any]) -> str:
-    words = [*(["-m"] if program["kind"] == "module" else []), program["target"], *program["args"]]
-    return " ".join(map(shlex.quote, words))
 
 
 def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:

@@ -6,7 +6,6 @@ A pod that runs can be asked for what its agent recorded. Of a pod that has ende
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +16,7 @@ from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.names import CODE, LABELS, STARTED, STOPPED, role_of
 from paceline.backends.kubernetes.manifests.objects import VOLUMES
 from paceline.job.job import FINAL, Job
-from paceline.node.journal.fold import Scheduler, fold, part_of
+from paceline.node.journal.fold import Scheduler, facts_of, fold, part_of
 
 from .pods import TAKEN_AWAY
 
@@ -187,17 +186,12 @@ def _facts(job: Found, target: str, reports: Iterable[Report]) -> JobFacts:
     known = first["job"] if first else None
     ttl = job.kind.ttl(job.object)
     return {
-        "name": job.name, "backend": target,
+        **facts_of(spec), "name": job.name, "backend": target,
         "framework": spec.get("framework") or (known["framework"] if known else None)
             or next((it["framework"] for it in ended if "framework" in it), None),
         "nodes": len(job.numbers), "ranks": len(job.numbers) * job.ranks_per_pod,
-        "created": moment(job.object["metadata"]["creationTimestamp"]) or 0.0,
-        "max_restarts": int(spec.get("max_restarts") or 0), "devices_asked": spec.get("devices"),
-        "priority": int(spec.get("priority") or 0), "queue": spec.get("queue"), "labels": _labels(job),
-        "resume_from": None if spec.get("fresh") else spec.get("resume_from"), "options": spec.get("options") or {},
+        "created": moment(job.object["metadata"]["creationTimestamp"]) or 0.0, "labels": _labels(job),
         "ttl": None if ttl is None else float(ttl),
-        "grace": float(spec.get("grace", 30.0)), "command": _command(spec),
-        "working_dir": str(spec.get("working_dir") or "."), "folder": "",
         "code": _code(job, [*([known["code"]] if known and known["code"] else ()), *ended]),
         "data": [
             {"volume": it["volume"], "path": it["path"], "wanted": it["path"], "visible": True, "variable": ""}
@@ -273,9 +267,3 @@ def _code(job: Found, known: Sequence[Mapping[str, Any]]) -> CodeRecord | None:
         found["commit"] = next((it["commit"] for it in known if it.get("commit")), None)
     where = str(Path(job.spec.get("working_dir") or ".", "code", job.name))
     return cast("CodeRecord", {"path": f"{where} of the pods", **found})
-
-
-def _command(spec: Mapping[str, Any]) -> str:
-    words = ["-m"] if spec.get("module") else []
-    target = spec.get("script") or spec.get("module") or spec.get("command") or ""
-    return " ".join(map(shlex.quote, [*words, target, *map(str, spec.get("args") or ())]))

@@ -110,10 +110,8 @@ def _lost(runs: list[RunDirectory]) -> set[Path]:
 def _facts(folder: JobFolder, job: dict[str, Any], reports: list[Report]) -> JobFacts:
     """What is known of a job: what its user asked for, and what its nodes made of it."""
     spec = job["spec"]
-    program = {"kind": "module" if spec["module"] else "script", "args": spec["args"]}
-    program["target"] = spec["module"] or spec["script"] or spec["command"] or ""
     node = {
-        **spec, "nodes": str(spec["nodes"]).partition(":")[0], "expected": None, "program": program,
+        **spec, "nodes": str(spec["nodes"]).partition(":")[0], "expected": None,
         "nproc": spec["ranks"] if isinstance(spec["ranks"], int) else 1, "working_dir": job["node"]["working_dir"],
     }  # fmt: skip
     plain = records.facts(folder.path, {**job, "framework": spec["framework"]}, node)
