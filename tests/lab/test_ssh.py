@@ -279,8 +279,12 @@ def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None
     assert get(client, names[2])["waiting"] == "waits for 1 device; held by: s-1"
     nodes = client.json("top", "node", "--on", "lab")
     assert [(node["name"], node["allocated"]) for node in nodes] == [("h1", {"0": ["s-1"]}), ("h2", {"0": ["s-2"]})]
-    used = client.json("top", "job", "--on", "lab")
-    assert all(row["processes"] for row in used if row["state"] == "RUNNING")
+
+    def are_measured() -> bool:
+        used = client.json("top", "job", "--on", "lab")
+        return all(row["processes"] for row in used if row["state"] == "RUNNING")
+
+    eventually(are_measured, "their first lines of telemetry are there")
     assert client("stop", "--on", "lab", "--now", *names).returncode == 0
 
 

@@ -450,7 +450,7 @@ class Metered(Protocol):
         """The machines, and what is in use; `warn` gets the reason if one is left out."""
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-        """What these jobs use, measured briefly or since the last call; jobs that do not run are left out."""
+        """What these jobs use, as it was measured last; jobs that do not run are left out."""
 
 
 class History(NamedTuple):

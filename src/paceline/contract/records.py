@@ -184,16 +184,11 @@ class Capacity(TypedDict):
     disk_used: int
 
 
-class MachineUseRecord(Capacity):
-    """What a machine, or its control group, has and what is in use; see `paceline.job.job.Node`."""
+class NodeRecord(Capacity):
+    """A machine that runs jobs; see `paceline.job.job.Node`."""
 
     load: float
     gpus: tuple[GpuRecord, ...]
-
-
-class NodeRecord(MachineUseRecord):
-    """A machine that runs jobs; see `paceline.job.job.Node`."""
-
     name: str
     address: str
     devices: tuple[str, ...]
@@ -203,6 +198,7 @@ class NodeRecord(MachineUseRecord):
 class JobUse(TypedDict):
     """What a job uses on a node: cores that it keeps busy, bytes of memory, bytes per second of its disks."""
 
+    processes: int
     cpu: float
     memory: int
     read: float

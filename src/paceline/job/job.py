@@ -237,7 +237,7 @@ class Usage:
     Attributes:
         processes: how many it has, paceline's own among them.
         cpu: cores that they keep busy.
-        memory: bytes; shared memory is counted once.
+        memory: bytes; what processes share, such as libraries, counts in none.
         gpus: of each accelerator it uses `{"device", "use", "memory"}`: percentage of time and bytes, None if unknown.
     """
 

@@ -58,6 +58,7 @@ def test_jobs_and_the_machine(paceline: Paceline) -> None:
     submit(paceline, "busy", "-n", "2", "--devices", "0,2")
     eventually(lambda: state(paceline, "busy") == "RUNNING", "the ranks run")
     submit(paceline, "waits", "--devices", "2")
+    eventually(lambda: look(paceline, "job")[1]["processes"], "its first line of telemetry is there")
     (waits, busy) = look(paceline, "job")
     assert (busy["name"], busy["state"]) == ("busy", "RUNNING")
     assert (busy["devices_asked"], busy["devices"]) == (["0", "2"], ["0", "2"])

@@ -109,12 +109,15 @@ def test_the_tightest_limit_of_cgroups_v2_counts_and_its_cache_is_available(tmp_
             "cg/slice/memory.current": f"{3 * GIB}\n",
             "cg/slice/memory.stat": f"anon 1\ninactive_file {GIB}\n",
             "cg/slice/job/cpu.max": "150000 100000\n",
+            "cg/slice/job/cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
             "cg/slice/cpu.max": "max 100000\n",
+            "cg/slice/cpu.stat": "usage_usec 1000000\n",
             "cg/slice/pids.max": "77\n",
         },
     )
     assert hardware.memory(tmp_path, tmp_path / "cg") == hardware.Memory(16 * GIB, 2 * GIB, 4 * GIB)
     assert hardware.cores(tmp_path, tmp_path / "cg").quota == 1.5
+    assert hardware.busy_seconds(tmp_path, tmp_path / "cg") == 2.5, "of the group that has a quota"
     assert hardware.limits(tmp_path, tmp_path / "cg").processes == 77
 
 
@@ -128,10 +131,24 @@ def test_in_a_container_of_cgroups_v1_the_names_of_the_outside_are_not_there(tmp
             "cg/memory/memory.usage_in_bytes": f"{GIB}\n",
             "cg/cpu,cpuacct/cpu.cfs_quota_us": "200000\n",
             "cg/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            "cg/cpu,cpuacct/cpuacct.usage": "2500000000\n",
         },
     )
     assert hardware.memory(tmp_path, tmp_path / "cg") == hardware.Memory(16 * GIB, GIB, 2 * GIB)
     assert hardware.cores(tmp_path, tmp_path / "cg").quota == 2.0
+    assert hardware.busy_seconds(tmp_path, tmp_path / "cg") == 2.5
+    capacity = hardware.capacity(tmp_path, tmp_path, tmp_path / "cg")
+    assert capacity["cores"] == min(2.0, len(os.sched_getaffinity(0)))
+    assert (capacity["memory"], capacity["memory_used"]) == (2 * GIB, GIB)
+    assert capacity["disk"] > capacity["disk_used"] > 0
+
+
+def test_load_is_of_the_cores_we_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
+    ticks = 7 * os.sysconf("SC_CLK_TCK")
+    cpus = "".join(f"cpu{n} {ticks} 0 0 999 5 0 0 0 0 0\n" for n in range(1024))
+    tree(tmp_path, {"stat": f"cpu  1 2 3\n{cpus}intr 5\n"})
+    assert hardware.busy_seconds(tmp_path, tmp_path / "cg") == 21
 
 
 def test_what_v1_calls_no_limit_is_none(tmp_path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.node.machine import nvml
 from paceline.node.machine.devices import accelerators
-from paceline.node.machine.gpus import Gpu, GpuProcess, in_use
-from paceline.node.machine.meter import Meter
-from paceline.node.machine.processes import start_time
+from paceline.node.machine.gpus import USE_FIELDS, Gpu, in_use, parse_nvidia_smi, with_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,15 +71,7 @@ class Recorded:
     def answer_nvmlDeviceGetComputeRunningProcesses(self, device: Any, count: Any, processes: Any) -> int:
         if count._obj.value < 2:
             return INSUFFICIENT_SIZE
-        processes[0].pid, processes[0].memory = 11, 40_000_000_000
-        processes[1].pid, processes[1].memory = 12, (1 << 64) - 1
-        count._obj.value = 2
-        return 0
-
-    def answer_nvmlDeviceGetProcessUtilization(self, device: Any, samples: Any, count: Any, since: Any) -> int:
-        assert since.value > 1e15, "microseconds since 1970"
-        for sample, (time, use) in zip(samples, ((since.value + 2, 40), (since.value + 1, 90)), strict=False):
-            sample.pid, sample.time, sample.use = 11, time, use
+        processes[0].pid, processes[1].pid = 11, 12
         count._obj.value = 2
         return 0
 
@@ -103,7 +94,7 @@ def test_everything(load: Callable[..., None], cannot: tuple[str, ...]) -> None:
     load(*cannot)
     assert nvml.gpus() == (
         Gpu(0, "GPU-9b1e5d2c-53d5-1d3a-7f0c-0f3bb3b6d1a4", "NVIDIA H100 80GB HBM3", 93.0, 85520809984, 40802713600,
-            51.0, 402.13, (GpuProcess(11, 40_000_000_000, 40.0), GpuProcess(12, None, 0.0))),
+            51.0, 402.13, (11, 12)),
     )  # fmt: skip
 
 
@@ -120,11 +111,6 @@ def test_a_driver_may_not_know(load: Callable[..., None], question: str) -> None
     load(question)
     (gpu,) = nvml.gpus()
     assert getattr(gpu, QUESTIONS[question]) in (None, "")
-
-
-def test_the_use_of_processes_may_be_unknown(load: Callable[..., None]) -> None:
-    load("nvmlDeviceGetProcessUtilization")
-    assert nvml.gpus()[0].processes == (GpuProcess(11, 40_000_000_000, None), GpuProcess(12, None, None))
 
 
 def test_without_a_driver_nvidia_smi_is_asked(load: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +133,28 @@ def test_a_real_gpu(gpus: Callable[[], tuple[Gpu, ...]]) -> None:
     seen = next(gpu for gpu in gpus() if gpu.is_called(name))
     assert (seen.memory or 0) > (seen.memory_used or 0) >= held.nbytes
     assert seen.uuid.startswith("GPU-")
-    meter = Meter(gpus)
-    meter.read()
-    (use,) = meter.jobs({"me": (os.getpid(), start_time(os.getpid()))}, {"me": [name]}).values()
-    (mine,) = [gpu for gpu in use["gpus"] if gpu["device"] == name]
-    assert (mine["memory"] or 0) >= held.nbytes
+
+
+# -- nvidia-smi --------------------------------------------------------------------------------------------------------
+
+SMI = """0, GPU-5a1, NVIDIA H200, 93, 143771, 1024, 51, 402.13
+1, GPU-5a2, NVIDIA H200, [N/A], 143771, 1, [Not Supported], [N/A]
+Failed to initialize NVML
+"""
+
+
+def test_nvidia_smi_is_read() -> None:
+    found = "GPU-5a1, 4711\nGPU-5a1, 4712\n[Insufficient Permissions]\n"
+    assert with_processes(parse_nvidia_smi(SMI, USE_FIELDS)[0], found) == (
+        Gpu(0, "GPU-5a1", "NVIDIA H200", 93.0, 143771 << 20, 1 << 30, 51.0, 402.13, (4711, 4712)),
+        Gpu(1, "GPU-5a2", "NVIDIA H200", None, 143771 << 20, 1 << 20, None, None),
+    )
+
+
+@given(st.text(), st.text())
+def test_whatever_nvidia_smi_says(gpus: str, found: str) -> None:
+    with_processes(parse_nvidia_smi(gpus, USE_FIELDS)[0], found)
+
+
+def test_there_may_be_no_nvidia_smi() -> None:
+    assert in_use(("no-such-program",)) == ()

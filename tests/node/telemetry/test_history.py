@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.telemetry.history import history, metrics
+from paceline.node.telemetry.history import history, metrics, usage
 
 
 def write(path: Path, *lines: Any) -> None:
@@ -41,6 +42,24 @@ def test_a_clock_that_was_set_back(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     write(run.telemetry, line(500.0), line(510.0), line(10.0), line(20.0))
     assert [it["time"] for it in history(run)["telemetry"]] == [10.0, 20.0, 500.0, 510.0]
+
+
+def test_what_a_job_uses_now(tmp_path: Path) -> None:
+    """The sum of what its nodes have written last, if that is not long ago."""
+    runs = [RunDirectory(tmp_path / str(node)) for node in range(4)]
+    for run in runs:
+        run.path.mkdir()
+    now = time.time()
+    job = {"processes": 3, "cpu": 1.25, "memory": 100}
+    gpus = {"index": [0, 2], "use": [90.0, None], "memory": [9, 9], "memory_used": [7, 8], "power": [1.0, 2.0]}
+    write(runs[0].telemetry, line(now - 20), {**line(now - 10), "job": job, "gpus": gpus}, '{"time": 1')
+    write(runs[1].telemetry, {**line(now), "job": {**job, "memory": None}, "gpus": {"index": [5]}})
+    write(runs[2].telemetry, line(now - 45))
+    assert usage(runs) == {
+        "processes": 6, "cpu": 2.5, "memory": 100,
+        "gpus": ({"device": "0", "use": 90.0, "memory": 7}, {"device": "2", "use": None, "memory": 8}),
+    }  # fmt: skip
+    assert usage(runs[2:]) is None
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

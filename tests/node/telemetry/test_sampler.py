@@ -45,6 +45,7 @@ def test_ranks_and_their_job(tmp_path: Path) -> None:
         assert line["ranks"]["cpu"][0] * line["seconds"] == pytest.approx(0.3, abs=0.25)
         assert 64 << 20 <= line["ranks"]["memory"][0] <= line["job"]["memory"]
         assert line["job"]["cpu"] >= line["ranks"]["cpu"][0]
+        assert line["job"]["processes"] >= 2
         assert line["machine"]["memory"] > line["machine"]["memory_used"] > 0
         assert "gpus" not in line
         other = taken(sample, RankNow(3, os.getpid()))
@@ -75,10 +76,10 @@ def test_shares_of_the_time(tmp_path: Path, before: Any, after: Any, shares: tup
 @pytest.mark.parametrize(
     ("processes", "devices", "mine", "use"),
     [
-        ("GPU-a, ME, 8000\nGPU-b, 1, 8", (), [0], 0.2),
-        (f"GPU-a, {1 << 30}, 8", (), [0, 1], 0.55),  # in a container, whose processes have other numbers outside
-        ("GPU-b, 1, 8", (), [], None),
-        ("GPU-b, 1, 8", ("1",), [1], 0.9),
+        ("GPU-a, ME\nGPU-b, 1", (), [0], 0.2),
+        (f"GPU-a, {1 << 30}", (), [0, 1], 0.55),  # in a container, whose processes have other numbers outside
+        ("GPU-b, 1", (), [], None),
+        ("GPU-b, 1", ("1",), [1], 0.9),
         ("", ("GPU-a",), [0], 0.2),
     ],
 )

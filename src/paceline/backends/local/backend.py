@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
-    from paceline.node.store.usage import Gauge
 
     from .foreground import LocalRun
 
@@ -53,7 +52,6 @@ class Local(Backend):
         """Read nothing yet."""
         super().__init__(name, options, where)
         self._jobs = jobs_folder()
-        self._measures: Gauge | None = None
         self._keeps_expired = False
         self._ended: dict[str, tuple[int, Job]] | None = None  # with their identities; None: not remembered
         self._over: tuple[dict[str, int], list[Job]] | None = None  # what there is, as long as all of it has ended
@@ -253,26 +251,19 @@ class Local(Backend):
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         from paceline.job.job import Node
+        from paceline.node.machine.nvml import gpus
+        from paceline.node.store.usage import node
 
-        return [Node(**self._gauge.machine())]
+        from .prepare import here
+
+        return [Node(**node(self._jobs.parent, self._jobs, here().devices[0], gpus))]
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         from paceline.job.job import Usage
+        from paceline.node.store.usage import of_jobs
 
-        return {name: Usage(**usage) for name, usage in self._gauge.of_jobs(names).items()}
-
-    @property
-    def _gauge(self) -> Gauge:
-        """Measures usage between calls."""
-        if self._measures is None:
-            from paceline.node.machine.nvml import gpus
-            from paceline.node.store.usage import Gauge
-
-            from .prepare import here
-
-            present, slots = here().devices
-            self._measures = Gauge(self._jobs.parent, self._jobs, present, gpus, slots=slots)
-        return self._measures
+        runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
+        return {name: Usage(**usage) for name, usage in of_jobs(runs).items()}
 
     def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
         from paceline.job.job import WarmServer

@@ -211,7 +211,7 @@ class Ssh(Backend):
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What these jobs use now, on the hosts that answer; those that do not run are left out."""
         request = {"do": "usage", "names": list(names)}
-        answers, failed = self._hosts.ask(self._hosts.all, lambda host: {**request, "slots": host.slots})
+        answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
         for line in left_out(failed):
             warn(line)
         found: dict[str, Usage] = {}

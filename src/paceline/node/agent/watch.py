@@ -14,7 +14,7 @@ from paceline.node.watching.activity import Activity
 from paceline.node.watching.asking import Asked, Question, ask
 from paceline.node.watching.connections import Connections
 from paceline.node.watching.hang import grouped
-from paceline.node.watching.outside import TICKS, Process, look, look_at_children
+from paceline.node.watching.outside import Process, look, look_at_children
 from paceline.node.watching.ras import Ras
 from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
@@ -139,7 +139,7 @@ class Watch:
             Question(self._loop, rank, SHORT, partial(self._heard, rank, self._activities[number], self._quiet))
         self._judge(live, now)
         if not self._started:
-            from paceline.node.machine.meter import busy_seconds  # jobs that are over at once do not need it
+            from paceline.node.machine.hardware import busy_seconds  # jobs that are over at once do not need it
 
             self._started, self._busy = now, busy_seconds()
         if self._looks >= self._tell_at:
@@ -205,16 +205,17 @@ class Watch:
 
 def _used(pids: Sequence[int], seconds: float, busy: float) -> Spent:
     """How many cores these processes and their descendants have kept busy so far, and how many nobody has."""
-    from paceline.node.machine import devices, meter
+    from paceline.node.machine import devices, hardware, processes
 
-    now, cores = meter.snapshot(), devices.cores()
+    seen, now, cores = processes.Snapshot(), hardware.busy_seconds(), devices.cores()
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
-    trees = [now.tree(pid, now.processes[pid].start_time) for pid in pids if pid in now.processes]
+    trees = [seen.tree(pid) for pid in pids]
+    spent = sum(process.cpu + process.reaped for tree in trees for process in tree.values())
     return {
-        "cores": cores, "free": round(max(0.0, cores - (now.busy - busy) / max(seconds, 1e-9)), 2),
-        "used": round(sum(meter.spent({}, tree) for tree in trees) / max(seconds, 1e-9), 2),
+        "cores": cores, "free": round(max(0.0, cores - (now - busy) / max(seconds, 1e-9)), 2),
+        "used": round(spent / max(seconds, 1e-9), 2),
         "rate": sum(
-            look(child).read / max(uptime - process.start_time / TICKS, 1.0)
+            look(child).read / max(uptime - process.start_time / processes.TICKS, 1.0)
             for tree in trees for child, process in tree.items() if child not in pids
         ),
     }  # fmt: skip

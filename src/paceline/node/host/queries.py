@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import JobRecord
     from paceline.node.store.home import Answer, Home, Request
-    from paceline.node.store.usage import Gauge
 
 
 def describe(home: Home, request: Request) -> Answer:
@@ -87,12 +86,19 @@ def logs(home: Home, request: Request) -> Iterator[Answer]:
 
 def nodes(home: Home, request: Request) -> Answer:
     """This machine, and what of it is in use."""
-    return {"node": _gauge(home, request).machine()}
+    from paceline.node.machine.nvml import gpus
+    from paceline.node.store.plan import this_machine
+    from paceline.node.store.usage import node
+
+    devices, _ = this_machine(home, request["slots"]).devices
+    return {"node": node(home.root, home.jobs, devices, gpus)}
 
 
 def usage(home: Home, request: Request) -> Answer:
     """What jobs use here."""
-    return {"usage": _gauge(home, request).of_jobs([run.path.name for run in home.runs(request["names"])])}
+    from paceline.node.store.usage import of_jobs
+
+    return {"usage": of_jobs(home.runs(request["names"]))}
 
 
 def stands(home: Home, request: Request) -> Answer:
@@ -114,15 +120,6 @@ def contents(home: Home, request: Request) -> Answer:
     from paceline.node.store.contents import contents as contents_of_run
 
     return {"contents": {run.path.name: contents_of_run(run) for run in home.runs(request["names"])}}
-
-
-def _gauge(home: Home, request: Request) -> Gauge:
-    from paceline.node.machine.nvml import gpus
-    from paceline.node.store.plan import this_machine
-    from paceline.node.store.usage import Gauge
-
-    devices, slots = this_machine(home, request["slots"]).devices
-    return Gauge(home.root, home.jobs, devices, gpus, slots=slots)
 
 
 def volumes(home: Home, request: Request) -> Answer:

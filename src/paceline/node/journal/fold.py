@@ -102,7 +102,8 @@ class Scheduler(NamedTuple):
 
 def facts_of(spec: Mapping[str, Any]) -> JobFacts:
     """What a job's specification says of it, which anybody may have written; the rest is for those who know it."""
-    program = ["-m", spec["module"]] if spec.get("module") else filter(None, [spec.get("script") or spec.get("command")])
+    target = spec.get("module") or spec.get("script") or spec.get("command")
+    program = [*(["-m"] if spec.get("module") else []), *([target] if target else [])]
     asked, ttl = spec.get("devices"), spec.get("ttl")
     return {
         "name": "", "backend": "", "framework": spec.get("framework"), "nodes": 0, "ranks": 0, "created": 0.0,

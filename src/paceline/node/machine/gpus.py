@@ -28,7 +28,7 @@ MODEL_FIELDS = ("index", "name", "memory.total", "memory.used", "driver_version"
 USE_FIELDS = (
     "index", "uuid", "name", "utilization.gpu", "memory.total", "memory.used", "temperature.gpu", "power.draw",
 )  # fmt: skip
-_PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
+_PROCESS_FIELDS = ("gpu_uuid", "pid")
 
 
 def _query(what: str, fields: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,15 +38,6 @@ def _query(what: str, fields: tuple[str, ...]) -> tuple[str, ...]:
 NVIDIA_SMI_MODEL = _query("gpu", MODEL_FIELDS)
 NVIDIA_SMI_USE = _query("gpu", USE_FIELDS)
 NVIDIA_SMI_PROCESSES = _query("compute-apps", _PROCESS_FIELDS)
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process on a GPU: its bytes there, and the percentage of time in which it kept the GPU busy."""
-
-    pid: int
-    memory: int | None = None
-    use: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +52,7 @@ class Gpu:
     memory_used: int | None = None  # how much of it is in use, in bytes
     temperature: float | None = None  # in degrees Celsius
     power: float | None = None  # in watts
-    # those that the driver reports; their pids may be of another pid namespace than ours
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[int, ...] = ()  # on it, as the driver numbers them: it may be another pid namespace than ours
 
     def record(self) -> GpuRecord:
         """The GPU without its processes."""
@@ -144,11 +134,10 @@ def parse_nvidia_smi(text: str, fields: tuple[str, ...]) -> tuple[tuple[Gpu, ...
 
 def with_processes(gpus: tuple[Gpu, ...], text: str) -> tuple[Gpu, ...]:
     """The same GPUs with the processes in the answer to `NVIDIA_SMI_PROCESSES`."""
-    by_gpu: dict[str, list[GpuProcess]] = {}
+    by_gpu: dict[str, list[int]] = {}
     for row in _rows(text, _PROCESS_FIELDS):
         if re.fullmatch(r"[0-9]{1,12}", row["pid"]):
-            process = GpuProcess(int(row["pid"]), _mebibytes(row, "used_memory"))
-            by_gpu.setdefault(row["gpu_uuid"], []).append(process)
+            by_gpu.setdefault(row["gpu_uuid"], []).append(int(row["pid"]))
     return tuple(replace(gpu, processes=tuple(by_gpu.get(gpu.uuid, ()))) for gpu in gpus)
 
 

@@ -1,4 +1,4 @@
-"""What a machine has: cores, memory, disks, limits, read from the kernel's files.
+"""What a machine has, and what of it is in use: cores, memory, disks, limits, read from the kernel's files.
 
 Every function takes the files and folders that it reads as arguments, so that a test can pass others.
 """
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from paceline.contract.records import Capacity
+
 PROC, SYS = Path("/proc"), Path("/sys")
 CGROUP = SYS / "fs" / "cgroup"
+_TICKS: int = os.sysconf("SC_CLK_TCK")
 _NO_LIMIT = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
 
 
@@ -147,6 +150,44 @@ def space(path: Path) -> Space | None:
         free=at.f_bavail * at.f_frsize,
         free_files=at.f_favail if at.f_files else None,
     )
+
+
+def busy_seconds(proc: Path = PROC, cgroup: Path = CGROUP) -> float:
+    """Processor time spent since some moment: by the control group that has a quota, else on the cores we may use."""
+    limited = [
+        (quota, path)
+        for path, text in limits_of_cgroups("cpu", ("cpu.max", "cpu.cfs_quota_us"), proc, cgroup)
+        for quota in cpu_quotas([(path, text)])
+    ]
+    if limited:
+        folder = min(limited, key=lambda pair: pair[0])[1].parent
+        spent = re.search(r"^usage_usec ([0-9]+)$", read(folder / "cpu.stat"), re.MULTILINE)
+        if spent:
+            return int(spent[1]) / 1e6
+        nanoseconds = read(folder / "cpuacct.usage")
+        if nanoseconds.isdecimal():
+            return int(nanoseconds) / 1e9
+    usable = os.sched_getaffinity(0)
+    ticks = 0
+    for line in read(proc / "stat").splitlines():
+        found = re.match(r"cpu([0-9]+)((?: +[0-9]+)+)", line)
+        if found and int(found[1]) in usable:
+            fields = [int(field) for field in found[2].split()]
+            ticks += sum(fields[:3]) + sum(fields[5:7])  # user, nice, system; interrupts
+    return ticks / _TICKS
+
+
+def capacity(folder: Path, proc: Path = PROC, cgroup: Path = CGROUP) -> Capacity:
+    """What the machine or its control group has, and what is in use of memory and of the disk of `folder`."""
+    has, ram, disk = cores(proc, cgroup), memory(proc, cgroup), space(folder)
+    total = ram.total if ram.limit is None else ram.limit
+    return {
+        "cores": float(has.usable if has.quota is None else min(has.usable, has.quota)),
+        "memory": total,
+        "memory_used": max(0, total - ram.available),
+        "disk": disk.total if disk else 0,
+        "disk_used": disk.total - disk.free if disk else 0,
+    }
 
 
 def limits(proc: Path = PROC, cgroup: Path = CGROUP) -> Limits:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import shutil
-import time
 from typing import Any
 
-from .gpus import Gpu, GpuProcess, in_use
+from .gpus import Gpu, in_use
 
-_RECENT = 2.0  # seconds that a process's use is of
 _LETTERS = 96  # of a name, or of a UUID
 _MOST_PROCESSES = 1024  # on a GPU
-_UNKNOWN = (1 << 64) - 1  # of a size
 
 
 class _Rates(ctypes.Structure):
@@ -33,13 +30,6 @@ class _ProcessBefore(ctypes.Structure):  # of drivers before 510
 
 class _Process(ctypes.Structure):
     _fields_ = (*_ProcessBefore._fields_, ("gpu_instance", ctypes.c_uint), ("compute_instance", ctypes.c_uint))
-
-
-class _Sample(ctypes.Structure):
-    _fields_ = (
-        ("pid", ctypes.c_uint), ("time", ctypes.c_ulonglong), ("use", ctypes.c_uint), ("memory", ctypes.c_uint),
-        ("encoder", ctypes.c_uint), ("decoder", ctypes.c_uint),
-    )  # fmt: skip
 
 
 class Nvml:
@@ -99,24 +89,16 @@ class Nvml:
         """Milliwatts."""
         return self._number("nvmlDeviceGetPowerUsage", device)
 
-    def processes(self, device: Any) -> list[tuple[int, int | None]]:
-        """The pid of each process on it, and its bytes there."""
+    def processes(self, device: Any) -> list[int]:
+        """The pids of those on it."""
         for name, kind in (
             ("nvmlDeviceGetComputeRunningProcesses_v3", _Process),
             ("nvmlDeviceGetComputeRunningProcesses", _ProcessBefore),
         ):
             count, found = ctypes.c_uint(_MOST_PROCESSES), (kind * _MOST_PROCESSES)()
             if self._call(name, device, ctypes.byref(count), found):
-                return [(p.pid, None if p.memory == _UNKNOWN else int(p.memory)) for p in found[: count.value]]
+                return [process.pid for process in found[: count.value]]
         return []
-
-    def samples(self, device: Any, since: int) -> list[tuple[int, int, int]] | None:
-        """Time in microseconds, pid, and use in percent, of the processes that have used it since a time."""
-        count, found = ctypes.c_uint(_MOST_PROCESSES), (_Sample * _MOST_PROCESSES)()
-        last = ctypes.c_ulonglong(since)
-        if not self._call("nvmlDeviceGetProcessUtilization", device, found, ctypes.byref(count), last):
-            return None
-        return [(int(sample.time), sample.pid, sample.use) for sample in found[: count.value]]
 
 
 @functools.lru_cache(maxsize=1)
@@ -143,8 +125,6 @@ def _gpu(nvml: Nvml, index: int) -> Gpu:
     use, memory, temperature, power = (
         nvml.use(device), nvml.memory(device), nvml.temperature(device), nvml.power(device),
     )  # fmt: skip
-    samples = sorted(nvml.samples(device, int((time.time() - _RECENT) * 1e6)) or ())
-    last = {pid: float(percent) for _, pid, percent in samples}
     return Gpu(
         index=index,
         uuid=nvml.uuid(device),
@@ -154,7 +134,5 @@ def _gpu(nvml: Nvml, index: int) -> Gpu:
         memory_used=None if memory is None else memory[1],
         temperature=None if temperature is None else float(temperature),
         power=None if power is None else power / 1000,
-        processes=tuple(
-            GpuProcess(pid, used, last.get(pid, 0.0 if samples else None)) for pid, used in nvml.processes(device)
-        ),
+        processes=tuple(nvml.processes(device)),
     )

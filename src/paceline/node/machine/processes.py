@@ -1,11 +1,11 @@
-"""Linux processes: which descend from a process, and which end with it."""
+"""Linux processes: what they are and have used, which descend from a process, and which end with it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.contract.machine import boot_id as boot_id  # noqa: PLC0414 - goes with the start time of a process
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ROOM = "PACELINE_ROOM"
+TICKS: int = os.sysconf("SC_CLK_TCK")
+_PAGE: int = os.sysconf("SC_PAGE_SIZE")
 _ROOM_BYTES = 96 * 1024  # for the variables of a job; the kernel allows 128 KiB for one variable
 
 
@@ -45,8 +47,32 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/<pid>/stat from the state on (`man 5 proc`: field 3 is index 0), or None if it is gone."""
+class Process(NamedTuple):
+    """A process at one moment, as /proc/<pid>/stat has it."""
+
+    pid: int
+    command: str
+    state: str  # a letter of proc(5)
+    parent: int
+    start_time: int  # in clock ticks since boot; with the pid, it identifies a process
+    cpu: float  # seconds of a core that its threads have used
+    reaped: float  # the same of the children that it has waited for
+    resident: int  # bytes in memory, shared ones included
+
+
+def look(pid: int) -> Process | None:
+    """A process as it is now; None if it is gone."""
+    if (fields := _fields(pid)) is None:
+        return None
+    user, system, user_reaped, system_reaped = map(int, fields[13:17])  # in clock ticks
+    return Process(
+        pid=pid, command=fields[1], state=fields[2], parent=int(fields[3]), start_time=int(fields[21]),
+        cpu=(user + system) / TICKS, reaped=(user_reaped + system_reaped) / TICKS, resident=int(fields[23]) * _PAGE,
+    )  # fmt: skip
+
+
+def _fields(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat (`man 5 proc`: field 1 is index 0), or None if the process is gone."""
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # `open` takes twice the time
     except FileNotFoundError:
@@ -57,20 +83,51 @@ def _stat(pid: int) -> list[str] | None:
         return None
     finally:
         os.close(descriptor)
-    return text[text.rindex(b")") + 2 :].decode().split()
+    before, _, rest = text.decode(errors="replace").rpartition(")")  # a command may have spaces and brackets
+    return [*before.split(" (", 1), *rest.split()]
+
+
+class Snapshot:
+    """All processes at one moment, each read once."""
+
+    def __init__(self) -> None:
+        """Read them."""
+        self.processes: dict[int, Process] = {}
+        self._children: dict[int, list[int]] = {}
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(PermissionError):  # another user's, where /proc hides them
+                if (process := look(int(entry))) is not None:
+                    self.processes[process.pid] = process
+                    self._children.setdefault(process.parent, []).append(process.pid)
+
+    def tree(self, pid: int) -> dict[int, Process]:
+        """A process and all its descendants, zombies included (they took time); empty if the process is gone."""
+        found = {pid: self.processes[pid]} if pid in self.processes else {}
+        queue = list(found)
+        while queue:
+            for child in self._children.get(queue.pop(), ()):
+                if child not in found:  # numbers are given again, so what is read one by one may be a circle
+                    found[child] = self.processes[child]
+                    queue.append(child)
+        return found
+
+
+def descendants(root: int) -> list[int]:
+    """All living descendants of a process, in sessions of their own included; zombies are left out."""
+    return [pid for pid, it in Snapshot().tree(root).items() if pid != root and it.state != "Z"]
 
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if it is gone. With the pid, it identifies a process."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
+    process = look(pid)
+    return None if process is None or process.state == "Z" else process.start_time
 
 
 def parents(pid: int) -> dict[int, int]:
     """The parent of a process, its parent and so on, each with its `start_time`."""
     found: dict[int, int] = {}
-    while (fields := _stat(pid)) is not None:
-        pid = int(fields[1])
+    while (process := look(pid)) is not None:
+        pid = process.parent
         began = start_time(pid)
         if began is None:
             break
@@ -80,8 +137,8 @@ def parents(pid: int) -> dict[int, int]:
 
 def is_suspended(pid: int) -> bool:
     """Whether a process was stopped by a signal (SIGSTOP, SIGTSTP) and waits for SIGCONT."""
-    fields = _stat(pid)
-    return fields is not None and fields[0] == "T"
+    process = look(pid)
+    return process is not None and process.state == "T"
 
 
 def close_descriptors(kept: Collection[int] = (0, 1, 2)) -> None:
@@ -99,12 +156,17 @@ def set_title(text: str) -> None:
     """
     import ctypes  # not needed by those that only read records
 
-    fields = _stat(os.getpid())
-    begin, end = (int(fields[45]), int(fields[46])) if fields is not None and len(fields) > 46 else (0, 0)
+    begin, end = _space(48)
     if begin and end - begin > 1:  # 0: this kernel does not say
         # The last byte stays zero: without it the kernel would read on in the environment.
         title = text.encode(errors="replace")[: end - begin - 1]
         ctypes.memmove(begin, title.ljust(end - begin, b"\0"), end - begin)
+
+
+def _space(field: int) -> tuple[int, int]:
+    """The addresses in this process that a field of its stat and the next one have; zeros if the kernel has none."""
+    fields = _fields(os.getpid()) or ()
+    return (int(fields[field - 1]), int(fields[field])) if len(fields) > field else (0, 0)
 
 
 def set_environment(env: Mapping[str, str]) -> None:
@@ -118,8 +180,7 @@ def set_environment(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
-    fields = _stat(os.getpid())
-    begin, end = (int(fields[47]), int(fields[48])) if fields is not None and len(fields) > 48 else (0, 0)
+    begin, end = _space(50)
     room = min(end - begin, len(ROOM) + 1 + _ROOM_BYTES)  # what is behind it, C libraries may still point to
     if begin and room > 0:
         shown = text if len(text) < room else text[: text.rfind(b"\0", 0, room - 1) + 1]
@@ -132,8 +193,7 @@ def forget_variables(kept: Collection[str]) -> None:
 
     for name in [name for name in os.environ if name not in kept]:
         del os.environ[name]
-    fields = _stat(os.getpid())
-    begin, end = (int(fields[47]), int(fields[48])) if fields is not None and len(fields) > 48 else (0, 0)
+    begin, end = _space(50)
     at = begin
     for pair in ctypes.string_at(begin, end - begin).split(b"\0") if begin else ():
         if os.fsdecode(pair.partition(b"=")[0]) not in kept:
@@ -160,27 +220,6 @@ def environment(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
-
-
-def descendants(root: int) -> list[int]:
-    """All living descendants of a process, in sessions of their own included; zombies are left out."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            fields = _stat(int(entry))
-            if fields is not None:
-                children.setdefault(int(fields[1]), []).append(int(entry))
-                if fields[0] == "Z":
-                    children.setdefault(-1, []).append(int(entry))
-    zombies = set(children.get(-1, ()))
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        for child in children.get(queue.pop(), ()):
-            queue.append(child)
-            if child not in zombies:
-                found.append(child)
-    return found
 
 
 def signal_process(pid: int, number: int, group: bool = False) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
+    from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry, UsageRecord
     from paceline.node.rundir.directory import RunDirectory
 
 POINTS = 240  # of each series
@@ -65,7 +65,20 @@ def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> Node
     return found
 
 
-def latest(run: RunDirectory) -> Telemetry | None:
+def usage(runs: Iterable[RunDirectory]) -> UsageRecord | None:
+    """What a job uses now, as its nodes have written it last into these run directories; None if that is not known."""
+    now = [it for it in map(_latest, runs) if it is not None]
+    gpus = [it["gpus"] for it in now if "gpus" in it]
+    rows = [row for it in gpus for row in zip(*(it.get(key, ()) for key in ("index", "use", "memory_used")))]
+    return {
+        "processes": sum(it["job"].get("processes") or 0 for it in now),
+        "cpu": round(sum(it["job"].get("cpu") or 0.0 for it in now), 3),
+        "memory": sum(it["job"].get("memory") or 0 for it in now),
+        "gpus": tuple({"device": str(index), "use": use, "memory": memory} for index, use, memory in rows),
+    } if now else None  # fmt: skip
+
+
+def _latest(run: RunDirectory) -> Telemetry | None:
     """The last line of telemetry, if it is of now."""
     try:
         with open(run.telemetry, "rb", opener=regular) as file:

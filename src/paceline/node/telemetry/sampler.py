@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from paceline.node.machine import hardware
-from paceline.node.machine.meter import Snapshot, capacity, snapshot
+from paceline.node.machine import hardware, processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
     from paceline.contract.records import GpusUse, MachineUse, RanksUse, Telemetry
     from paceline.contract.stands import Spent
     from paceline.node.machine.gpus import Gpu
-    from paceline.node.machine.meter import Process
 
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 SHARES = ("data", "compute", "exchange", "checkpoint", "other")
-_TICKS: int = os.sysconf("SC_CLK_TCK")
 _PAGE: int = os.sysconf("SC_PAGE_SIZE")
 _LANES = 4  # InfiniBand counts bytes of each lane, of which ports are said to have four
 _VIRTUAL = ("br-", "cali", "cni", "docker", "flannel", "veth", "virbr")  # interfaces whose bytes others count too
@@ -64,8 +61,11 @@ class _Used(NamedTuple):
 class _Moment(NamedTuple):
     """All that is counted, at one moment."""
 
-    seen: Snapshot
+    time: float  # on `time.monotonic`'s clock
+    busy: float  # seconds that the machine's cores have worked
+    seen: processes.Snapshot
     job: _Used
+    living: int  # processes of the job
     ranks: dict[int, tuple[RankNow, _Used]]
     network: tuple[int, int]
 
@@ -83,14 +83,14 @@ class Sampler:
         before, now = self._before, self._look(agent, ranks)
         self._before = now
         mine = _of_job(self._gpus(), now)
-        seconds = 0.0 if before is None else now.seen.time - before.seen.time
+        seconds = 0.0 if before is None else now.time - before.time
         if before is None or seconds <= 0:
             return None, mine
         cpu, read, written, memory = _rates(before.job, now.job, seconds)
         line: Telemetry = {
             "time": round(time.time(), 3),
             "seconds": round(seconds, 3),
-            "job": {"cpu": cpu, "memory": memory, "read": read, "written": written},
+            "job": {"processes": now.living, "cpu": cpu, "memory": memory, "read": read, "written": written},
             "machine": self._machine(before, now, seconds),
             "ranks": _ranks(before, now, seconds),
         }
@@ -99,20 +99,16 @@ class Sampler:
         return line, mine
 
     def _look(self, agent: int, ranks: Iterable[RankNow]) -> _Moment:
-        seen = snapshot()
-        root = seen.processes.get(agent)
-        tree = seen.tree(agent, root.start_time) if root is not None else {}
+        now, seen = time.monotonic(), processes.Snapshot()
+        tree = seen.tree(agent)
         used = {pid: self._used(process) for pid, process in tree.items()}
-        found = {}
-        for rank in ranks:
-            first = tree.get(rank.pid)
-            own = seen.tree(rank.pid, first.start_time) if first is not None else {}
-            found[rank.rank] = rank, _sum(used[pid] for pid in own)
-        return _Moment(seen, _sum(used.values()), found, traffic())
+        found = {it.rank: (it, _sum(used[pid] for pid in seen.tree(it.pid) if pid in used)) for it in ranks}
+        living = sum(process.state != "Z" for process in tree.values())
+        return _Moment(now, hardware.busy_seconds(), seen, _sum(used.values()), living, found, traffic())
 
-    def _used(self, process: Process) -> _Used:
+    def _used(self, process: processes.Process) -> _Used:
         """What one process has used, and the children that it has reaped."""
-        folder, read, written, shared = f"{hardware.PROC}/{process.pid}", 0, 0, 0
+        folder, read, written, shared = f"/proc/{process.pid}", 0, 0, 0
         try:
             with open(f"{folder}/statm", "rb") as file:
                 shared = int(file.read().split()[2]) * _PAGE
@@ -121,15 +117,15 @@ class Sampler:
             read, written = int(counters[b"read_bytes"]), int(counters[b"write_bytes"])
         except (OSError, ValueError, KeyError, IndexError):  # it is gone, or may not be read
             pass
-        return _Used((process.own + process.reaped) / _TICKS, read, written, max(0, process.resident - shared))
+        return _Used(process.cpu + process.reaped, read, written, max(0, process.resident - shared))
 
     def _machine(self, before: _Moment, now: _Moment, seconds: float) -> MachineUse:
         received, sent = (
             round(max(0, after - earlier) / seconds) for earlier, after in zip(before.network, now.network)
         )
         return {
-            **capacity(self._folder),
-            "load": round(max(0.0, now.seen.busy - before.seen.busy) / seconds, 3),
+            **hardware.capacity(self._folder),
+            "load": round(max(0.0, now.busy - before.busy) / seconds, 3),
             "received": received,
             "sent": sent,
         }
@@ -195,16 +191,11 @@ def _of_job(gpus: tuple[Gpu, ...], now: _Moment) -> tuple[Gpu, ...]:
     devices = {device for rank, _ in now.ranks.values() for device in rank.devices}
     if devices:
         return tuple(gpu for gpu in gpus if any(map(gpu.is_called, devices)))
-    pids = {pid for rank, _ in now.ranks.values() for pid in _tree(now.seen, rank.pid)}
-    mine = tuple(gpu for gpu in gpus if any(process.pid in pids for process in gpu.processes))
-    is_numbered_elsewhere = not any(it.pid in now.seen.processes for gpu in gpus for it in gpu.processes)
+    pids = {pid for rank, _ in now.ranks.values() for pid in now.seen.tree(rank.pid)}
+    mine = tuple(gpu for gpu in gpus if any(pid in pids for pid in gpu.processes))
+    is_numbered_elsewhere = not any(pid in now.seen.processes for gpu in gpus for pid in gpu.processes)
     # In a container, whose processes the driver numbers as the machine does, all GPUs are the container's.
     return gpus if not mine and is_numbered_elsewhere and any(gpu.processes for gpu in gpus) else mine
-
-
-def _tree(seen: Snapshot, pid: int) -> Iterable[int]:
-    root = seen.processes.get(pid)
-    return seen.tree(pid, root.start_time) if root is not None else ()
 
 
 def _columns(gpus: Sequence[Gpu]) -> GpusUse:

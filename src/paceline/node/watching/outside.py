@@ -31,7 +31,6 @@ _CALLS = {
     },
 }.get(platform.machine(), {})  # fmt: skip
 _WITH_FILE = {"read", "write", "sendto", "recvfrom", "sendmsg", "recvmsg", "flock", "fcntl", "fsync", "fdatasync"}
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Family:
 
 def look(pid: int) -> Process:
     """A process as it is now; what may not be read of it is left out."""
-    state, _, all_cpu = _stat(pid)
+    seen = processes.look(pid)
     cpu = queued = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
         times = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
@@ -78,15 +77,15 @@ def look(pid: int) -> Process:
         states = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines())
         switches = int(states["voluntary_ctxt_switches"])
     call, file = _call(pid)
+    state, all_cpu = (seen.state, seen.cpu) if seen is not None else ("", 0.0)
     return Process(state, cpu, all_cpu, read + written, read, reads, queued, switches, call, file)
 
 
 def look_at_children(pid: int, connections: Connections) -> Family:
     """The descendants of a process; it takes a look at all processes of the machine to find them."""
-    pids = processes.descendants(pid)
-    found = [_stat(child) for child in pids]
-    states = [(state, command) for state, command, _ in found if state]
-    return Family(sum(used for _, _, used in found), states, connections.carried([pid, *pids]))
+    found = [it for it in processes.Snapshot().tree(pid).values() if it.pid != pid and it.state != "Z"]
+    states = [(it.state, it.command) for it in found]
+    return Family(sum(it.cpu for it in found), states, connections.carried([pid, *(it.pid for it in found)]))
 
 
 def _call(pid: int) -> tuple[str, str]:
@@ -98,17 +97,6 @@ def _call(pid: int) -> tuple[str, str]:
     except (OSError, ValueError, IndexError):  # it runs, or this kernel does not say it
         return "", ""
     return call, file
-
-
-def _stat(pid: int) -> tuple[str, str, float]:
-    """State, command, and seconds of a core that all its threads have used."""
-    try:
-        text = _read(f"/proc/{pid}/stat")
-    except OSError:
-        return "", "", 0.0
-    end = text.rindex(")")
-    fields = text[end + 2 :].split()
-    return fields[0], text[text.index("(") + 1 : end], (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _read(path: str) -> str:

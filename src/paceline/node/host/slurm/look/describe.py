@@ -69,22 +69,11 @@ def slurm_history(home: Home, request: Request) -> Answer:
 
 def slurm_usage(home: Home, request: Request) -> Answer:
     """What jobs use now, as their nodes have written it last; those that do not run are left out."""
-    from paceline.node.telemetry.history import latest
+    from paceline.node.telemetry.history import usage
 
-    found = {}
-    for folder in Jobs(home.root).named(request["names"]):
-        starts = job_record.runs_of(folder)
-        now = [it for it in map(latest, starts[-1][1] if starts else ()) if it is not None]
-        gpus = [it["gpus"] for it in now if "gpus" in it]
-        rows = [row for it in gpus for row in zip(map(str, it["index"]), it["use"], it["memory_used"])]
-        if now:
-            found[folder.name] = {
-                "processes": 0,
-                "cpu": round(sum(it["job"].get("cpu") or 0.0 for it in now), 3),
-                "memory": sum(it["job"].get("memory") or 0 for it in now),
-                "gpus": [dict(zip(("device", "use", "memory"), row)) for row in rows],
-            }
-    return {"usage": found}
+    starts = {folder.name: job_record.runs_of(folder) for folder in Jobs(home.root).named(request["names"])}
+    found = {name: usage(those[-1][1] if those else ()) for name, those in starts.items()}
+    return {"usage": {name: use for name, use in found.items() if use is not None}}
 
 
 def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
