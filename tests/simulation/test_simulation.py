@@ -18,7 +18,7 @@ from .resubmit import Folders
 from .scale import costs
 from .schedules import Fault, Schedule, Simulation, schedule, shrink, violation
 
-COUNT = int(os.environ.get("PACELINE_SIMULATED", "3000"))  # schedules
+COUNT = int(os.environ.get("PACELINE_SIMULATED", "1500"))  # schedules
 FIRST = int(os.environ.get("PACELINE_SIMULATED_FROM", "0"))
 EACH = 500
 
