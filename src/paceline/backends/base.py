@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Incomplete(UserError):
-    """Of a machine that could not be reached, or no longer, log lines may be missing; all others have been read."""
+    """Log lines of a machine may be missing that could not be reached, or no longer; all others have been read."""
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ class Profiled(TypedDict, total=False):
 
 
 def address(job_id: str, attempt: int, rank: int) -> str:
-    """Of a rank's socket."""
+    """The abstract address of a rank's local socket."""
     return f"\0paceline-{job_id}-{attempt}-{rank}"
 
 

@@ -44,7 +44,7 @@ class Instance:
 
     @classmethod
     def from_record(cls, record: InstanceRecord) -> Instance:
-        """From its record."""
+        """Make it of its record."""
         instance = object.__new__(cls)
         vars(instance).update(record)
         return instance
@@ -165,7 +165,7 @@ class Job:
 
     @classmethod
     def from_record(cls, record: JobRecord) -> Job:
-        """From its record, which `node/journal/fold.py` makes for every backend."""
+        """Make it of its record, which `node/journal/fold.py` makes for every backend."""
         job = object.__new__(cls)  # several times as fast as calling it, and there may be thousands
         vars(job).update(record, instances=tuple(map(Instance.from_record, record["instances"])))
         return job

@@ -17,7 +17,7 @@ def ago(seconds: float) -> str:
 
 
 def lasted(job: Job) -> str | None:
-    """From its start to its end, or to now."""
+    """How long it has run: to its end, or to now."""
     seconds = job.duration(time.time())
     return None if seconds is None else show_duration(seconds)
 

@@ -147,7 +147,7 @@ def _first_found(script: str) -> list[NamedHost]:
 
 
 def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
-    """Of the hosts that are named those that a job is to have, with their ranks: as many as --nnodes or -np need."""
+    """The hosts that a job is to have, with their ranks: as many of the named ones as --nnodes or -np need."""
     hosts = [(name, slots or 1) for name, slots in named(given)]
     least, _, most = (nnodes(given, hosts) or "").partition(":")
     if hosts and least.isdecimal():

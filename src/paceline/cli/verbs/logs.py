@@ -128,7 +128,7 @@ def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:
 
 
 def _drawn(lines: bytes) -> bytes:
-    """Of each line what a terminal would show, roughly: what follows its last carriage return."""
+    """What a terminal would show of each line, roughly: what follows its last carriage return."""
     return _ERASED.sub(b"", _BLOCKED_LINE_END.sub(b"", lines)) if b"\r" in lines else lines
 
 

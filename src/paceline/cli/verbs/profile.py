@@ -39,7 +39,7 @@ _ENDING = 5.0  # seconds for the ranks to stop their profilers when this is inte
 
 
 class _Profile(NamedTuple):
-    """Of a rank: what it has said, and its trace, not unpacked."""
+    """What a rank has answered, and its trace, still packed."""
 
     said: Profiled
     trace: bytes

@@ -95,7 +95,7 @@ class _Trial:
 
     @property
     def seconds(self) -> float:
-        """Of a step: the median of the windows, or the mean where steps differ, as they do while data is read ahead."""
+        """Seconds of a step: the median of the windows, or the mean where steps differ because data is read ahead."""
         alike = self.setting == _METHOD and not is_other_optimisation(self.value)
         return (statistics.median if alike else statistics.fmean)(self.windows)
 

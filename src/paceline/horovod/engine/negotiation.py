@@ -300,7 +300,7 @@ def numbers_of(mask: int) -> list[int]:
 
 
 def disagreement(requests: dict[int, Request]) -> str:
-    """In what the ranks' requests for one operation differ, or are impossible; "" if they agree."""
+    """Why the ranks' requests for one operation cannot be carried out together; "" if they agree."""
     (one, first), *others = sorted(requests.items())
     for _, shape in first.tensors:
         if not shape and first.kind in ("allgather", "alltoall", "reducescatter"):

@@ -75,7 +75,7 @@ def _group(groups: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dic
     places = [{row: place for place, row in enumerate(group.get(name, ()))} for group in groups]
 
     def values(key: str) -> Iterable[Sequence[Any]]:
-        """Of each row, its values in all groups."""
+        """The values of each row in all groups."""
         if is_same and all(key in group for group in groups):
             return zip(*(group[key] for group in groups))
         return (

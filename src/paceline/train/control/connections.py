@@ -226,7 +226,7 @@ class Sum:
         self._hash.update(data)
 
     def digest(self) -> bytes:
-        """Of all that has been added so far."""
+        """The checksum of all that has been added so far."""
         return self._hash.digest()
 
 

@@ -142,7 +142,7 @@ class Comparisons:
 
 
 class Difference(NamedTuple):
-    """In what ranks differ.
+    """The part in which ranks differ.
 
     Attributes:
         kind: of the first part in which they do; None if that is not known.

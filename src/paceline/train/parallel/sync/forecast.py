@@ -48,7 +48,7 @@ class Bucket:
 
     @property
     def bytes(self) -> int:
-        """Of its gradients, as they are."""
+        """The size of its gradients, not compressed."""
         return sum(each.numel * each.element for each in self.gradients)
 
 
