@@ -246,3 +246,10 @@ def _cpu_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """What is not about GPUs is tested without them, on machines that have some too."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    """The tests compute little: threads of torch would wait for each other, busily where the machine is."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)

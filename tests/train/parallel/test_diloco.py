@@ -15,6 +15,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from tests.conftest import eventually  # noqa: E402
 from tests.train.launching import launch, say  # noqa: E402
+from tests.train.parallel.test_methods import batch, build, loss_of  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -25,31 +26,10 @@ from paceline.train.parallel.sync.methods.diloco import deal  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WIRES: list[Any] = ["fp32", "fp16", "int8", "int4"]
-EXACT = DiLoCo(every=4, fragments=1, overlap=False, wire="fp32")
-
-
-def build() -> Any:
-    """Three layers, of which the second has buffers."""
-    torch.manual_seed(7)
-    return torch.nn.Sequential(
-        torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 3)
-    )
-
-
-def batch(rank: int, step: int) -> Any:
-    return torch.randn(6, 6, generator=torch.Generator().manual_seed(1000 * rank + step))
-
-
-def loss_of(model: Any, x: Any) -> Any:
-    return (model(x) - x[:, :3].sin()).square().mean()
 
 
 def optimizer_of(model: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), 0.01)
-
-
-def weights(model: Any) -> list[list[float]]:
-    return [each.detach().double().flatten().tolist() for each in model.parameters()]
 
 
 def over_sockets(ranks: int = 1) -> None:
@@ -57,109 +37,6 @@ def over_sockets(ranks: int = 1) -> None:
     builder.make_groups = lambda group, options: [
         list(range(first, first + ranks)) for first in range(0, group.world_size, ranks)
     ]
-
-
-def trained(sync: Any, steps: int, ranks: int = 0) -> list[list[list[float]]]:
-    """The parameters of this rank after every step; see `over_sockets` for `ranks`."""
-    if ranks:
-        over_sockets(ranks)
-    with paceline.init() as run:
-        model = build()
-        model, optimizer = run.setup(model, optimizer_of(model), strategy=paceline.Strategy(sync=sync))
-        found = []
-        for step in range(steps):
-            optimizer.zero_grad()
-            run.backward(loss_of(model, batch(run.rank, step)))
-            optimizer.step()
-            found.append(weights(model))
-        return found
-
-
-def by_hand(ranks: int, steps: int, options: DiLoCo, delay: int) -> list[list[list[list[float]]]]:
-    """The same with torch.optim.SGD as the outer optimizer; the parameters of all ranks after every step."""
-    models = [build() for _ in range(ranks)]
-    optimizers = [optimizer_of(model) for model in models]
-    common = build()
-    layers = [list(common[0].parameters()), list(common[2].parameters()), list(common[3].parameters())]
-    local = [[list(m[0].parameters()), list(m[2].parameters()), list(m[3].parameters())] for m in models]
-    # the layers have 280, 80 and 123 parameters
-    fragments = {1: [[0, 1, 2]], 2: [[0], [1, 2]], 3: [[0], [2], [1]]}[options.fragments]
-    outer = [
-        torch.optim.SGD(
-            [p for layer in each for p in layers[layer]], options.outer_lr, options.outer_momentum,
-            nesterov=options.outer_momentum > 0,
-        )
-        for each in fragments
-    ]  # fmt: skip
-    sent: dict[int, list[Any]] = {}
-    found: list[list[list[list[float]]]] = [[] for _ in models]
-    for step in range(1, steps + 1):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            optimizer.zero_grad()
-            loss_of(model, batch(rank, step - 1)).backward()
-            optimizer.step()
-        for number, (each, outer_optimizer) in enumerate(zip(fragments, outer, strict=True)):
-            turn = (number + 1) * options.every // options.fragments % options.every
-            if step % options.every == turn:
-                sent[number] = [
-                    torch.stack([p.detach() - mine[layer][place].detach() for mine in local]).mean(0)
-                    for layer in each
-                    for place, p in enumerate(layers[layer])
-                ]
-            if step > delay and (step - delay) % options.every == turn:
-                for p, gradient in zip(outer_optimizer.param_groups[0]["params"], sent.pop(number), strict=True):
-                    p.grad = gradient
-                outer_optimizer.step()
-                with torch.no_grad():
-                    for layer in each:
-                        for place, p in enumerate(layers[layer]):
-                            for mine in local:
-                                own = mine[layer][place]
-                                own.copy_(0.5 * own + 0.5 * p if delay else p)
-        for rank, model in enumerate(models):
-            found[rank].append(weights(model))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("options", "delay"),
-    [
-        (EXACT, 0),
-        (DiLoCo(every=4, outer_lr=1.0, outer_momentum=0.0, fragments=2, overlap=False, wire="fp32"), 0),
-        (DiLoCo(every=7, fragments=3, overlap=False, wire="fp32"), 0),
-        (DiLoCo(every=6, fragments=3, delay=3, wire="fp32"), 3),
-        (DiLoCo(every=2, fragments=3, wire="fp32"), 1),
-    ],
-)
-def test_outer_steps_are_those_of_nesterov_sgd(options: DiLoCo, delay: int) -> None:
-    expected = by_hand(3, 15, options, delay)
-    for mine, theirs in zip(launch(trained, (options, 15), 3), expected, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            for values, others in zip(one, other, strict=True):
-                assert values == pytest.approx(others, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize("wire", WIRES)
-def test_machines_with_several_ranks_send_once(wire: Any) -> None:
-    options = DiLoCo(every=3, fragments=2, overlap=False, wire=wire)
-    expected = by_hand(4, 3, options, 0)
-    results = launch(trained, (options, 3, 2), 4)
-    bits = {"fp32": 1e-5, "fp16": 1e-4, "int8": 1e-3, "int4": 2e-2}[wire]  # of an outer step of 0.01 to 0.1
-    for mine, theirs in zip(results, expected, strict=True):
-        for values, others in zip(mine[2], theirs[2], strict=True):
-            assert values == pytest.approx(others, abs=bits)
-    second = [result[2][2:4] for result in results]  # the fragment whose turn it was last
-    assert all(each == second[0] for each in second)
-
-
-def test_fragments_take_turns() -> None:
-    options = DiLoCo(every=6, fragments=3, overlap=False, wire="fp32")
-    one, other = launch(trained, (options, 12), 2)
-    same = [[mine == theirs for mine, theirs in zip(*pair, strict=True)] for pair in zip(one, other, strict=True)]
-    turns = {2: [0, 1], 4: [4, 5], 6: [2, 3]}  # the parameters of the largest layer first
-    for step, found in enumerate(same, 1):
-        expected = turns.get((step - 1) % 6 + 1, [])
-        assert [number for number, is_same in enumerate(found) if is_same] == expected, step
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=9), data=st.data())
@@ -215,13 +92,6 @@ def test_it_trains(wire: Any) -> None:
         assert is_same
         assert after < before / 5
         assert after < 2 * exact
-
-
-# -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
-def data() -> Any:
-    return TensorDataset(torch.randn(70, 6, generator=torch.Generator().manual_seed(2)))
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

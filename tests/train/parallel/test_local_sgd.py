@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from tests.train.launching import launch  # noqa: E402
-from torch.utils.data import TensorDataset  # noqa: E402
+from tests.train.parallel.test_methods import batch, loss_of  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline import LocalSGD  # noqa: E402
@@ -29,98 +29,12 @@ def build() -> Any:
     )
 
 
-def batch(rank: int, step: int) -> Any:
-    return torch.randn(6, 6, generator=torch.Generator().manual_seed(1000 * rank + step))
-
-
-def loss_of(model: Any, x: Any) -> Any:
-    return (model(x) - x[:, :3].sin()).square().mean()
-
-
 def values(model: Any) -> list[float]:
     return [value for each in model.state_dict().values() for value in each.double().flatten().tolist()]
 
 
 def optimizer_of(model: Any) -> Any:
     return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-
-
-def alone(sync: Any, steps: int) -> list[list[float]]:
-    """What each rank has after every step."""
-    with paceline.init() as run:
-        model = build()
-        model, optimizer = run.setup(model, optimizer_of(model), strategy=paceline.Strategy(sync=sync))
-        found = []
-        for step in range(steps):
-            optimizer.zero_grad()
-            run.backward(loss_of(model, batch(run.rank, step)))
-            optimizer.step()
-            found.append(values(model))
-        return found
-
-
-def by_hand(ranks: int, steps: int, every: int, *, average_momentum: bool, groups: Any = ()) -> list[list[list[float]]]:
-    models = [build() for _ in range(ranks)]
-    optimizers = [optimizer_of(model) for model in models]
-    found: list[list[list[float]]] = [[] for _ in models]
-    for step in range(steps):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            optimizer.zero_grad()
-            loss_of(model, batch(rank, step)).backward()
-        for group in groups:
-            for same in zip(*(models[rank].parameters() for rank in group), strict=True):
-                average = torch.stack([each.grad for each in same]).mean(0)
-                for each in same:
-                    each.grad = average.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-        if (step + 1) % every == 0:
-            states = [model.state_dict() for model in models]
-            mean = {
-                name: torch.stack([state[name] for state in states]).mean(0) if each.is_floating_point() else each
-                for name, each in states[0].items()
-            }
-            for model in models:
-                model.load_state_dict(mean)
-            if average_momentum:
-                for parts in zip(*(optimizer.state.values() for optimizer in optimizers), strict=True):
-                    buffers = [part["momentum_buffer"] for part in parts]
-                    average = torch.stack(buffers).mean(0)
-                    for each in buffers:
-                        each.copy_(average)
-        for rank, model in enumerate(models):
-            found[rank].append(values(model))
-    return found
-
-
-@pytest.mark.parametrize("momentum", ["keep", "average"])
-def test_ranks_train_alone_and_average(momentum: Any) -> None:
-    expected = by_hand(3, 9, 4, average_momentum=momentum == "average")
-    results = launch(alone, (LocalSGD(every=4, warmup=0, momentum=momentum), 9), 3)
-    for mine, theirs in zip(results, expected, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
-    assert results[0][3] == results[1][3] == results[2][3]
-    assert results[0][4] != results[1][4]
-
-
-@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2, 3], [1]], True])
-def test_the_ranks_of_a_machine_average_gradients_in_every_step(groups: Any) -> None:
-    expected = by_hand(4, 6, 4, average_momentum=False, groups=[[0, 1, 2, 3]] if groups is True else groups)
-    results = launch(alone, (LocalSGD(every=4, warmup=0, hierarchical=groups), 6), 4)
-    for mine, theirs in zip(results, expected, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
-
-
-def test_the_first_steps_average_gradients() -> None:
-    for mine, other in launch(both, (), 2):
-        assert mine[:5] == other[:5]
-        assert mine[5] != other[5]
-
-
-def both() -> tuple[list[list[float]], list[list[float]]]:
-    return alone(LocalSGD(every=3, warmup=5), 7), alone("allreduce", 7)
 
 
 @given(
@@ -167,10 +81,6 @@ def test_auto_averages_less_often_with_a_smaller_learning_rate() -> None:
     assert max(gap for step, gap in gaps.items() if step > 25) > max(
         gap for step, gap in gaps.items() if 10 < step < 20
     )
-
-
-def data() -> Any:
-    return TensorDataset(torch.randn(70, 6, generator=torch.Generator().manual_seed(2)))
 
 
 def without_optimizer() -> None:

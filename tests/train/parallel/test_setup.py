@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.train.launching import launch  # noqa: E402
+from tests.train.launching import launch, launch_each  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -172,9 +172,8 @@ def accumulated(stream: bool) -> list[float]:
         return [value for p in model.parameters() for value in p.flatten().tolist()]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_accumulation_over_equal_batches_is_that_by_hand_to_the_bit(stream: bool) -> None:
-    assert launch(accumulated, (stream,)) == [accumulated_by_hand(2)]
+def test_accumulation_over_equal_batches_is_that_by_hand_to_the_bit() -> None:
+    assert launch_each(accumulated, [(True,), (False,)]) == [[accumulated_by_hand(2)]] * 2
 
 
 def scheduled(when: str, lr_scaling: str) -> tuple[list[float], list[float]]:
@@ -197,11 +196,19 @@ def scheduled(when: str, lr_scaling: str) -> tuple[list[float], list[float]]:
         return [value for p in model.parameters() for value in p.flatten().tolist()], rates
 
 
-@pytest.mark.parametrize(("when", "lr_scaling"), [("before", "none"), ("after", "none"), ("after", "linear")])
 @pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
-def test_schedulers_with_accumulation(when: str, lr_scaling: str) -> None:
+def test_schedulers_with_accumulation() -> None:
+    cases = [("before", "none"), ("after", "none"), ("after", "linear")]
+    for (_, lr_scaling), ranks in zip(cases, launch_each(scheduled, cases, 2), strict=True):
+        factor = 2 if lr_scaling == "linear" else 1
+        expected = scheduled_by_hand(factor)
+        for weights, rates in ranks:
+            assert weights == pytest.approx(expected, abs=1e-6)
+            assert rates == [0.1 * factor, 0.05 * factor]
+
+
+def scheduled_by_hand(factor: int) -> list[float]:
     model = build()
-    factor = 2 if lr_scaling == "linear" else 1
     optimizer = torch.optim.SGD(model.parameters(), 0.1 * factor)
     x, y = data(12).tensors
     for _ in range(2):
@@ -210,10 +217,7 @@ def test_schedulers_with_accumulation(when: str, lr_scaling: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
         optimizer.param_groups[0]["lr"] *= 0.5
-    expected = [value for p in model.parameters() for value in p.flatten().tolist()]
-    for weights, rates in launch(scheduled, (when, lr_scaling), 2):
-        assert weights == pytest.approx(expected, abs=1e-6)
-        assert rates == [0.1 * factor, 0.05 * factor]
+    return [value for p in model.parameters() for value in p.flatten().tolist()]
 
 
 def state_of_rank_zero() -> tuple[list[float], list[float], float]:
@@ -262,13 +266,13 @@ def uneven_evaluation(training: bool, gradients: bool, compile: bool | str) -> t
         return run.all_reduce(count), batches, steps
 
 
-@pytest.mark.parametrize(
-    ("training", "gradients", "compile"),
-    [(False, False, False), (False, True, False), (True, False, False), (True, True, False), (True, True, "eager")],
-)
-def test_evaluation_with_buffers_may_be_uneven(training: bool, gradients: bool, compile: bool | str) -> None:
-    (count, first, steps), (_, second, _) = launch(uneven_evaluation, (training, gradients, compile), nproc=2)
-    assert (count, first, second, steps) == (28, 8, 6, 4)
+def test_evaluation_with_buffers_may_be_uneven() -> None:
+    cases: list[Any] = [
+        (False, False, False), (False, True, False), (True, False, False), (True, True, False), (True, True, "eager"),
+    ]  # fmt: skip
+    for case, ranks in zip(cases, launch_each(uneven_evaluation, cases, 2), strict=True):
+        (count, first, steps), (_, second, _) = ranks
+        assert (count, first, second, steps) == (28, 8, 6, 4), case
 
 
 class Named(torch.nn.Module):
@@ -310,20 +314,17 @@ SCRIPTED = torch.jit.script(torch.nn.Linear(2, 2))
 BUFFER = torch.nn.LazyBatchNorm1d(affine=False)
 
 
-@pytest.mark.parametrize(
-    ("thing", "options", "why"),
-    [
+def test_what_cannot_be_set_up() -> None:
+    cases: list[tuple[Any, dict[str, Any], str]] = [
         ({"lr": 1}, {}, "setup takes modules and optimizers, not dict"),
         (torch.nn.Sequential(torch.nn.LazyLinear(2)), {}, "0.weight has no shape yet, .*; call the model with a batch"),
         (torch.nn.Sequential(BUFFER), {}, "0.running_mean has no shape yet"),
         (SCRIPTED, {"precision": "bf16"}, "precision='bf16'.* cannot change a model of TorchScript; leave precision"),
         (SCRIPTED, {"compile": "eager"}, "compile='eager'.* cannot change a model of TorchScript"),
         (torch.nn.Sequential(SCRIPTED), {"sync_batchnorm": True}, "sync_batchnorm=True.* cannot change a model of"),
-    ],
-)
-def test_what_cannot_be_set_up(thing: Any, options: dict[str, Any], why: str) -> None:
-    (found,) = launch(refused, (thing, options))
-    assert re.match(f".*{why}", found)
+    ]
+    for (*_, why), (found,) in zip(cases, launch_each(refused, [case[:2] for case in cases]), strict=True):
+        assert re.match(f".*{why}", found)
 
 
 def with_torchscript(how: str, sync: str) -> list[list[float]]:
@@ -350,10 +351,10 @@ def with_torchscript(how: str, sync: str) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("how", ["script", "trace", "parts"])
-def test_models_of_torchscript(how: str) -> None:
-    for scripted, plain in launch(with_torchscript, (how, "fp16"), 2):
-        assert scripted == pytest.approx(plain)
+def test_models_of_torchscript() -> None:
+    for ranks in launch_each(with_torchscript, [("script", "fp16"), ("trace", "fp16"), ("parts", "fp16")], 2):
+        for scripted, plain in ranks:
+            assert scripted == pytest.approx(plain)
 
 
 def half_precision(compile: bool | str) -> tuple[Any, Any, Any]:
@@ -367,9 +368,10 @@ def half_precision(compile: bool | str) -> tuple[Any, Any, Any]:
         return inner["dtype"], out.dtype, next(model.parameters()).grad.dtype
 
 
-@pytest.mark.parametrize(("nproc", "compile"), [(1, False), (2, False), (1, "eager"), (2, "eager")])
-def test_bf16_computes_in_half_precision_and_gives_floats(nproc: int, compile: bool | str) -> None:
-    assert launch(half_precision, (compile,), nproc) == [(torch.bfloat16, torch.float32, torch.float32)] * nproc
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_bf16_computes_in_half_precision_and_gives_floats(nproc: int) -> None:
+    found = launch_each(half_precision, [(False,), ("eager",)], nproc)
+    assert found == [[(torch.bfloat16, torch.float32, torch.float32)] * nproc] * 2
 
 
 def copies(precision: str) -> list[float]:
@@ -384,9 +386,9 @@ def copies(precision: str) -> list[float]:
         return average(torch.ones(3, 2)).flatten().tolist()
 
 
-@pytest.mark.parametrize(("precision", "nproc"), [("bf16", 1), ("fp32", 2), ("bf16", 2)])
-def test_a_copy_of_a_model_has_weights_of_its_own(precision: str, nproc: int) -> None:
-    assert launch(copies, (precision,), nproc) == [[0.0, 0.0, 0.0]] * nproc
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_copy_of_a_model_has_weights_of_its_own(nproc: int) -> None:
+    assert launch_each(copies, [("bf16",), ("fp32",)], nproc) == [[[0.0, 0.0, 0.0]] * nproc] * 2
 
 
 def recipe() -> list[float]:

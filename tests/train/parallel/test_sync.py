@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from tests.conftest import eventually  # noqa: E402
-from tests.train.launching import launch, say  # noqa: E402
-from torch.utils.data import TensorDataset  # noqa: E402
+from tests.train.launching import launch, launch_each, say  # noqa: E402
 
 import paceline  # noqa: E402
 from paceline import AllReduce, PowerSGD, TopK  # noqa: E402
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 PAIRS = ((0, 1), (2, 3))
-EXACT = [AllReduce(), AllReduce(hierarchical=False), AllReduce(hierarchical=PAIRS), AllReduce(communicators=2)]
 LOSSY = [
     AllReduce(wire="fp16", hierarchical=False), AllReduce(wire="bf16", hierarchical=PAIRS),
     AllReduce(wire="int8", hierarchical=False), AllReduce(wire="int8", hierarchical=PAIRS),
@@ -91,22 +89,6 @@ def by_hand(ranks: int, steps: int) -> list[float]:
         torch.stack([loss_of(model, batch(rank, step)) for rank in range(ranks)]).mean().backward()
         optimizer.step()
     return [value for p in model.parameters() for value in p.flatten().tolist()]
-
-
-def test_exact_methods_give_the_mean_of_all_ranks() -> None:
-    expected = by_hand(4, 6)
-    for results in launch(trained, (EXACT, 6), 4):
-        for values, _, same in results:
-            assert values == pytest.approx(expected, rel=1e-4, abs=1e-6)
-            assert all(same)
-
-
-def test_compressed_gradients_train_as_exact_ones() -> None:
-    for results in launch(trained, ([AllReduce(), *LOSSY], 40), 4):
-        (_, exact, _), *lossy = results
-        for sync, (_, loss, same) in zip(LOSSY, lossy, strict=True):
-            assert loss == pytest.approx(exact, rel=0.2), sync
-            assert all(same), sync
 
 
 def test_on_one_machine_two_ranks_get_the_bits_of_the_network() -> None:
@@ -446,52 +428,6 @@ def test_a_backward_after_the_end_is_an_error() -> None:
         launch(after_close, (), 2)
 
 
-# -- what a rank keeps -------------------------------------------------------------------------------------------------
-
-
-def nothing_is_lost(syncs: Any) -> list[float]:
-    """The largest difference between the sum of all gradients, and what was exchanged and what is kept of them."""
-    return [_lost(sync) for sync in syncs]
-
-
-def _lost(sync: Any) -> float:
-    with paceline.init() as run:
-        model, plain = build(), build()
-        wrapped = run.setup(model, strategy=paceline.Strategy(sync=sync, bucket_mb=1))
-        own, exchanged = ([torch.zeros_like(p) for p in model.parameters()] for _ in range(2))
-        for step in range(8):
-            wrapped.zero_grad()
-            plain.zero_grad()
-            x = batch(run.rank, step)
-            loss_of(plain, x).backward()
-            run.backward(loss_of(wrapped, x))
-            for total, p in zip(own, plain.parameters(), strict=True):
-                total.add_(p.grad / run.world_size)
-            for total, p in zip(exchanged, model.parameters(), strict=True):
-                total.add_(p.grad)
-        state = run._prepared.rank_parts()["run.sync-0"].thing.state_dict()["kept"]["wires"]["0"]
-        kept = state.get("residuals", state)
-        differences = [
-            run.all_reduce(mine - kept.get(str(number), torch.zeros(1)).expand(mine.numel()).view_as(mine)) - total
-            for number, (mine, total) in enumerate(zip(own, exchanged, strict=True))
-        ]
-        return max(float(each.abs().max()) for each in differences)
-
-
-def test_error_feedback_keeps_what_was_not_sent() -> None:
-    syncs = [
-        AllReduce(wire="int8", hierarchical=False), TopK(fraction=0.05, hierarchical=False),
-        PowerSGD(rank=1, warmup=0, hierarchical=False),
-    ]  # fmt: skip
-    for lost in launch(nothing_is_lost, (syncs,), 3):
-        assert max(lost) < 1e-5, lost
-
-
-def data() -> Any:
-    generator = torch.Generator().manual_seed(2)
-    return TensorDataset(torch.randn(64, 9, generator=generator))
-
-
 # -- other features ----------------------------------------------------------------------------------------------------
 
 
@@ -505,30 +441,6 @@ class Words(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.out(self.table(x))
-
-
-def not_finite(syncs: Any) -> list[bool]:
-    """Whether a step with an infinite gradient leaves the later ones finite."""
-    found = []
-    for sync in syncs:
-        with paceline.init() as run:
-            model = run.setup(build(), strategy=paceline.Strategy(sync=sync))
-            for step in range(4):
-                model.zero_grad()
-                scale = float("inf") if step == 1 and run.rank == 0 else 1.0
-                run.backward(loss_of(model, batch(run.rank, step)) * scale)
-                is_finite = all(bool(p.grad.isfinite().all()) for p in model.parameters())
-                found.append(is_finite == (step != 1))
-    return found
-
-
-def test_a_gradient_that_is_not_finite_spoils_one_step_alone() -> None:
-    syncs = [
-        AllReduce(wire="int8", hierarchical=False), TopK(fraction=0.5, hierarchical=False),
-        PowerSGD(rank=2, warmup=0, hierarchical=False),
-    ]  # fmt: skip
-    for found in launch(not_finite, (syncs,), 2):
-        assert all(found), found
 
 
 def half_weights(syncs: Any) -> list[float]:
@@ -593,12 +505,9 @@ def with_words(sparse: bool, accumulate: int, precision: str) -> list[float]:
         return [value for p in model.parameters() for value in p.flatten().tolist()]
 
 
-@pytest.mark.parametrize(
-    ("sparse", "accumulate", "precision"), [(True, 1, "fp32"), (False, 2, "fp32"), (False, 1, "bf16")]
-)
-def test_sparse_gradients_accumulation_and_half_precision(sparse: bool, accumulate: int, precision: str) -> None:
-    one, other = launch(with_words, (sparse, accumulate, precision), 2)
-    assert one == other
+def test_sparse_gradients_accumulation_and_half_precision() -> None:
+    for one, other in launch_each(with_words, [(True, 1, "fp32"), (False, 2, "fp32"), (False, 1, "bf16")], 2):
+        assert one == other
 
 
 BYTES = [  # sent by one of two ranks for 4204 parameters
