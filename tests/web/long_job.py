@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.node.telemetry.history import metrics
-from paceline.node.telemetry.thinning import reduced, thinned
+from paceline.node.telemetry.history import metrics, reduced, thinned
 
 START = 1_790_000_000.0
 SHARES = ("data", "compute", "exchange", "checkpoint", "other")

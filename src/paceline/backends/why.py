@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.job.quantities import show_duration, show_size, show_time
 from paceline.job.text import printable
-from paceline.node.telemetry.thinning import merged
+from paceline.node.telemetry.history import merged
 from paceline.node.watching.hang import find, grouped, stood
 from paceline.node.watching.live import SECONDS
 from paceline.node.watching.slowness import compared as compared  # noqa: PLC0414 - for the screen, too

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.node.telemetry.thinning import FINENESS, merged, reduced, thinned
+from paceline.node.telemetry.history import FINENESS, merged, reduced, thinned
 
 START = 1_700_000_000.0
 

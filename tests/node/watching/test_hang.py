@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from tests.conftest import eventually
 
 from paceline.node.ranks.answering import last_collectives
-from paceline.node.watching.activity import Activity
-from paceline.node.watching.connections import Connections
 from paceline.node.watching.hang import find, grouped
-from paceline.node.watching.outside import Family, Process
+from paceline.node.watching.outside import Activity, Connections, Family, Process
 
 
 def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:

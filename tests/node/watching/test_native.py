@@ -11,8 +11,8 @@ from tests.node.watching.test_hang import stand
 
 from paceline.node.eventloop.loop import Loop
 from paceline.node.watching import asking
-from paceline.node.watching.activity import Activity
-from paceline.node.watching.asking import Asked, Dump
+from paceline.node.watching.asking import Asked
+from paceline.node.watching.outside import Activity
 from paceline.node.watching.typical import place
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def dump(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> tuple[l
         (folder / "py-spy").write_text(program if program.startswith("#!") else f"#!/bin/sh\n{program}\n")
         (folder / "py-spy").chmod(0o700)
     loop, found = Loop(), list[Any]()
-    Dump(loop, 7, lambda *answer: found.append(answer))
+    asking.dump(loop, 7, lambda *answer: found.append(answer))
     loop.run_until(lambda: bool(found))
     threads, problem = found[0]
     return threads, problem
@@ -56,7 +56,7 @@ def test_the_frames_of_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_many_silent_ranks_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     dumps: list[Any] = []
-    monkeypatch.setattr(asking, "Dump", lambda loop, pid, then: dumps.append(then))
+    monkeypatch.setattr(asking, "dump", lambda loop, pid, then: dumps.append(then))
     ranks = {number: Asked("none", 0, number, 0, 1 << 30) for number in range(9)}
     loop, found = Loop(), list[Any]()
     asking.ask(loop, ranks, {number: Activity(0.0) for number in ranks}, found.extend)
@@ -70,7 +70,7 @@ def test_many_silent_ranks_are_looked_at_a_few_at_a_time(monkeypatch: pytest.Mon
 
 
 def test_silent_ranks_are_told_once_where_no_program_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "Dump", lambda loop, pid, then: then([], ""))
+    monkeypatch.setattr(asking, "dump", lambda loop, pid, then: then([], ""))
     ranks = {number: Asked("none", 0, number, 0, 1 << 30) for number in range(9)}
     loop, found, later = Loop(), list[Any](), list[None]()
     asking.ask(loop, ranks, {number: Activity(0.0) for number in ranks}, found.extend)

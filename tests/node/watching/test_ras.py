@@ -9,8 +9,8 @@ from typing import Any
 from tests.node.watching.test_hang import stand
 
 from paceline.node.eventloop.loop import Loop
+from paceline.node.watching.asking import ask_nccl
 from paceline.node.watching.hang import find
-from paceline.node.watching.ras import Ras
 
 STATUS = """OK
 NCCL version 2.24.3 compiled with CUDA 12.6
@@ -46,7 +46,7 @@ LINES = [line.strip() for line in STATUS.splitlines()[-4:]]
 
 def asked(server: socket.socket, pids: set[int]) -> list[str]:
     loop, found = Loop(), list[Any]()
-    Ras(loop, pids, found.append, server.getsockname()[1])
+    ask_nccl(loop, pids, found.append, server.getsockname()[1])
     loop.run_until(lambda: bool(found), 60.0)
     (lines,) = found
     return list(lines)

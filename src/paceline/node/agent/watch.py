@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Callable
 
 from paceline.contract.stands import SHORT
 from paceline.node.eventloop.loop import Loop
-from paceline.node.watching.activity import Activity
-from paceline.node.watching.asking import Asked, Question, ask
-from paceline.node.watching.connections import Connections
+from paceline.node.watching.asking import Asked, ask, ask_nccl, question
 from paceline.node.watching.hang import grouped
-from paceline.node.watching.outside import Process, look, look_at_children
-from paceline.node.watching.ras import Ras
+from paceline.node.watching.outside import Activity, Connections, Process, look, look_at_children
 from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
 from paceline.node.watching.unjoined import Unjoined
@@ -136,7 +133,7 @@ class Watch:
         self._count()
         self._unjoined.look(live.values())
         for number, rank in live.items():
-            Question(self._loop, rank, SHORT, partial(self._heard, rank, self._activities[number], self._quiet))
+            question(self._loop, rank, SHORT, partial(self._heard, rank, self._activities[number], self._quiet))
         self._judge(live, now)
         if not self._started:
             from paceline.node.machine.hardware import busy_seconds  # jobs that are over at once do not need it
@@ -192,7 +189,7 @@ class Watch:
 
     def _answered(self, stands: list[Stand]) -> None:
         if self._samples.uses_gpu:
-            Ras(self._loop, {stand["pid"] for stand in stands}, partial(self._complete, stands))
+            ask_nccl(self._loop, {stand["pid"] for stand in stands}, partial(self._complete, stands))
         else:
             self._complete(stands, [])
 

@@ -222,6 +222,16 @@ def environment(pid: int) -> dict[str, str]:
     return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
 
 
+def open_files(pid: int) -> dict[str, str]:
+    """The number of each descriptor of a process, and its file, pipe or socket, as far as that may be seen."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                found[name] = os.readlink(f"/proc/{pid}/fd/{name}")
+    return found
+
+
 def signal_process(pid: int, number: int, group: bool = False) -> None:
     """Send a signal to a process, or to its whole process group. A process that is gone already is not an error."""
     if group:

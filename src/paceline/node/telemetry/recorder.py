@@ -150,8 +150,7 @@ class _File:
                 self._thin()
 
     def _thin(self) -> None:
-        from .history import telemetry
-        from .thinning import thinned
+        from .history import telemetry, thinned
 
         temporary = self._path.with_name(f".{self._path.name}")
         temporary.write_bytes(b"".join(map(_text, thinned(telemetry(self._path), time.time()))))

@@ -1,4 +1,4 @@
-"""Asks ranks where they are (`contract/stands.py`), many at once."""
+"""Asks ranks where they are (`contract/stands.py`), many at once; and py-spy and NCCL, what they know of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,20 +14,19 @@ import sys
 import tempfile
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Callable, NamedTuple
 
 from paceline.contract.stands import WHOLE, address, is_of_this_user
 
-from .connections import Connections
-from .outside import look, look_at_children
+from .outside import Connections, look, look_at_children
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from paceline.contract.stands import Answer, Stand, Thread
     from paceline.node.eventloop.loop import Loop
 
-    from .activity import Activity
+    from .outside import Activity
 
 _ANSWER_SECONDS = 2.0  # that a rank has to answer
 _MOST_DUMPS = 4  # at once: each takes about a core for a second
@@ -44,52 +44,55 @@ class Asked(NamedTuple):
     device: str = ""
 
 
-class Question:
-    """Asks one rank, without waiting; `then` is called once, with None if there is no answer."""
+def question(
+    loop: Loop, rank: Asked, what: bytes, then: Callable[[Answer | None], None], seconds: float = _ANSWER_SECONDS
+) -> None:
+    """Ask one rank, without waiting; `then` is called once, with None if there is no answer."""
+    asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    asked.setblocking(False)
+    try:
+        asked.connect(address(rank.job_id, rank.attempt, rank.rank))
+        if not is_of_this_user(asked):
+            raise OSError
+        asked.send(what)
+    except OSError:  # it has no socket, or many questions wait there
+        asked.close()
+        then(None)
+        return
 
-    def __init__(
-        self,
-        loop: Loop,
-        rank: Asked,
-        what: bytes,
-        then: Callable[[Answer | None], None],
-        seconds: float = _ANSWER_SECONDS,
-    ) -> None:
-        self._loop, self._then, self._data = loop, then, b""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._is_open = True
-        try:
-            self._socket.connect(address(rank.job_id, rank.attempt, rank.rank))
-            if not is_of_this_user(self._socket):
-                raise OSError
-            self._socket.send(what)
-        except OSError:  # it has no socket, or many questions wait there
-            self._end(None)
-            return
-        loop.watch(self._socket, self._receive)
-        loop.after(seconds, lambda: self._end(None))
+    def read(data: bytes, is_all: bool) -> None:
+        answer = None
+        with contextlib.suppress(ValueError):
+            answer = json.loads(data) if is_all else None
+        then(answer)
 
-    def _receive(self) -> None:
+    _read(loop, asked, seconds, read)
+
+
+def _read(loop: Loop, file: socket.socket | IO[bytes], seconds: float, then: Callable[[bytes, bool], None]) -> None:
+    """Read to the end, without waiting, and close it; `then` is called once, with the data, and whether that is all."""
+    parts: list[bytes] = []
+    is_open = True
+
+    def end(is_all: bool) -> None:
+        nonlocal is_open
+        if is_open:
+            is_open = False
+            loop.forget(file)
+            file.close()
+            then(b"".join(parts), is_all)
+
+    def receive() -> None:
         try:
-            data = self._socket.recv(1 << 20)
+            parts.append(os.read(file.fileno(), 1 << 20))
         except OSError:
-            self._end(None)
+            end(False)
             return
-        self._data += data
-        if not data:
-            answer = None
-            with contextlib.suppress(ValueError):
-                answer = json.loads(self._data)
-            self._end(answer)
+        if not parts[-1]:
+            end(True)
 
-    def _end(self, answer: Answer | None) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
-        self._loop.forget(self._socket)
-        self._socket.close()
-        self._then(answer)
+    loop.watch(file, receive)
+    loop.after(seconds, lambda: end(False))
 
 
 def ask(
@@ -116,7 +119,7 @@ def ask(
             return
         number = waiting.popleft()
         if time.monotonic() < until[0]:
-            Dump(loop, ranks[number].pid, partial(saw, number))
+            dump(loop, ranks[number].pid, partial(saw, number))
         else:
             saw(number, [], f"other ranks that do not answer were looked at for {_DUMP_SECONDS:g} s")
 
@@ -136,7 +139,7 @@ def ask(
                 then(list(stands.values()))
 
     for number, rank in ranks.items():
-        Question(loop, rank, WHOLE, lambda answer, number=number: heard(number, answer), seconds)  # type: ignore[misc]
+        question(loop, rank, WHOLE, lambda answer, number=number: heard(number, answer), seconds)  # type: ignore[misc]
 
 
 def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -> Stand:
@@ -155,57 +158,42 @@ _SECONDS = 10.0  # that py-spy may take; it stops the process for a part of that
 _PROGRAM = "py-spy"
 
 
-class Dump:
-    """Reads the threads of one process, without waiting.
+def dump(loop: Loop, pid: int, then: Callable[[list[Thread], str], None]) -> None:
+    """Read the threads of one process, without waiting.
 
     `then` is called once, with the threads, the main one first, and why there are none; both empty without py-spy.
     """
+    folders = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    program = shutil.which(_PROGRAM, path=folders)
+    if program is None:
+        then([], "")
+        return
+    try:
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        process = subprocess.Popen(
+            [program, "dump", "--pid", str(pid), "--native", "--json"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
+    except OSError as error:  # of a full disk, or of the program; the agent goes on
+        then([], f"{_PROGRAM} cannot be started: {error.strerror}")
+        return
+    assert process.stdout is not None
 
-    def __init__(self, loop: Loop, pid: int, then: Callable[[list[Thread], str], None]) -> None:
-        self._loop, self._pid, self._then, self._text = loop, pid, then, b""
-        folders = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-        program = shutil.which(_PROGRAM, path=folders)
-        if program is None:
-            then([], "")
-            return
-        try:
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-            self._process = subprocess.Popen(
-                [program, "dump", "--pid", str(pid), "--native", "--json"],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
-            )  # fmt: skip
-        except OSError as error:  # of a full disk, or of the program; the agent goes on
-            then([], f"{_PROGRAM} cannot be started: {error.strerror}")
-            return
-        assert self._process.stdout is not None
-        self._output = self._process.stdout
-        loop.watch(self._output, self._receive)
-        loop.after(_SECONDS, lambda: self._end(f"does not see it within {_SECONDS:g} s"))
-
-    def _receive(self) -> None:
-        data = os.read(self._output.fileno(), 1 << 20)
-        self._text += data
-        if not data:
-            self._end("cannot read it")
-
-    def _end(self, problem: str) -> None:
-        if self._output.closed:
-            return
-        self._loop.forget(self._output)
-        self._output.close()
-        self._process.kill()
-        self._process.wait()
+    def read(text: bytes, is_all: bool) -> None:
+        process.kill()
+        process.wait()
         threads: list[Thread] = []
+        problem = "cannot read it" if is_all else f"does not see it within {_SECONDS:g} s"
         try:
-            threads = [
-                _thread(it) for it in sorted(json.loads(self._text), key=lambda it: it["os_thread_id"] != self._pid)
-            ]
+            threads = [_thread(it) for it in sorted(json.loads(text), key=lambda it: it["os_thread_id"] != pid)]
         except (ValueError, LookupError, TypeError, AttributeError):  # an error, in words
-            self._errors.seek(0)
-            if b"ermission" in self._errors.read():
+            errors.seek(0)
+            if b"ermission" in errors.read():
                 problem = "may not look at it (ptrace is not permitted)"
-        self._errors.close()
-        self._then(threads, "" if threads else f"{_PROGRAM} {problem}")
+        errors.close()
+        then(threads, "" if threads else f"{_PROGRAM} {problem}")
+
+    _read(loop, process.stdout, _SECONDS, read)
 
 
 def _thread(it: Any) -> Thread:
@@ -219,3 +207,32 @@ def _thread(it: Any) -> Thread:
         for frame in it["frames"]
     ]
     return {"name": it["thread_name"] or str(it["os_thread_id"]), "frames": frames}
+
+
+# -- what NCCL says of a job that hangs: from version 2.24 on, its RAS service listens on each machine of a job --------
+
+# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html
+PORT = 28028
+_RAS_SECONDS = 3.0  # that it has to answer; it gives the other machines two
+_CONNECT_SECONDS = 0.2
+_MOST_LINES = 6
+_PROCESS = re.compile(r"\b[Pp]rocess (\d+)\b")
+
+
+def ask_nccl(loop: Loop, pids: Collection[int], then: Callable[[list[str]], None], port: int = PORT) -> None:
+    """Ask the service of this machine, without waiting; `then` is called once, with its lines, if it has any."""
+    try:
+        asked = socket.create_connection(("127.0.0.1", port), _CONNECT_SECONDS)
+        asked.sendall(b"TIMEOUT 2\nSTATUS\n")
+    except OSError:
+        then([])
+        return
+    asked.setblocking(False)
+    _read(loop, asked, _RAS_SECONDS, lambda data, _: then(problems(data.decode(errors="replace"), pids)))
+
+
+def problems(status: str, pids: Collection[int]) -> list[str]:
+    """The lines of its errors and warnings, if they name one of these processes; the service may be another job's."""
+    _, _, found = status.partition("\nErrors\n")
+    lines = [line.strip() for line in found.splitlines() if line.strip(" =") and line != "Warnings"]
+    return lines[:_MOST_LINES] if any(int(pid) in pids for pid in _PROCESS.findall(found)) else []

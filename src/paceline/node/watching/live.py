@@ -15,10 +15,8 @@ from paceline.node.eventloop.loop import Loop
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec, device_of
 
-from .activity import Activity
-from .asking import Asked, Question, ask
-from .connections import Connections
-from .outside import look, look_at_children
+from .asking import Asked, ask, question
+from .outside import Activity, Connections, look, look_at_children
 
 if TYPE_CHECKING:
     from paceline.contract.stands import Answer, Stand
@@ -53,7 +51,7 @@ def stands(run: RunDirectory) -> list[Stand]:
     for number, rank in ranks.items():
         activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid, connections))
         activities[number].family = look_at_children(rank.pid, connections)  # what they do meanwhile counts
-        Question(loop, rank, SHORT, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
+        question(loop, rank, SHORT, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
     loop.run_until(lambda: False, SECONDS)
     now, connections = time.monotonic(), Connections(pids)
     for number, rank in ranks.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Callable
 from paceline.node.machine import processes
 
 from .hang import listed
+from .outside import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -73,27 +74,20 @@ def _written_to(pid: int) -> list[str]:
 
 def _open_files(pid: int) -> list[str]:
     found = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # it was closed meanwhile
-                path = os.readlink(f"/proc/{pid}/fd/{name}")
-                info = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/fdinfo/{name}").splitlines())
-                flags = int(info["flags"], 8)
-                is_file = path.startswith("/") and not path.startswith("/dev/") and not path.endswith(" (deleted)")
-                overwrites = flags & os.O_ACCMODE == os.O_WRONLY and not flags & os.O_APPEND and int(info["pos"]) > 0
-                if is_file and overwrites and "lock" not in info:
-                    found.append(path)
+    for name, path in processes.open_files(pid).items():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            info = dict(line.split(":", 1) for line in text_of(f"/proc/{pid}/fdinfo/{name}").splitlines())
+            flags = int(info["flags"], 8)
+            is_file = path.startswith("/") and not path.startswith("/dev/") and not path.endswith(" (deleted)")
+            overwrites = flags & os.O_ACCMODE == os.O_WRONLY and not flags & os.O_APPEND and int(info["pos"]) > 0
+            if is_file and overwrites and "lock" not in info:
+                found.append(path)
     return found
 
 
 def _runs_programs(pid: int) -> bool:
     """Whether a descendant of a process is another program; what it has only forked is not."""
     with contextlib.suppress(OSError):
-        command = _read(f"/proc/{pid}/cmdline")
-        return any(_read(f"/proc/{child}/cmdline") != command for child in processes.descendants(pid))
+        command = text_of(f"/proc/{pid}/cmdline")
+        return any(text_of(f"/proc/{child}/cmdline") != command for child in processes.descendants(pid))
     return True
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
