@@ -24,12 +24,12 @@ JOB: JobFacts = {
     "grace": 30.0, "command": "train.py", "working_dir": "/", "folder": "/jobs/job", "code": None, "data": [],
     "tensorboard": None,
 }  # fmt: skip
-CASES = 300
+CASES = 100
 DEAD = "its agent (pid 7) was killed"
 
 
 def many(test: Callable[..., None]) -> Callable[..., None]:
-    """The test with a few hundred cases, and with ten thousand at night."""
+    """The test with a hundred cases, and with ten thousand at night."""
 
     @pytest.mark.parametrize(
         "cases", [CASES, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
