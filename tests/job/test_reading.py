@@ -210,7 +210,7 @@ def test_any_bytes_are_a_job_or_one_line(job_file: Any, content: bytes) -> None:
 
 
 @pytest.mark.soak
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(100))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(100, 3000))
 @given(content=st.lists(st.sampled_from(KEYS + SNIPPETS) | st.text(max_size=3), max_size=20).map("".join))
 def test_anything_like_yaml_is_a_job_or_one_line(job_file: Any, content: str) -> None:
     assert_job_or_one_line(job_file(content.encode("utf-8", "surrogatepass")))
@@ -224,7 +224,7 @@ VALUES: Any = st.recursive(
 
 
 @pytest.mark.soak
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(100))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(100, 3000))
 @given(data=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5))
 def test_any_values_are_a_job_or_one_line(job_file: Any, data: dict[str, Any]) -> None:
     assert_job_or_one_line(job_file(yaml.safe_dump({"script": "a.py", **data}, allow_unicode=True)))

@@ -218,7 +218,7 @@ class Tickets(RuleBasedStateMachine):
             assert entries[ticket.job].devices == devices
 
 
-Tickets.TestCase.settings = settings(max_examples=examples(20), stateful_step_count=30, deadline=None)
+Tickets.TestCase.settings = settings(max_examples=examples(20, 600), stateful_step_count=30, deadline=None)
 TestTickets = pytest.mark.soak(Tickets.TestCase)
 
 

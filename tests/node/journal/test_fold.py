@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from paceline.node.journal.fold import Scheduler, fold, is_over, part_of
 from paceline.node.journal.state import FINAL, reduce
@@ -24,20 +25,13 @@ JOB: JobFacts = {
     "grace": 30.0, "command": "train.py", "working_dir": "/", "folder": "/jobs/job", "code": None, "data": [],
     "tensorboard": None,
 }  # fmt: skip
-CASES = 100
 DEAD = "its agent (pid 7) was killed"
 
 
 def many(test: Callable[..., None]) -> Callable[..., None]:
     """The test with a hundred cases, and with ten thousand at night."""
-
-    @pytest.mark.parametrize(
-        "cases", [CASES, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
-    )
-    def with_cases(cases: int) -> None:
-        settings(max_examples=cases, deadline=None)(test)()
-
-    return with_cases
+    with_cases = settings(max_examples=examples(100, 10_000), deadline=None)(test)
+    return pytest.mark.soak(pytest.mark.timeout(3600)(with_cases))
 
 
 def rank(number: int, state: str) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class Job(RuleBasedStateMachine):
 
 
 TestJob = pytest.mark.soak(Job.TestCase)
-TestJob.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
+TestJob.settings = settings(max_examples=examples(60, 2000), stateful_step_count=25, deadline=None)
 
 
 @given(asked=st.permutations(range(4)), silent=st.sets(st.integers(0, 3)))

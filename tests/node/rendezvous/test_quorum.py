@@ -440,5 +440,5 @@ def test_those_that_are_new_do_not_outvote_those_before() -> None:
     assert not any(newcomer.runs for newcomer in newcomers)
 
 
-Network.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)
+Network.TestCase.settings = settings(max_examples=examples(100, 3000), stateful_step_count=60, deadline=None)
 TestNetwork = pytest.mark.soak(Network.TestCase)
