@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 FOUR := -n 4 --dist worksteal
 SIX := -n 6 --dist loadfile --no-loadscope-reorder
 MANY = PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
-	PACELINE_CHECKPOINT_KILLS=200 PACELINE_PASS_PROGRAMS=5000 PACELINE_FOLD_CASES=10000 PACELINE_SIMULATED=1000000
+	PACELINE_CHECKPOINT_KILLS=200 PACELINE_PASS_PROGRAMS=5000 PACELINE_SIMULATED=1000000
 LAB := tests/lab tools/fake_kubernetes
 ALL := tests --ignore tests/frameworks tools/fake_kubernetes
 HERE := tests --ignore tests/lab --ignore tests/frameworks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -44,6 +45,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _quick.clear()
+
+
+def examples(by_day: int, at_night: int) -> int:
+    """How many random examples a test with the marker `soak` takes."""
+    return at_night if "PACELINE_SOAK" in os.environ else by_day
 
 
 def nightly() -> tuple[str, ...]:

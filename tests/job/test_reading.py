@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from paceline.contract import CONTRACTS
 from paceline.job.errors import UserError
@@ -208,7 +209,8 @@ def test_any_bytes_are_a_job_or_one_line(job_file: Any, content: bytes) -> None:
     assert_job_or_one_line(job_file(content))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@pytest.mark.soak
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(100, 3000))
 @given(content=st.lists(st.sampled_from(KEYS + SNIPPETS) | st.text(max_size=3), max_size=20).map("".join))
 def test_anything_like_yaml_is_a_job_or_one_line(job_file: Any, content: str) -> None:
     assert_job_or_one_line(job_file(content.encode("utf-8", "surrogatepass")))
@@ -221,7 +223,8 @@ VALUES: Any = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@pytest.mark.soak
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(100, 3000))
 @given(data=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5))
 def test_any_values_are_a_job_or_one_line(job_file: Any, data: dict[str, Any]) -> None:
     assert_job_or_one_line(job_file(yaml.safe_dump({"script": "a.py", **data}, allow_unicode=True)))

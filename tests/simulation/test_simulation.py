@@ -18,9 +18,9 @@ from .resubmit import Folders
 from .scale import costs
 from .schedules import Fault, Schedule, Simulation, schedule, shrink, violation
 
-COUNT = int(os.environ.get("PACELINE_SIMULATED", "1500"))  # schedules
+COUNT = int(os.environ.get("PACELINE_SIMULATED", "1000"))  # schedules
 FIRST = int(os.environ.get("PACELINE_SIMULATED_FROM", "0"))
-EACH = 500
+EACH = 250
 
 # Schedules that have found a defect, as short as they can be.
 FOUND = {

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests import journals
 from tests.conftest import GENEROUS, eventually
 from tests.late import job_spec
+from tests.tiers import examples
 
 from paceline.node.devicequeue.policy import Entry, explain, impossible, turn
 from paceline.node.devicequeue.ticket import POLL_SECONDS, Ticket, Watch, overview
@@ -217,8 +218,8 @@ class Tickets(RuleBasedStateMachine):
             assert entries[ticket.job].devices == devices
 
 
-Tickets.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestTickets = Tickets.TestCase
+Tickets.TestCase.settings = settings(max_examples=examples(20, 600), stateful_step_count=30, deadline=None)
+TestTickets = pytest.mark.soak(Tickets.TestCase)
 
 
 @pytest.fixture

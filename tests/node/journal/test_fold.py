@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from paceline.node.journal.fold import Scheduler, fold, is_over, part_of
 from paceline.node.journal.state import FINAL, reduce
@@ -25,14 +25,13 @@ JOB: JobFacts = {
     "grace": 30.0, "command": "train.py", "working_dir": "/", "folder": "/jobs/job", "code": None, "data": [],
     "tensorboard": None,
 }  # fmt: skip
-CASES = int(os.environ.get("PACELINE_FOLD_CASES", "300"))
 DEAD = "its agent (pid 7) was killed"
 
 
 def many(test: Callable[..., None]) -> Callable[..., None]:
-    """The test with a few hundred cases, and with as many as the variable says at night."""
-    limited: Callable[..., None] = settings(max_examples=CASES, deadline=None)(test)
-    return pytest.mark.soak(pytest.mark.timeout(3600)(limited))
+    """The test with a hundred cases, and with ten thousand at night."""
+    with_cases = settings(max_examples=examples(100, 10_000), deadline=None)(test)
+    return pytest.mark.soak(pytest.mark.timeout(3600)(with_cases))
 
 
 def rank(number: int, state: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.tiers import examples
 
 from paceline.contract import RESUME_CODE
 from paceline.node.failure import culprit
@@ -150,8 +151,8 @@ class Job(RuleBasedStateMachine):
             assert len(ranks) == len(set(ranks))
 
 
-TestJob = Job.TestCase
-TestJob.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+TestJob = pytest.mark.soak(Job.TestCase)
+TestJob.settings = settings(max_examples=examples(60, 2000), stateful_step_count=25, deadline=None)
 
 
 @given(asked=st.permutations(range(4)), silent=st.sets(st.integers(0, 3)))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.tiers import examples
 
 from paceline.node.rendezvous.coordinator import FINISHED, GATHERING, Coordinator
 from paceline.node.rendezvous.quorum import Membership, Standing
@@ -439,5 +440,5 @@ def test_those_that_are_new_do_not_outvote_those_before() -> None:
     assert not any(newcomer.runs for newcomer in newcomers)
 
 
-Network.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
-TestNetwork = Network.TestCase
+Network.TestCase.settings = settings(max_examples=examples(100, 3000), stateful_step_count=60, deadline=None)
+TestNetwork = pytest.mark.soak(Network.TestCase)

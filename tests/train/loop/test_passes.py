@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 pytestmark = pytest.mark.torch
-PROGRAMS = int(os.environ.get("PACELINE_PASS_PROGRAMS", "500"))
-PARTS = 10  # so that processes share them
+PROGRAMS = int(os.environ.get("PACELINE_PASS_PROGRAMS", "200"))
+PARTS = 4  # so that processes share them
 KILLS = int(os.environ.get("PACELINE_PASS_KILLS", "2"))
 
 
