@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.node.machine import mounts
+from paceline.node.machine import volumes
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
-here = mounts.problem(os.path.dirname(__file__), "/mnt")
+here = volumes.mount_problem(os.path.dirname(__file__), "/mnt")
 needs_mounts = pytest.mark.skipif(here is not None, reason=f"this machine does not allow mounts: {here}")
 
 SCRIPT = """
@@ -88,12 +88,12 @@ def test_what_cannot_be_mounted_is_said_at_submit(paceline: Paceline) -> None:
 def test_users_mount_in_a_user_namespace(tmp_path: Path) -> None:
     script = """
         import ctypes, os, sys
-        from paceline.node.machine import mounts
+        from paceline.node.machine import volumes
         os.setgroups([]); os.setgid(65534); os.setuid(65534)
         ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: as a process that has not been root
         try:
             os.close(os.open("/proc/self/uid_map", os.O_WRONLY))
-            mounts.enter([(sys.argv[1], sys.argv[2])])
+            volumes.enter([(sys.argv[1], sys.argv[2])])
         except PermissionError as error:
             sys.exit(f"not allowed here: {error}")
         print(os.getuid(), os.listdir(sys.argv[2]))

@@ -19,7 +19,8 @@ NAME = "a (x) b) R 1"
 PARENT = f"""
 import os, subprocess, sys, time
 open("/proc/self/comm", "w").write({NAME!r})
-child = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], start_new_session=True)
+waits = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+child = subprocess.Popen(waits, stdin=subprocess.PIPE, start_new_session=True)
 ended = os.fork() or os._exit(0)
 os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
 print(child.pid, ended, flush=True)

@@ -23,7 +23,7 @@ from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rundir.directory import read_json
 from paceline.node.signals import LEAVE
 from paceline.node.store import make
-from paceline.node.store.code_copy import unpack
+from paceline.node.store.code_folder import unpack
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, Plan, Taken, link_notes, make_plan, this_machine
 

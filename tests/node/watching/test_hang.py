@@ -16,7 +16,7 @@ from tests.conftest import eventually
 
 from paceline.node.ranks.answering import last_collectives
 from paceline.node.watching.hang import find, grouped
-from paceline.node.watching.outside import Activity, Connections, Family, Process
+from paceline.node.watching.outside import Activity, Family, Moment, Process
 
 
 def stand(rank: int, numbers: dict[str, int] | None, **changes: Any) -> Any:
@@ -256,7 +256,7 @@ def test_without_counts_of_connections_a_main_thread_that_wakes_on_a_socket_work
 
 def test_connections_between_ranks_and_from_others_do_not_count() -> None:
     def carried(*ranks: int, nodes: tuple[str, ...] = ()) -> int:
-        found = Connections(ranks, nodes).carried([os.getpid()])
+        found = Moment(ranks, nodes).carried([os.getpid()])
         return 0 if found is None else sum(found[inode] for inode in found if inode in own)
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:

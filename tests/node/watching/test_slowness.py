@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.node.machine.probe import read_rate
+from paceline.node.machine.hardware import read_rate
 from paceline.node.watching.asking import Asked
 from paceline.node.watching.outside import Process
 from paceline.node.watching.slowness import causes, compared, in_words

@@ -251,9 +251,9 @@ def test_torchrun_reports_the_guilty_rank(paceline: Paceline) -> None:
 # Torch first, so that ranks start from a process that has imported it.
 QUICKLY = """
     import torch
-    from paceline.train.diagnosis import collective_trace, late_ranks
-    assert collective_trace.SETTLED + late_ranks.ASK_SECONDS + late_ranks.LATE_SECONDS > 10
-    collective_trace.SETTLED, late_ranks.ASK_SECONDS, late_ranks.LATE_SECONDS = 0.5, 0.5, 1.0
+    from paceline.train.diagnosis import collective_trace
+    assert collective_trace.SETTLED + collective_trace.ASK_SECONDS + collective_trace.LATE_SECONDS > 10
+    collective_trace.SETTLED, collective_trace.ASK_SECONDS, collective_trace.LATE_SECONDS = 0.5, 0.5, 1.0
 """
 
 MISMATCHED = {
@@ -394,16 +394,16 @@ def test_a_slow_rank_is_named_and_waited_for(paceline: Paceline) -> None:
             open(f"heard-{run.rank}", "a").write(record.getMessage() + "\\n")
 
     logging.getLogger("paceline").addHandler(Heard())
-    late_ranks.LATE_SECONDS = 600.0
+    collective_trace.LATE_SECONDS = 600.0
     for (x,) in train:
         step(x)
         if run.step == 3:
-            late_ranks.LATE_SECONDS = 1.0
+            collective_trace.LATE_SECONDS = 1.0
             if run.rank == 1:
                 while not os.path.exists("heard-0"):
                     time.sleep(0.01)
         run.barrier()
-        late_ranks.LATE_SECONDS = 600.0  # the next step may take longer than that
+        collective_trace.LATE_SECONDS = 600.0  # the next step may take longer than that
         if run.step == 5:
             break
     run.print(run.mean(1, 2))

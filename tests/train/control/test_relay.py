@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.train.control.relay import EVERYBODY, Relay
-from paceline.train.diagnosis.collective_trace import Trace, difference
-from paceline.train.diagnosis.late_ranks import LateRanks
+from paceline.train.diagnosis.collective_trace import LateRanks, Trace, difference
 
 Message = dict[str, Any]
 

@@ -205,7 +205,7 @@ class Local(Backend):
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
         from paceline.job.job import Contents
-        from paceline.node.store.contents import contents
+        from paceline.node.store.usage import contents
 
         runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
         return {run.path.name: Contents(**contents(run)) for run in runs}

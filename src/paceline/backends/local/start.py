@@ -16,8 +16,7 @@ from paceline.contract.placement import MAIN_PORT
 from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node.store import make
-from paceline.node.store.code_copy import unpack
-from paceline.node.store.code_folder import building
+from paceline.node.store.code_folder import building, unpack
 from paceline.node.store.plan import Taken, has_checkpoint, link_notes
 
 from .prepare import LocalPrepared, writing

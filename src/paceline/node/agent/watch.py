@@ -12,7 +12,7 @@ from paceline.contract.stands import SHORT
 from paceline.node.eventloop.loop import Loop
 from paceline.node.watching.asking import Asked, ask, ask_nccl, question
 from paceline.node.watching.hang import grouped
-from paceline.node.watching.outside import Activity, Connections, Process, look, look_at_children
+from paceline.node.watching.outside import Activity, Moment, Process, look, look_at_children
 from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
 from paceline.node.watching.unjoined import Unjoined
@@ -124,10 +124,10 @@ class Watch:
             if any(rank.status is None for rank in self._ranks.values()):  # they have not started
                 self._after_a_while(self._look)
             return
-        connections = Connections([rank.pid for rank in live.values()], self._others())
+        moment = Moment([rank.pid for rank in live.values()], self._others())
         for number, rank in live.items():
             activity = self._activities.setdefault(number, Activity(now))
-            activity.see(look(rank.pid), now, partial(look_at_children, rank.pid, connections))
+            activity.see(look(rank.pid), now, partial(look_at_children, rank.pid, moment))
         self._quiet = min(min(it.idle(now), it.still(now)) for it in map(self._activities.__getitem__, live))
         self._counted += self._quiet < _STILL * self._tick
         self._count()
@@ -153,7 +153,7 @@ class Watch:
             return
         import tempfile
 
-        from paceline.node.machine.probe import read_rate  # few jobs need it
+        from paceline.node.machine.hardware import read_rate  # few jobs need it
 
         self._local = {"local": read_rate(tempfile.gettempdir()) or 0.0}
 

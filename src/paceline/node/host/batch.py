@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.errors import Refused
 from paceline.node.files import load_json
 from paceline.node.store import make
-from paceline.node.store.code_copy import take, unpack
+from paceline.node.store.code_folder import take, unpack
 from paceline.node.store.home import Home
 from paceline.node.store.plan import Order, Plan, make_plan, this_machine
 

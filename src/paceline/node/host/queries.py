@@ -117,7 +117,7 @@ def history(home: Home, request: Request) -> Answer:
 
 def contents(home: Home, request: Request) -> Answer:
     """What the removal of jobs would remove here."""
-    from paceline.node.store.contents import contents as contents_of_run
+    from paceline.node.store.usage import contents as contents_of_run
 
     return {"contents": {run.path.name: contents_of_run(run) for run in home.runs(request["names"])}}
 

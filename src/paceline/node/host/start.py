@@ -13,7 +13,7 @@ from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
 from paceline.node.logs.following import Event, answer_of, shown_by, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
-from paceline.node.store.code_copy import unpack
+from paceline.node.store.code_folder import unpack
 from paceline.node.store.plan import Brought, Order, Taken, make_plan, this_machine
 
 from .held import HeldClient

@@ -5,9 +5,12 @@ Every function takes the files and folders that it reads as arguments, so that a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 PROC, SYS = Path("/proc"), Path("/sys")
 CGROUP = SYS / "fs" / "cgroup"
 _TICKS: int = os.sysconf("SC_CLK_TCK")
+_BYTES = 8 << 20  # of the file that is read to measure a disk
+_PIECE = 1 << 20
 _NO_LIMIT = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
 
 
@@ -205,3 +210,31 @@ def limits(proc: Path = PROC, cgroup: Path = CGROUP) -> Limits:
 
 def _none_if_infinite(number: int) -> int | None:
     return None if number == resource.RLIM_INFINITY else number
+
+
+def read_rate(folder: str, seconds: float = 1.0) -> float | None:
+    """Bytes per second that reading a file in `folder` gives, without the page cache; None if `seconds` are too few.
+
+    The file has 8 MiB, and no name. A disk that hangs is not waited for.
+    """
+    import tempfile  # few jobs need it
+
+    found: list[float] = []
+
+    def measure() -> None:
+        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:  # a full disk, or none
+            for _ in range(_BYTES // _PIECE):
+                file.write(bytes(_PIECE))
+            file.flush()
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            begun = time.monotonic()
+            file.seek(0)
+            while file.read(_PIECE):
+                pass
+            found.append(_BYTES / max(time.monotonic() - begun, 1e-6))
+
+    thread = threading.Thread(target=measure, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None

@@ -222,21 +222,17 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def is_here(address: str) -> bool:
+def is_here(address: str, flags: int = 0) -> bool:
     """Whether an address belongs to this machine: only then can it be bound."""
     try:
-        return any(map(_binds, socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)))
-    except OSError:
+        return any(map(_binds, socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=flags)))
+    except (OSError, UnicodeError):
         return False
 
 
 def is_own_ip(address: str) -> bool:
     """Whether this is an IP address, not a name, and this machine has it."""
-    try:
-        candidates = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):
-        return False
-    return any(map(_binds, candidates))
+    return is_here(address, socket.AI_NUMERICHOST)
 
 
 def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socket:

@@ -23,41 +23,38 @@ class Reservation:
 
     def take(self, port: int = 0) -> int:
         """Reserve `port`, or any free one; returns its number."""
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        if port and is_listening(port):
+            raise PortInUse(errno.EADDRINUSE, f"port {port} is in use")
         try:
-            if port and is_listening(port):
-                raise PortInUse(errno.EADDRINUSE, f"port {port} is in use")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            sock.bind(("", port))
+            sock = _bound(socket.AF_INET, port)
         except OSError as error:
-            sock.close()
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(errno.EADDRINUSE, f"port {port} is in use") from error
             raise
         self._sockets.append(sock)
         number = int(sock.getsockname()[1])
-        self._take_of_ipv6(number)
+        with contextlib.suppress(OSError):  # this machine has no IPv6, or somebody has the port there
+            self._sockets.append(_bound(socket.AF_INET6, number))
         return number
-
-    def _take_of_ipv6(self, port: int) -> None:
-        """Reserve the same port of IPv6, if this machine has that and nobody has the port."""
-        with contextlib.suppress(OSError):
-            sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-            try:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                sock.bind(("::", port))
-            except OSError:
-                sock.close()
-                raise
-            self._sockets.append(sock)
 
     def release(self) -> None:
         """Give all ports back."""
         while self._sockets:
             self._sockets.pop().close()
+
+
+def _bound(family: socket.AddressFamily, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def is_listening(port: int) -> bool:

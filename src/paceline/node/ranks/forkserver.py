@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
-from paceline.node.machine import mounts, processes
+from paceline.node.machine import processes, volumes
 from paceline.node.signals import HANDLED
 from paceline.node.spec import NodeSpec, Program
 
@@ -386,7 +386,7 @@ def main(channel_fd: int, spec_path: str, is_warm: bool = False) -> None:
         sys.path.insert(0, script_folder(spec.program.target))
     elif spec.program.kind == "module" and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
-    mounts.enter(spec.mounts)
+    volumes.enter(spec.mounts)
     server = ForkServer(spec, Channel(socket.socket(fileno=channel_fd)), _fewer_threads() if is_warm else 0)
     server.import_framework()
     processes.outlive_parent()

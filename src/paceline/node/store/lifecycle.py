@@ -21,6 +21,7 @@ from paceline.node.signals import HANDLED
 from paceline.node.warm import start as warm
 
 from . import records
+from .code_folder import link
 
 if TYPE_CHECKING:
     import socket
@@ -157,8 +158,7 @@ def take_checkpoints(old: Path, new: Path) -> None:
     """Give a job the checkpoints that another one kept in its own run directory, and the note that it had some."""
     from paceline.contract.folder_lock import LOCK  # the two jobs must not share this file
 
-    from .code_copy import link  # committed checkpoints never change, so both jobs may have the same files
-
+    # Committed checkpoints never change, so both jobs may have the same files.
     for folder in old.glob("checkpoints*"):
         shutil.copytree(folder, new / folder.name, copy_function=link, ignore=shutil.ignore_patterns(LOCK))
     with contextlib.suppress(FileNotFoundError):

@@ -22,7 +22,7 @@ from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 
 from . import code_folder, lifecycle, records
-from .code_copy import code_of, copy_of
+from .code_folder import code_of, copy_of
 from .plan import Taken, agent_variables, code_link, completed, node_of, places
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paceline.node.journal.fold import Report
 
     from . import moving
-    from .code_copy import Readable
+    from .code_folder import Readable
     from .home import Home
     from .plan import Order, Plan
 

@@ -22,7 +22,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.rundir.directory import SAVED, RunDirectory, job_around
 
-from .code_copy import code_of
+from .code_folder import code_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.records import Inventory, KeptCheckpoint
 
-    from .code_copy import Readable
+    from .code_folder import Readable
 
     class Writable(Protocol):
         """Takes bytes."""

@@ -19,7 +19,7 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec
 
 from . import code_folder
-from .code_copy import code_of
+from .code_folder import code_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

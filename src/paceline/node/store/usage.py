@@ -1,18 +1,23 @@
-"""What this machine and its jobs use now."""
+"""What this machine and its jobs use now, and what the files of a job have."""
 
 from __future__ import annotations
 
+import os
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.node.devicequeue import ticket
+from paceline.contract.checkpoint import MANIFEST, NAME
+from paceline.node.files import read_json
 from paceline.node.machine import hardware
 from paceline.node.machine.network import visible_address
 
+from . import records
+from .code_folder import is_claimed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from paceline.contract.records import NodeRecord, UsageRecord
     from paceline.node.machine.gpus import Gpu
@@ -52,11 +57,28 @@ def of_jobs(runs: Iterable[RunDirectory]) -> dict[str, UsageRecord]:
 def _holders(home: Path) -> dict[str, tuple[str, ...]]:
     """Device → the jobs that have it."""
     held: dict[str, tuple[str, ...]] = {}
-    try:
-        entries = ticket.overview(ticket.folder_of(home))
-    except OSError:
-        return {}
-    for entry in entries:
+    for entry in records.queue_of(home)():
         for device in entry.devices:
             held[device] = (*held.get(device, ()), entry.job)
     return held
+
+
+def contents(run: RunDirectory) -> dict[str, int]:
+    """The checkpoints and bytes in the run directory of a job, and in its copy of the code if that lies elsewhere."""
+    folder = Path(os.path.realpath(run.path))
+    code = (read_json(run.job) or {}).get("code") or {}
+    job_id = (read_json(run.spec) or {}).get("job_id")
+    copy = Path(os.path.realpath(code["path"])) if isinstance(code.get("path"), str) else folder
+    has_copy = folder not in (copy, *copy.parents) and isinstance(job_id, str) and is_claimed(copy, job_id)
+    sizes: dict[tuple[int, int], int] = {}  # by inode: a file with several names counts once
+    checkpoints = 0
+    for there in (folder, copy) if has_copy else (folder,):
+        for parent, _, files in os.walk(there):
+            checkpoints += MANIFEST in files and NAME.fullmatch(os.path.basename(parent)) is not None
+            for name in files:
+                try:
+                    status = os.lstat(os.path.join(parent, name))
+                except OSError:  # it is gone, or may not be read
+                    continue
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return {"checkpoints": checkpoints, "size": sum(sizes.values())}

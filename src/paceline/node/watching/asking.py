@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, NamedTuple
 
 from paceline.contract.stands import WHOLE, address, is_of_this_user
 
-from .outside import Connections, look, look_at_children
+from .outside import Moment, look, look_at_children
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -143,7 +143,7 @@ def ask(
 
 
 def _stand(rank: Asked, activity: Activity, answer: Answer | None, now: float) -> Stand:
-    process, family = look(rank.pid), activity.family or look_at_children(rank.pid, Connections(()))
+    process, family = look(rank.pid), activity.family or look_at_children(rank.pid, Moment(()))
     return {
         "rank": rank.rank, "node": rank.node, "host": socket.gethostname(), "pid": rank.pid,
         "answer": answer, "still": activity.still(now), "idle": activity.idle(now), "state": process.state,

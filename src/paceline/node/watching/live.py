@@ -16,7 +16,7 @@ from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec, device_of
 
 from .asking import Asked, ask, question
-from .outside import Activity, Connections, look, look_at_children
+from .outside import Activity, Moment, look, look_at_children
 
 if TYPE_CHECKING:
     from paceline.contract.stands import Answer, Stand
@@ -41,7 +41,7 @@ def stands(run: RunDirectory) -> list[Stand]:
     loop, begin = Loop(), time.monotonic()
     activities = {number: Activity(begin) for number in ranks}
     pids = [rank.pid for rank in ranks.values()]
-    connections = Connections(pids)
+    before = Moment(pids)
     found: list[list[Stand]] = []
 
     def heard(activity: Activity, answer: Answer | None) -> None:
@@ -49,13 +49,13 @@ def stands(run: RunDirectory) -> list[Stand]:
             activity.hear(answer, begin)
 
     for number, rank in ranks.items():
-        activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid, connections))
-        activities[number].family = look_at_children(rank.pid, connections)  # what they do meanwhile counts
+        activities[number].see(look(rank.pid), begin, partial(look_at_children, rank.pid, before))
+        activities[number].family = look_at_children(rank.pid, before)  # what they do meanwhile counts
         question(loop, rank, SHORT, lambda answer, it=activities[number]: heard(it, answer))  # type: ignore[misc]
     loop.run_until(lambda: False, SECONDS)
-    now, connections = time.monotonic(), Connections(pids)
+    now, after = time.monotonic(), Moment(pids)
     for number, rank in ranks.items():
-        activities[number].see(look(rank.pid), now, partial(look_at_children, rank.pid, connections))
+        activities[number].see(look(rank.pid), now, partial(look_at_children, rank.pid, after))
     ask(loop, ranks, activities, found.append)
     loop.run_until(lambda: bool(found))
     return found[0]

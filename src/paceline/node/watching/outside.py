@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import os
 import platform
@@ -84,11 +85,11 @@ def look(pid: int) -> Process:
     return Process(state, cpu, all_cpu, read + written, read, reads, queued, switches, call, file)
 
 
-def look_at_children(pid: int, connections: Connections) -> Family:
-    """The descendants of a process; it takes a look at all processes of the machine to find them."""
-    found = [it for it in processes.Snapshot().tree(pid).values() if it.pid != pid and it.state != "Z"]
+def look_at_children(pid: int, now: Moment) -> Family:
+    """The descendants of a process."""
+    found = [it for it in now.seen.tree(pid).values() if it.pid != pid and it.state != "Z"]
     states = [(it.state, it.command) for it in found]
-    return Family(sum(it.cpu for it in found), states, connections.carried([pid, *(it.pid for it in found)]))
+    return Family(sum(it.cpu for it in found), states, now.carried([pid, *(it.pid for it in found)]))
 
 
 def _call(pid: int) -> tuple[str, str]:
@@ -201,25 +202,30 @@ class _Connection(NamedTuple):
     carried: int
 
 
-class Connections:
-    """The connections of this machine at one moment, looked at when they are first asked for.
+class Moment:
+    """The processes and connections of this machine at one moment, looked at when they are first asked for.
 
-    Those between ranks do not count, nor those that others have made to a rank: bytes there are no work of the rank.
+    Connections between ranks do not count, nor those that others have made to a rank: bytes there are no work of it.
     """
 
     def __init__(self, ranks: Iterable[int], nodes: Iterable[str] = ()) -> None:
         """Look at nothing yet."""
         self._ranks, self._nodes = ranks, nodes
-        self._carried: dict[int, int] | None = None
-        self._is_known = False
+
+    @functools.cached_property
+    def seen(self) -> processes.Snapshot:
+        """All processes."""
+        return processes.Snapshot()
+
+    @functools.cached_property
+    def _connections(self) -> dict[int, int] | None:
+        with contextlib.suppress(OSError, struct.error):
+            return self._that_count([*_dump(socket.AF_INET), *_dump(socket.AF_INET6)])
+        return None
 
     def carried(self, pids: Iterable[int]) -> Mapping[int, int] | None:
         """Bytes that the connections of processes have carried, by inode; None if the kernel does not say it."""
-        if not self._is_known:
-            self._is_known = True
-            with contextlib.suppress(OSError, struct.error):
-                self._carried = self._that_count([*_dump(socket.AF_INET), *_dump(socket.AF_INET6)])
-        found = self._carried
+        found = self._connections
         return found and {inode: found[inode] for inode in _inodes(pids) if inode in found}
 
     def _that_count(self, found: list[_Connection]) -> dict[int, int]:

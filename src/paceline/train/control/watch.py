@@ -17,8 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import RESUME_CODE
-from paceline.train.diagnosis.collective_trace import Trace
-from paceline.train.diagnosis.late_ranks import LateRanks
+from paceline.train.diagnosis.collective_trace import LateRanks, Trace
 from paceline.train.group.forks import forget_in_children
 
 from . import connect

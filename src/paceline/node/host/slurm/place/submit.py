@@ -186,7 +186,7 @@ def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first
         node["time_limit"] = None
     place = jobs.path / job["name"]  # where the folder will be
     if job["code"] is not None:
-        from paceline.node.store.code_copy import copy_of, link, unpack  # takes long to import
+        from paceline.node.store.code_folder import copy_of, link, unpack  # takes long to import
 
         if first is not None:
             code = first.read()["code"]
