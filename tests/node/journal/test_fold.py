@@ -69,6 +69,11 @@ def test_the_node_that_the_others_wait_for_is_named_first() -> None:
     assert fold(JOB, parts)["slow"] == ["logs"]
 
 
+def test_an_elastic_job_runs_as_long_as_a_node_of_it_does() -> None:
+    ended = part(0, is_elastic=True, state="SUCCEEDED", exit_code=0, finished=5.0)
+    assert fold(JOB, [ended, part(1, is_elastic=True, state="RUNNING")])["state"] == "RUNNING"
+
+
 def failed(message: str, number: int | None = None, cause: str | None = None, code: int = 1) -> dict[str, Any]:
     """The status of a part of a failed job."""
     failure = {"rank": number, "node": 0, "message": message, "cause": cause}
