@@ -251,7 +251,7 @@ def test_torchrun_reports_the_guilty_rank(paceline: Paceline) -> None:
 # Torch first, so that ranks start from a process that has imported it.
 QUICKLY = """
     import torch
-    from paceline.train.diagnosis import collective_trace
+    from paceline.train import collective_trace
     assert collective_trace.SETTLED + collective_trace.ASK_SECONDS + collective_trace.LATE_SECONDS > 10
     collective_trace.SETTLED, collective_trace.ASK_SECONDS, collective_trace.LATE_SECONDS = 0.5, 0.5, 1.0
 """

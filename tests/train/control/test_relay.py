@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from paceline.train.collective_trace import LateRanks, Trace, difference
 from paceline.train.control.relay import EVERYBODY, Relay
-from paceline.train.diagnosis.collective_trace import LateRanks, Trace, difference
 
 Message = dict[str, Any]
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from paceline.train.diagnosis import collective_trace
+from paceline.train import collective_trace
 from paceline.train.replicas import judging
 
 if TYPE_CHECKING:

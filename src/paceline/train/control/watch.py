@@ -3,7 +3,7 @@
 The listener thread of every rank receives messages while the main thread may be in a collective that another rank never
 enters. What ends the run is raised in the main thread at the next step or collective; a main thread that does not come
 there within seconds is ended with the process. Rank 0 relays what the ranks send (`relay`). A rank that has been in a
-collective for seconds asks where all the others are (`paceline.train.diagnosis`).
+collective for seconds asks where all the others are (`paceline.train.collective_trace`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import RESUME_CODE
-from paceline.train.diagnosis.collective_trace import LateRanks, Trace
+from paceline.train.collective_trace import LateRanks, Trace
 from paceline.train.group.forks import forget_in_children
 
 from . import connect

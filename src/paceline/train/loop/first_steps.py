@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from paceline.train.collective_trace import script_line
 from paceline.train.data.agreement import checksum
 from paceline.train.data.content import Content
-from paceline.train.diagnosis.collective_trace import script_line
 
 if TYPE_CHECKING:
     from paceline.train.control.watch import Watch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from paceline.train.diagnosis.collective_trace import script_line
+from paceline.train.collective_trace import script_line
 
 from .errors import ModelMismatch, NotExchanged
 

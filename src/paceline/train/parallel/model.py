@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.train.diagnosis.collective_trace import line_of, script_call, script_line
+from paceline.train.collective_trace import line_of, script_call, script_line
 
 from .alike import check_alike
 from .errors import AccumulationChanged, NotExchanged, UnusedParameters, WrongDevice

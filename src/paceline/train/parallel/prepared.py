@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from paceline.contract.exchange import SYNC, TRIAL_STEPS
-from paceline.train.diagnosis.collective_trace import script_line
+from paceline.train.collective_trace import script_line
 from paceline.train.group.sharded import check_savable
 
 from .alike import check_alike, check_kind, check_optimizer_kind

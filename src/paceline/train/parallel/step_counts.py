@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.train.diagnosis.collective_trace import line_of, script_call
+from paceline.train.collective_trace import line_of, script_call
 
 from .errors import OptimizerMismatch
 

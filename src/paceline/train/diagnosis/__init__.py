@@ -1,1 +1,0 @@
-"""Which rank is in which collective."""
