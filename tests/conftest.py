@@ -248,7 +248,7 @@ def _cpu_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """The tests compute little: threads of torch would wait for each other, busily where the machine is."""
     if "torch" in sys.modules:

@@ -336,6 +336,7 @@ def unsaved(folder: str) -> Any:
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_launch_returns_tensors_and_finishes_saves(tmp_path: Any, method: str) -> None:
+    torch.set_num_threads(2)
     torch.randn(600, 600) @ torch.randn(600, 600)  # has started threads, which a fork does not have
     first, second = paceline.launch(unsaved, (str(tmp_path),), nproc=2, method=method)
     assert torch.equal(first, second)

@@ -40,15 +40,23 @@ MACHINES: list[tuple[Any, int]] = [  # each rank is a machine
 ]
 
 
+def undisturbed(folder: str, cases: list[tuple[Any, int]], as_machines: bool) -> list[tuple[Any, int]]:
+    """As `trained`, without checkpoints; and then what is to be resumed, in the same start."""
+    whole = trained("", [(sync, None) for sync, _ in cases], as_machines)
+    trained(folder, cases)
+    return whole
+
+
 def trained(folder: str, cases: list[tuple[Any, int | None]], as_machines: bool = False) -> list[tuple[Any, int]]:
     """With each method: the parameters at the end, none if it was stopped, and the step with which it began."""
     if as_machines:
         builder.make_groups = lambda group, _: [[rank] for rank in range(group.world_size)]
-    return [_trained(f"{folder}/{number}", *case) for number, case in enumerate(cases)]
+    return [_trained(folder and f"{folder}/{number}", *case) for number, case in enumerate(cases)]
 
 
 def _trained(folder: str, sync: Any, stop_at: int | None) -> tuple[list[float], int]:
-    with paceline.init(seed=5, checkpoint_dir=folder, checkpoint_every=1, progress=False) as run:
+    keeps: Any = {"checkpoint_dir": folder, "checkpoint_every": 1} if folder else {}
+    with paceline.init(seed=5, progress=False, **keeps) as run:
         torch.manual_seed(7)
         model: Any = torch.nn.Sequential(
             torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Tanh(), torch.nn.Linear(40, 3)
@@ -76,14 +84,13 @@ def _trained(folder: str, sync: Any, stop_at: int | None) -> tuple[list[float], 
     ("cases", "ranks", "as_machines"), [(PAIRS, 4, False), (TOGETHER, 2, False), (MACHINES, 2, True)]
 )
 def test_it_has_the_bits_of_an_undisturbed_one(cases: Any, ranks: int, as_machines: bool, tmp_path: Path) -> None:
+    expected, *others = launch(undisturbed, (str(tmp_path), cases, as_machines), ranks)
+    assert others == [expected] * (ranks - 1), "an epoch ends with a common model"
     whole = [(sync, None) for sync, _ in cases]
-    undisturbed, *others = launch(trained, (str(tmp_path / "one"), whole, as_machines), ranks)
-    assert others == [undisturbed] * (ranks - 1), "an epoch ends with a common model"
-    launch(trained, (str(tmp_path / "two"), cases, as_machines), ranks)
-    for resumed in launch(trained, (str(tmp_path / "two"), whole, as_machines), ranks):
-        for (sync, stop_at), (found, begin), (expected, _) in zip(cases, resumed, undisturbed, strict=True):
+    for resumed in launch(trained, (str(tmp_path), whole, as_machines), ranks):
+        for (sync, stop_at), (found, begin), (values, _) in zip(cases, resumed, expected, strict=True):
             assert begin == stop_at - 1, sync
-            assert found == expected, sync
+            assert found == values, sync
 
 
 def test_other_ranks_go_on_from_a_common_model(tmp_path: Path) -> None:
