@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FACTS = {
     "address": "@HOST@", "names": [], "free": 1, "machine": "@HOST@", "port": 29500, "has_checkpoint": False,
-    "notes": [], "python": "3.11.7", "framework": None, "version": None, "disks": [], "listens": 40000,
+    "notes": [], "python": {"version": "3.11.7"}, "packages": {}, "disks": [], "listens": 40000,
 }  # fmt: skip
 _JOB: dict[str, Any] = {
     "name": "it", "backend": "local", "framework": None, "nodes": 0, "ranks": 0, "created": 0.0, "max_restarts": 0,

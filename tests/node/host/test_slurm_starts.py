@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import GENEROUS, eventually
 
+from paceline.node.host import check
 from paceline.node.host.slurm import job_folders
 from paceline.node.host.slurm.end import finish
 from paceline.node.host.slurm.job_folder import JobFolder, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look.queue import Queue
-from paceline.node.host.slurm.place import check_task, task
+from paceline.node.host.slurm.place import task
 from paceline.node.journal.state import cached
 from paceline.node.logs import growing_file
 from paceline.node.logs.following import Output, updates
@@ -237,11 +238,11 @@ def test_the_fake_disk_remembers(tmp_path: Path, forgetful: set[str]) -> None:
 def test_a_trial_sees_what_another_node_writes(
     tmp_path: Path, forgetful: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_task, "_PATIENCE", GENEROUS)
+    monkeypatch.setattr(check, "_NODE_PATIENCE", GENEROUS)
     elsewhere(tmp_path / "facts-0.json", "{}")
     assert not (tmp_path / "facts-1.json").exists()
     threading.Timer(0.2, elsewhere, [tmp_path / "facts-1.json", '{"port": 7}']).start()
-    assert check_task._wait(tmp_path, "facts", [1]) == {1: {"port": 7}}
+    assert check._wait(tmp_path, "facts", [1]) == {1: {"port": 7}}
 
 
 @pytest.fixture

@@ -337,19 +337,21 @@ def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding
     return findings
 
 
-def warnings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> list[Finding]:
-    """What may go wrong on hosts on which a job could run."""
-    found = [
-        finding
-        for host, answer in answers.items()
-        for finding in disk_findings(host, answer["disks"])
-        if finding.level != "error"
-    ]
-    found += [finding for host in answers for finding in clock_finding(host, clocks[host])]
-    found += differing("Python", {host: minor(answer["python"]) for host, answer in answers.items()})
-    framework = next((answer["framework"] for answer in answers.values() if answer["framework"]), None)
-    if framework is not None:
-        found += differing(framework, {host: answer["version"] for host, answer in answers.items()})
+def host_findings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> list[Finding]:
+    """What would go wrong on hosts that answer."""
+    found: list[Finding] = []
+    for host, answer in answers.items():
+        found += disk_findings(host, answer["disks"])
+        found += clock_finding(host, clocks[host])
+    return found + software_findings(answers)
+
+
+def software_findings(answers: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """A finding for Python and for each framework that machines have in different versions."""
+    found = differing("Python", {host: minor(answer["python"]["version"]) for host, answer in answers.items()})
+    for name in FRAMEWORKS:
+        packages = {host: answer["packages"].get(name) for host, answer in answers.items()}
+        found += differing(name, {host: it and (it["version"] or "unknown") for host, it in packages.items()})
     return found
 
 

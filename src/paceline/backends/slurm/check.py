@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.check.findings import differing, minor
+from paceline.backends.check.findings import software_findings
 from paceline.backends.check.report import Finding, Report
 from paceline.job.errors import UserError
 from paceline.job.text import a_few, counted, printable
@@ -229,11 +229,11 @@ class _Found:
                 self._error(name, f"has no {python}", do)
             elif what == "failed":
                 self._error(name, f"cannot run paceline with {python}: {why or 'it ended without a word'}", do)
-        versions = {name: str(it["python"]) for name, it in self._by_name.items()}
+        versions = {name: str(it["python"]["version"]) for name, it in self._by_name.items()}
         for name, version in versions.items():
             if tuple(map(int, re.findall(r"\d+", version)[:2])) < _LEAST:
                 self._error(name, f"has Python {version}, which is too old", do)
-        self.findings += differing("Python", {name: minor(version) for name, version in versions.items()})
+        self.findings += software_findings(self._by_name)
         return f"{_by_value(versions)}; {python} runs paceline" if versions else _UNTRIED
 
     def _frameworks(self) -> Rows:
@@ -242,11 +242,8 @@ class _Found:
         rows = []
         for framework in FRAMEWORKS:
             found = {name: it["packages"].get(framework) for name, it in self._by_name.items()}
-            versions = {name: it and (it["version"] or "version unknown") for name, it in found.items()}
-            if any(versions.values()):
-                builds = {name: _build(it) for name, it in found.items()}
-                rows.append((framework, _by_value(builds)))
-                self.findings += differing(framework, versions)
+            if any(found.values()):
+                rows.append((framework, _by_value({name: _build(it) for name, it in found.items()})))
         if not rows:
             do = f"install one for it, such as torch, or set python in [targets.{self._target}]"
             self._warn(self._facts["python"], f"has no framework on the nodes: none of {', '.join(FRAMEWORKS)}", do)
@@ -260,14 +257,17 @@ class _Found:
             return f"{_UNTRIED}: too few nodes have a free one now"
         if not self._by_name:
             return _UNTRIED
+        shown = {}
         for name, it in self._by_name.items():
-            if not it["granted"]:
+            devices, granted = it["devices"], it["granted"]
+            seen = len(devices["nvidia"]) + len(devices["amd"])
+            shown[name] = f"{granted} granted, {seen} seen"
+            if not granted:
                 self._warn(name, "got no GPU, though one was asked for", "see GresTypes and gres.conf of Slurm")
-            elif it["gpus"] < it["granted"]:
-                problem = f" ({it['gpu_problem']})" if it["gpu_problem"] else ""
-                what = f"was granted {it['granted']} GPU by Slurm, but the job sees {it['gpus']}{problem}"
+            elif seen < granted:
+                problem = f" ({devices['problem']})" if devices["problem"] else ""
+                what = f"was granted {granted} GPU by Slurm, but the job sees {seen}{problem}"
                 self._warn(name, what, "see nvidia-smi, or rocm-smi, on that node")
-        shown = {name: f"{it['granted']} granted, {it['gpus']} seen" for name, it in self._by_name.items()}
         return _by_value(shown)
 
     def _names(self) -> str:

@@ -1,6 +1,6 @@
 """What is tried on hosts before a job starts there: connections, Python, disks, clocks, and the routes between them.
 
-All hosts are asked at once, over one connection each (`node/host/preflight.py`), and all problems are reported.
+All hosts are asked at once, over one connection each (`node/host/check.py`), and all problems are reported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.backends.check.findings import disk_findings, grouped, line, warnings
+from paceline.backends.check.findings import disk_findings, grouped, host_findings, line
 from paceline.backends.check.report import Clock, Finding
 from paceline.backends.remote.crowd import at_once, need_files
 from paceline.job.errors import UserError
@@ -200,10 +200,10 @@ class Preflight:
         self._check_distinct(chosen)
         if len(chosen) > 1:
             chosen = self._connected(chosen, order, least, most, say)
-        for finding in warnings(
-            {host.name: self.answers[host] for host in chosen}, {host.name: self.clocks[host] for host in chosen}
-        ):
-            say(line(finding))
+        answers = {host.name: self.answers[host] for host in chosen}
+        for finding in host_findings(answers, {host.name: self.clocks[host] for host in chosen}):
+            if finding.level != "error":  # a disk with one is in `_unfit`
+                say(line(finding))
         return chosen
 
     def _unfit(self) -> list[tuple[Host, str]]:

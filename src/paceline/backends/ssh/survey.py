@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.check.findings import clock_finding, differing, disk_findings, minor, unreachable
+from paceline.backends.check.findings import host_findings, unreachable
 from paceline.backends.check.report import MOST_FOR_PAIRS, Finding, HostReport, Link, Survey
 from paceline.node.machine.software import FRAMEWORKS
 
@@ -35,7 +35,9 @@ def survey(target: Hosts, progress: ProgressReporter) -> Survey:
         links.update(_measure(preflight, list(answers), links, progress))
         found = [unreachable(host.name, error) for host, error in preflight.failed.items()]
         found += preflight.routes(broken)
-    found += _findings(answers, clocks)
+    by_name = {host.name: answer for host, answer in answers.items()}
+    found += host_findings(by_name, {host.name: clock for host, clock in clocks.items()})
+    found += _without_framework(by_name)
     order = {host: number for number, host in enumerate(hosts)}
     return Survey(
         [_report(host, answers.get(host), clocks.get(host)) for host in hosts],
@@ -93,22 +95,14 @@ def rounds(hosts: Sequence[Host]) -> list[list[tuple[Host, Host]]]:
     return [turn for turn in turns if turn]
 
 
-def _findings(answers: Mapping[Host, Answer], clocks: Mapping[Host, Clock]) -> list[Finding]:
-    """What would go wrong on hosts that answer."""
+def _without_framework(answers: Mapping[str, Answer]) -> list[Finding]:
     found = []
-    for host, answer in answers.items():
-        found += disk_findings(host.name, answer["disks"])
-        found += clock_finding(host.name, clocks[host])
-        if not any(answer["packages"][name] for name in FRAMEWORKS):
+    for name, answer in answers.items():
+        if not any(answer["packages"][framework] for framework in FRAMEWORKS):
             python = answer["python"]["executable"]
-            what = f"{host.name}: {python} has no framework: none of {', '.join(FRAMEWORKS)}"
+            what = f"{name}: {python} has no framework: none of {', '.join(FRAMEWORKS)}"
             do = (
                 f"install one there, for example: {python} -m pip install torch, or name another python in the settings"
             )
-            found.append(Finding("warning", host.name, what, do))
-    found += differing("Python", {host.name: minor(answer["python"]["version"]) for host, answer in answers.items()})
-    for name in FRAMEWORKS:
-        versions = {host.name: answer["packages"][name] for host, answer in answers.items()}
-        if any(versions.values()):
-            found += differing(name, {host: it and (it["version"] or "unknown") for host, it in versions.items()})
+            found.append(Finding("warning", name, what, do))
     return found

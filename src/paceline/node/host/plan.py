@@ -16,7 +16,7 @@ from paceline.node.planning import fitting
 from paceline.node.store import records
 from paceline.node.store.plan import Order, check_writable, has_checkpoint, link_notes, make_plan, this_machine
 
-from .preflight import all_facts, converse, job_facts
+from .check import converse, disks, machine_facts, software_facts
 from .start import brought_by, found_volumes, order_of
 
 if TYPE_CHECKING:
@@ -38,19 +38,20 @@ def plan(home: Home, request: PlanRequest) -> Answer:
 
 
 def preflight(home: Home, request: Request) -> Iterator[Answer]:
-    """What decides where a job runs, and `refused` if it cannot run here; then see `preflight.converse`.
+    """What decides where a job runs, and `refused` if it cannot run here; then see `check.converse`.
 
     Without a job, everything that this machine has.
     """
     facts: Answer = {"address": own_address()}
     if request["job"] is None:
-        facts.update(all_facts(home.root, home.jobs))
+        facts.update(software_facts(home.root), **machine_facts(), disks=disks(home.root, home.jobs))
     else:
         facts.update(_look(home, request))
         try:
             facts["has_checkpoint"] = _has_checkpoint(home, request)
             facts["notes"] = [*volumes.notes(found_volumes(home, request)), *link_notes(home, request["job"])]
-            facts.update(job_facts(home.root, home.jobs, _framework(home, request)))
+            framework = _framework(home, request)
+            facts.update(software_facts(home.root, [framework] if framework else []), disks=disks(home.root, home.jobs))
         except Refused as error:
             facts["refused"] = str(error)
     return converse(request["token"].encode(), request["name"], facts)

@@ -1,7 +1,7 @@
 """Tries out a Slurm cluster for `paceline check`: its commands, and then a short job, of which nothing is left.
 
-What the job runs on its nodes is in `check_task.py`. The nodes write into a folder in paceline's root. A node that does
-not see that folder can say so nevertheless: the batch script, which Slurm itself carries, puts it into the job's
+What the job runs on its nodes is in `node/host/check.py`. The nodes write into a folder in paceline's root. A node that
+does not see that folder can say so nevertheless: the batch script, which Slurm itself carries, puts it into the job's
 comment.
 """
 
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
+from paceline.node.host.check import FACTS, ROUTES
 from paceline.node.host.protocol import next_order
 from paceline.node.host.slurm.call import Away, Rejected, batch_environment, call, has, table
 from paceline.node.host.slurm.job_folder import names
@@ -30,7 +31,6 @@ from paceline.node.host.slurm.look.partitions import nodes as all_nodes
 from paceline.node.host.slurm.look.partitions import seconds_of
 
 from . import batch_script
-from .check_task import FACTS, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
