@@ -199,6 +199,13 @@ def test_one_thing_that_is_wrong_is_one_finding(seen: Inspection, level: str, wo
     assert finding.do
 
 
+@pytest.mark.parametrize("worse", ["numpy", "random"])
+def test_errors_come_first(worse: str) -> None:
+    both = {"numpy": "numpy.py", "random": "random.py"}  # an error and a warning
+    found = findings(replace(SOUND, shadows={worse: both[worse], **both}), {})
+    assert [finding.level for finding in found] == ["error", "warning"]
+
+
 @pytest.mark.parametrize(
     ("env", "words"),
     [
