@@ -431,17 +431,25 @@ class Contract:
         assert (running.returncode, out) == (0, f"got {int(signal.SIGUSR1)}\n"), err
         place.works("delete", "asked")
 
-    def test_bytes_that_are_no_utf8_pass_unchanged(self, place: Place) -> None:
+    def test_values_arrive_as_they_are(self, place: Place) -> None:
+        """Also what shells would obey, and bytes that are no UTF-8."""
         odd = os.fsdecode("\u4f60".encode("gbk"))
-        script = place.paceline.script("""
+        nasty = """a,b 'say "x"' "$(touch /no/pwned)`id`$HOME\\;&|*~ %j ü \n<>#"""
+        source = """
             import os, sys
-            print(ascii([os.fsencode(it) for it in (*sys.argv[1:], os.environ["ODD"])]))
-        """)
-        place.works("submit", "--name", "odd", "--env", f"ODD={odd}", script, odd)
+            print(ascii([os.fsencode(it) for it in (*sys.argv[1:], os.environ["ODD"], os.environ["NASTY"])]))
+        """
+        script = place.paceline.script(source, "it's $HOME.py")
+        flags = ("--env", f"ODD={odd}", "--env", f"NASTY={nasty}", "--label", f"why={nasty}")
+        place.works("submit", "--name", "odd", *flags, script, odd, nasty, "--x")
         place.works("wait", "odd")
-        assert place.works("logs", "odd") == "[b'\\xc4\\xe3', b'\\xc4\\xe3']\n"
+        arrived = [os.fsencode(it) for it in (odd, nasty, "--x", odd, nasty)]
+        assert place.works("logs", "odd") == f"{arrived!a}\n"
         for form in ("wide", "json", "yaml"):
             place.works("get", "odd", "-o", form)
+        assert place.json("get", "odd")["labels"] == {"why": nasty}
+        if place.keeps_shells:
+            assert place.works("attach", "odd", "--", "printf", "%s|%s", nasty, "$RANK") == f"{nasty}|$RANK"
         place.works("delete", "odd")
 
     def test_what_not_every_backend_can_do(self, place: Place) -> None:

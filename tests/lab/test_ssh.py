@@ -191,25 +191,6 @@ def test_a_client_killed_while_it_sends_the_code_leaves_nothing(client: Client) 
         assert get(client, "half")["state"] in ("STARTING", "RUNNING", "SUCCEEDED")
 
 
-def test_what_shells_would_obey_arrives_as_it_is(client: Client) -> None:
-    client.settings(hosts=["h1"])
-    nasty = """a b'"$(touch /tmp/pwned)`id`\\;&|*~\n<>#"""
-    script = client.script(
-        """
-        import json, os, sys
-        print(json.dumps([sys.argv[1:], os.environ["NASTY"]]))
-    """,
-        "it's $HOME.py",
-    )
-    name = submit(client, "--env", f"NASTY={nasty}", "--label", f"why={nasty}", script, nasty, "--x")
-    assert client("wait", "--on", "lab", name).returncode == 0
-    assert json.loads(client("logs", "--on", "lab", name).stdout) == [[nasty, "--x"], nasty]
-    assert get(client, name)["labels"] == {"why": nasty}
-    shown = client("attach", "--on", "lab", name, "--", "printf", "%s|%s", nasty, "$RANK")
-    assert (shown.returncode, shown.stdout) == (0, f"{nasty}|$RANK")
-    assert "RANK=0" in client("attach", "--on", "lab", name, "--", "env").stdout.splitlines()
-
-
 def test_volumes_are_mounted_on_hosts(client: Client) -> None:
     data = client.folder / "data"
     data.mkdir()

@@ -105,14 +105,6 @@ def test_what_is_refused_is_refused_before_anything_is_there(
     assert user.paceline("list", "--on", "lab", "-o", "json").stdout == "[]\n"
 
 
-def test_values_arrive_intact(user: Client) -> None:
-    values = ["a,b", 'say "x"', "two\nlines", "it's $HOME `x` \\ %j", "ü "]
-    script = "import os, sys, json; print(json.dumps([os.environ['VALUE'], *sys.argv[1:]]))"
-    submit(user, script, "--env", f"VALUE={values[2]}", args=tuple(values))
-    user.paceline("wait", "it")
-    assert json.loads(user.paceline("logs", "it").stdout) == [values[2], *values]
-
-
 def test_gpus_are_those_that_slurm_grants(user: Client) -> None:
     script = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('SLURM_JOB_GPUS'))"
     submit(user, script, "--slurm", "gres=gpu:2")
