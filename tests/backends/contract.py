@@ -47,6 +47,33 @@ COUNT = """
     for number in range(3):
         print("line", number, "of", os.environ["RANK"], flush=True)
 """
+MEET = """
+    import os, socket, sys, threading, time
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    attempt, where = os.environ["PACELINE_ATTEMPT"], (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank == 0:
+        with socket.create_server(("", where[1])) as server:
+            others = [server.accept()[0] for _ in range(1, world)]
+        total = sum(other.recv(1)[0] for other in others)
+        for other in others:
+            other.sendall(bytes([total]))
+    else:
+        while True:
+            try:
+                other = socket.create_connection(where)
+                break
+            except OSError:
+                time.sleep(0.05)
+        other.sendall(bytes([rank]))
+        total = other.recv(1)[0]
+    print("sum", total, "of", world, "in", attempt, flush=True)
+    if rank == 0:
+        all(other.recv(1) for other in others)  # they have printed
+        sys.exit(9 if attempt == "0" else 0)
+    other.sendall(b"!")
+    while attempt == "0":
+        threading.Event().wait()
+"""
 FUNCTION = """
     import sys
     from paceline import jobs
@@ -110,6 +137,7 @@ class Place:
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
         dry: what a dry run says: the job's name, and how many ranks it has.
+        nodes: how many nodes a job of several ranks is given.
     """
 
     paceline: Paceline
@@ -120,6 +148,12 @@ class Place:
     takes: frozenset[str] = field(default_factory=frozenset)
     keeps_shells: bool = True
     dry: Callable[[str], tuple[str, int]] = _job_and_ranks
+    nodes: int = 1
+
+    def ranks(self, count: int) -> tuple[str, ...]:
+        """The flags of a job with so many ranks, which are on all of its nodes."""
+        nodes = ("--nnodes", str(self.nodes)) if self.nodes > 1 else ()
+        return (*nodes, "-n", str(count // self.nodes))
 
     def __call__(self, verb: str, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         """Run a verb there."""
@@ -430,6 +464,29 @@ class Contract:
         out, err = running.communicate()
         assert (running.returncode, out) == (0, f"got {int(signal.SIGUSR1)}\n"), err
         place.works("delete", "asked")
+
+    def test_ranks_meet_and_are_started_again(self, place: Place) -> None:
+        if "run" not in place.can:
+            return
+        flags = ("--name", "sum", "--max-restarts", "1", "--tee", "3")
+        done = place("run", *flags, *place.ranks(4), place.paceline.script(MEET))
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        for attempt, lines in enumerate((said[:4], said[4:])):
+            others = [f"[rank {rank}] sum 6 of 4 in {attempt}" for rank in (1, 2, 3)]
+            assert sorted(lines) == [*others, f"sum 6 of 4 in {attempt}"]
+            logs = place.works("logs", "sum", "--all", "--attempt", str(attempt)).splitlines()
+            assert sorted(logs) == [f"[rank 0] sum 6 of 4 in {attempt}", *others]
+        assert done.stderr.count("starting again: attempt 1 of 1") == 1
+        found = place.json("get", "sum")
+        assert (found["state"], found["ranks"], found["nodes"]) == ("SUCCEEDED", 4, place.nodes)
+        assert (found["restarts"], found["attempt"]) == (1, 1)
+        nodes = [rank["node"] for rank in found["instances"]]
+        assert nodes == sorted(nodes) and [nodes.count(node) for node in {*nodes}] == [4 // place.nodes] * place.nodes
+        events = [event["event"] for event in place.json("events", "sum")]
+        counts = [events.count(event) for event in ("started", "restarting", "finished")]
+        assert counts[0] == 2 * counts[1] == 2 * counts[2] > 0, events
+        place.works("delete", "sum")
 
     def test_values_arrive_as_they_are(self, place: Place) -> None:
         """Also what shells would obey, and bytes that are no UTF-8."""

@@ -29,4 +29,4 @@ class TestSsh(Contract):
                 "profiled",
             }
         )
-        return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,))
+        return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,), nodes=2)

@@ -140,25 +140,6 @@ def test_the_culprit_comes_last_with_its_exit_code(client: Client) -> None:
     assert ".pyz" not in done.stderr, "none of our frames"
 
 
-def test_a_restart_is_told_once_between_the_attempts(client: Client) -> None:
-    script = client.script("""
-        import contextlib, os, socket, sys, time
-        attempt, port = os.environ["PACELINE_ATTEMPT"], int(os.environ["MASTER_PORT"])
-        print("attempt", attempt, flush=True)
-        if attempt == "0" and os.environ["RANK"] == "0":
-            socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True).accept()
-        while attempt == "0" and os.environ["RANK"] == "1":  # it fails when rank 0 has printed
-            with contextlib.suppress(ConnectionRefusedError):
-                socket.create_connection((os.environ["MASTER_ADDR"], port))
-                sys.exit(1)
-            time.sleep(0.01)
-    """)
-    done = client.succeeds("run", *where(client, "h1,h2"), "--max-restarts", "1", "--tee", "3", script)
-    assert sorted(done.stdout.splitlines()[:2]) == ["[rank 1] attempt 0", "attempt 0"]
-    assert sorted(done.stdout.splitlines()[2:]) == ["[rank 1] attempt 1", "attempt 1"]
-    assert done.stderr.count("starting again: attempt 1 of 1") == 1
-
-
 def test_ctrl_c_stops_and_twice_at_once(client: Client) -> None:
     script = client.script("""
         import os, signal, threading

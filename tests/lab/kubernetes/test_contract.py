@@ -34,5 +34,5 @@ class TestKubernetes(Contract):
             frozenset({"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "watched",
                        "profiled"}),
             (new_cluster.folder,),
-            frozenset({"--image", "--queue"}), keeps_shells=False, dry=ranks_of,
+            frozenset({"--image", "--queue"}), keeps_shells=False, dry=ranks_of, nodes=2,
         )  # fmt: skip

@@ -6,8 +6,6 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from paceline.job.spec import JobSpec
 
 from .board import with_board
@@ -18,57 +16,6 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
     from .user import User
-
-SUM = """
-    import os, socket, time
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if rank == 0:
-        with socket.create_server(("", where[1])) as server:
-            others = [server.accept()[0] for _ in range(1, world)]
-        total = sum(other.recv(1)[0] for other in others)
-        for other in others:
-            other.sendall(bytes([total]))
-    else:
-        while True:
-            try:
-                other = socket.create_connection(where)
-                break
-            except OSError:
-                time.sleep(0.05)
-        other.sendall(bytes([rank]))
-        total = other.recv(1)[0]
-    data = open("/mnist_data/part").read().strip()
-    print("sum", total, "of", world, data, os.environ["HF_TOKEN"][:4], flush=True)
-    again = "/mnist_data/again"
-    if os.path.exists(again):
-        raise SystemExit
-    open(f"/mnist_data/said-{rank}", "w").close()
-    while rank != 1 or not all(os.path.exists(f"/mnist_data/said-{one}") for one in range(world)):
-        time.sleep(0.05)
-    open(again, "w").close()
-    raise SystemExit(9)
-"""
-
-
-def test_ranks_meet_over_pods_and_restart_inside_them(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_x-and-more")
-    (user.cluster.claim("training-data") / "part").write_text("digits\n")
-    user.submit(
-        SUM, name="sum", nodes=2, ranks=2, max_restarts=1, data=["training-data:/mnist_data"], secrets=["HF_TOKEN"],
-        placement="spread",
-    )  # fmt: skip
-    job = user.ended("sum")
-    assert (job.state, job.ranks, job.restarts, job.attempt) == ("SUCCEEDED", 4, 1, 1)
-    pods = user.cluster.all("Pod")
-    assert sorted(pod["spec"]["nodeName"] for pod in pods) == ["node-1", "node-2"]
-    assert user.lines("sum") == ["sum 6 of 4 digits hf_x"] * 4
-    assert user.lines("sum", attempt=0) == ["sum 6 of 4 digits hf_x"] * 4
-    events = [event["event"] for event in user.backend().events("sum")]
-    assert [event for event in events if event != "stacks"] == ["started", "restarting", "started", "finished"]
-    (volume,) = user.backend().volumes(print)
-    assert (volume.name, volume.access, volume.size) == ("training-data", ("ReadWriteMany",), 1 << 30)
-    assert "hf_x-and-more" not in str([user.cluster.all(kind) for kind in ("Job", "Pod", "ConfigMap")])
 
 
 def test_the_culprit_and_its_traceback_in_the_foreground(paceline: Paceline, cluster: Cluster) -> None:
@@ -163,6 +110,8 @@ def test_progress_while_it_runs_and_a_checkpoint_when_it_is_stopped(user: User) 
     stopped = user.ended("train")
     assert (stopped.state, stopped.exit_code) == ("STOPPED", 143)
     assert list(claim.glob("checkpoints/step-*")), "it has saved a checkpoint"
+    (volume,) = user.backend().volumes(print)
+    assert (volume.name, volume.access, volume.size) == ("work", ("ReadWriteMany",), 1 << 30)
     assert "checkpoint" in {event["event"] for event in user.backend().events("train")}, "known without its pods"
     listing = user.backend().describe(["train"])
     assert listing.warnings == (

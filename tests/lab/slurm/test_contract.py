@@ -24,4 +24,4 @@ class TestSlurm(Contract):
         (client.folder / "paceline.toml").write_text('[targets.lab]\nbackend = "slurm"\n')
         can = frozenset({"run", "checks", "functions", "metered", "volumes", "sizes", "watched", "profiled"})
         takes = frozenset({"--queue", "--image"})
-        return Place(client, ("--on", "lab"), "lab", can, (), takes, keeps_shells=False, dry=job_and_ranks)
+        return Place(client, ("--on", "lab"), "lab", can, (), takes, keeps_shells=False, dry=job_and_ranks, nodes=2)

@@ -17,41 +17,6 @@ if TYPE_CHECKING:
     from .client import Client
     from .cluster import Cluster
 
-SUM = """
-    import os, socket, time
-    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank == 0:
-        server = socket.create_server(place)
-        peers = [server.accept()[0] for _ in range(1, size)]
-        total = sum(peer.recv(1)[0] for peer in peers)
-        for peer in peers:
-            peer.sendall(bytes([total]))
-    else:
-        while True:
-            try:
-                peer = socket.create_connection(place)
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        peer.sendall(bytes([rank]))
-        total = peer.recv(1)[0]
-    print("sum", total, "of", size, "on", os.uname().nodename, flush=True)
-"""
-
-
-def test_ranks_meet_over_nodes(user: Client) -> None:
-    submit(user, SUM, "--nnodes", "2", "-n", "2")
-    assert user.paceline("wait", "it").returncode == 0
-    lines = re.findall(r"sum .*", user.paceline("logs", "--all", "it").stdout)
-    assert sorted(lines) == [
-        "sum 6 of 4 on n0", "sum 6 of 4 on n0", "sum 6 of 4 on n1", "sum 6 of 4 on n1",
-    ]  # fmt: skip
-    found = job(user, "it")
-    assert (found["state"], found["nodes"], found["ranks"], found["queue"]) == ("SUCCEEDED", 2, 4, "main")
-    assert [rank["node"] for rank in found["instances"]] == ["n0", "n0", "n1", "n1"]
-    assert found["external_id"].isdecimal()
-
 
 def test_the_script_is_printed_whole_and_its_options_reach_slurm(user: Client, cluster: Cluster) -> None:
     (user.folder / "paceline.toml").write_text(
@@ -146,7 +111,7 @@ def test_verbs_that_slurm_lacks_say_what_to_do_instead(user: Client) -> None:
 
 def test_why_a_job_waits(user: Client, cluster: Cluster) -> None:
     submit(user, FOREVER, "--nnodes", "3", "--slurm", "exclusive", name="first")
-    reaches(user, "RUNNING", "first")
+    assert reaches(user, "RUNNING", "first")["queue"] == "main"
     submit(user, FOREVER, "--nnodes", "1", name="second")
     until(user, lambda it: "(Slurm: Resources)" in (it["waiting"] or ""), "Slurm has looked at it", "second")
     assert "the resources that it asks for are in use" in user.paceline("get", "second").stdout
