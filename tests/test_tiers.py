@@ -49,8 +49,10 @@ def test_nightly_tests_run_only_when_they_are_asked_for(tmp_path: Path) -> None:
 def test_what_is_nightly_by_its_name_is_there() -> None:
     for line in tiers.nightly():
         path, _, name = line.partition("::")
-        beginning = name.rpartition("::")[2].partition("[")[0]
-        assert re.search(rf"^ *def {beginning}", (ROOT / path).read_text(), re.MULTILINE), line
+        beginning, text = name.rpartition("::")[2].partition("[")[0], (ROOT / path).read_text()
+        if "(Contract)" in text:  # it inherits tests
+            text += (ROOT / "tests/backends/contract.py").read_text()
+        assert re.search(rf"^ *def {beginning}", text, re.MULTILINE), line
 
 
 def test_quick_tests_start_nothing(tmp_path: Path) -> None:

@@ -74,6 +74,24 @@ MEET = """
     while attempt == "0":
         threading.Event().wait()
 """
+SAVES = """
+    import signal, threading, time
+    asked = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: asked.set())
+    print("here", flush=True)
+    asked.wait()
+    time.sleep(1)  # a second signal would end it meanwhile
+    print("saved", flush=True)
+"""
+STUBBORN = """
+    import os, signal
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os.write(1, b"asked\\n"))
+    print("here", flush=True)
+    while True:
+        signal.pause()
+"""
 FUNCTION = """
     import sys
     from paceline import jobs
@@ -487,6 +505,57 @@ class Contract:
         counts = [events.count(event) for event in ("started", "restarting", "finished")]
         assert counts[0] == 2 * counts[1] == 2 * counts[2] > 0, events
         place.works("delete", "sum")
+
+    def test_the_rank_that_fails_first_is_named_last_and_once(self, place: Place) -> None:
+        if "run" not in place.can:
+            return
+        script = place.paceline.script("""
+            import os, threading
+            if os.environ["RANK"] == "3":
+                raise ValueError("no good")
+            threading.Event().wait()
+        """)
+        done = place("run", "--name", "bad", "--tee", "3", *place.ranks(4), script)
+        assert (done.returncode, done.stderr.count("ValueError: no good\n")) == (1, 1), done.stderr
+        *_, line, culprit = [line for line in done.stderr.splitlines() if not line.startswith("paceline: job bad")]
+        assert line == "ValueError: no good"
+        assert culprit.startswith(f"paceline: rank 3 failed first: ValueError: no good (node {place.nodes - 1} on "), (
+            culprit
+        )
+        assert "ValueError" not in done.stdout
+        assert not re.search(r"\.pyz|it waits", done.stderr), "none of our frames, and the nodes were free"
+        found = place.json("get", "bad")
+        assert found["state"] == "FAILED" and "ValueError: no good" in found["error"], found["error"]
+        place.works("delete", "bad")
+
+    def test_an_interrupt_lets_ranks_save(self, place: Place) -> None:
+        if "run" not in place.can:
+            return
+        flags = ("--name", "it", "--grace", "120s", *place.ranks(2), place.paceline.script(SAVES))
+        running = place.paceline.start("run", *place.where, *flags, start_new_session=True)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "here\n"
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        out, err = running.communicate()
+        assert (running.returncode, out) == (128 + signal.SIGINT, "saved\n"), err
+        assert re.search(r"stopping \(SIG(INT|TERM)\); ranks have 120 s", err), err
+        assert place.json("get", "it")["state"] == "STOPPED"
+        place.works("delete", "it")
+
+    def test_a_second_interrupt_ends_ranks_at_once(self, place: Place) -> None:
+        if "run" not in place.can:
+            return
+        flags = ("--name", "it", "--grace", "1000s", *place.ranks(2), place.paceline.script(STUBBORN))
+        running = place.paceline.start("run", *place.where, *flags, start_new_session=True)
+        assert running.stdout is not None
+        for line in ("here\n", "asked\n"):
+            assert running.stdout.readline() == line
+            os.killpg(running.pid, signal.SIGINT)
+        _, err = running.communicate()
+        assert running.returncode == 128 + signal.SIGINT, err
+        assert err.splitlines()[-1].startswith("paceline: job it stopped"), err
+        assert place.json("get", "it")["state"] == "STOPPED"
+        place.works("delete", "it")
 
     def test_values_arrive_as_they_are(self, place: Place) -> None:
         """Also what shells would obey, and bytes that are no UTF-8."""

@@ -113,56 +113,6 @@ def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], sa
     eventually(lambda: nothing_is_left(client), "nothing is left on the hosts")
 
 
-def test_the_culprit_comes_last_with_its_exit_code(client: Client) -> None:
-    script = client.script("""
-        import os, threading
-        if os.environ["RANK"] == "1":
-            raise SystemExit(7)
-        if os.environ["RANK"] == "3":
-            threading.Event().wait()
-        threading.Event().wait()
-    """)
-    done = client("run", *where(client, "h1:2,h2:2"), script)
-    assert done.returncode == 7
-    assert "rank 1 failed first: " in done.stderr.splitlines()[-1]
-    script = client.script("""
-        import os, threading
-        if os.environ["RANK"] == "3":
-            raise ValueError("no good")
-        threading.Event().wait()
-    """)
-    done = client("run", *where(client, "h1:2,h2:2"), "--tee", "3", script)
-    assert done.returncode == 1
-    assert done.stderr.count("ValueError: no good\n") == 1
-    assert done.stderr.splitlines()[-2] == "ValueError: no good"
-    assert "rank 3 failed first: ValueError: no good (node 1 on h2, pid " in done.stderr.splitlines()[-1]
-    assert "ValueError" not in done.stdout
-    assert ".pyz" not in done.stderr, "none of our frames"
-
-
-def test_ctrl_c_stops_and_twice_at_once(client: Client) -> None:
-    script = client.script("""
-        import os, signal, threading
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.signal(signal.SIGINT, lambda *_: None)
-        print("here", os.environ["RANK"], flush=True)
-        while True:
-            threading.Event().wait()
-    """)
-    running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", script, process_group=0)
-    assert running.stdout is not None
-    assert running.stderr is not None
-    assert sorted(running.stdout.readline() for _ in range(2)) == ["[rank 1] here 1\n", "here 0\n"]
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-    while "stopping (SIGINT); ranks have 30 s" not in (line := running.stderr.readline()):
-        assert line
-    os.killpg(running.pid, signal.SIGINT)
-    _, err = running.communicate()
-    assert running.returncode == 130
-    assert err.splitlines()[-1].startswith("paceline: job it stopped after ")
-    client.nothing_runs()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_a_client_that_is_gone_ends_the_job_everywhere(client: Client, number: int) -> None:
     running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", client.script(FOREVER))

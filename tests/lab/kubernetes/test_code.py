@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,8 @@ def test_a_job_in_the_foreground_ends_when_its_client_is_killed(
     user.deadlines_pass()
     job = user.ended("it")
     assert (job.state, job.exit_code) == ("FAILED", 143)
+    listed, _ = client("list").communicate()
+    assert re.search(r"^it +kubernetes +FAILED ", listed, re.M), f"also where no target is in the settings: {listed}"
     assert job.error == "paceline run, which it belongs to, was killed, or did not reach the cluster for 3 minutes"
 
 

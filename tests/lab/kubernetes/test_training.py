@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import TYPE_CHECKING
 
 from paceline.job.spec import JobSpec
@@ -16,34 +15,6 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
     from .user import User
-
-
-def test_the_culprit_and_its_traceback_in_the_foreground(paceline: Paceline, cluster: Cluster) -> None:
-    paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
-    script = paceline.script("""
-        import os
-        print("here", os.environ["RANK"], flush=True)
-        if os.environ["RANK"] == "1":
-            raise ValueError("no good")
-        import threading; threading.Event().wait()
-    """)
-    where = ("--on", "kubernetes", "--image", "usual")
-    done = paceline("run", *where, "--workers", "2", "--name", "it", script)
-    assert done.returncode == 1
-    assert "Traceback (most recent call last)" in done.stderr and "ValueError: no good" in done.stderr
-    assert "rank 1 failed first: ValueError: no good" in done.stderr
-    got = paceline("get", "it")
-    assert re.search(r"error +.*ValueError: no good", got.stdout), got.stdout
-    assert re.search(r"^it +kubernetes +FAILED ", paceline("list").stdout, re.M), (
-        "also where no target is in the settings"
-    )
-    running = paceline.start("run", *where, "--name", "long", paceline.script("import time; print(1); time.sleep(600)"))
-    assert running.stdout is not None
-    assert running.stdout.readline() == "1\n"
-    running.send_signal(signal.SIGINT)
-    out = running.communicate(timeout=120)
-    assert "stop" in out[1] and running.returncode == 130, (running.returncode, out)
-    assert '"state": "STOPPED"' in paceline("get", "--on", "kubernetes", "long", "-o", "json").stdout
 
 
 def test_a_plain_job_needs_no_agent_and_no_python(user: User) -> None:

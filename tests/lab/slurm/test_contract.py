@@ -25,3 +25,7 @@ class TestSlurm(Contract):
         can = frozenset({"run", "checks", "functions", "metered", "volumes", "sizes", "watched", "profiled"})
         takes = frozenset({"--queue", "--image"})
         return Place(client, ("--on", "lab"), "lab", can, (), takes, keeps_shells=False, dry=job_and_ranks, nodes=2)
+
+    @pytest.mark.xfail(reason="the exit code is that of a job that Slurm has cancelled, 143", strict=True)
+    def test_a_second_interrupt_ends_ranks_at_once(self, place: Place) -> None:
+        super().test_a_second_interrupt_ends_ranks_at_once(place)

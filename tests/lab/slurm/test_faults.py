@@ -183,33 +183,6 @@ def test_a_signal_that_slurm_loses(user: Client, cluster: Cluster) -> None:
     reaches(user, "STOPPED")
 
 
-def test_one_interrupt_lets_ranks_save(user: Client, cluster: Cluster) -> None:
-    script = user.script(
-        """
-        import signal, sys, threading, time
-        from pathlib import Path
-        asked = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: asked.set())
-        print("here", flush=True)
-        asked.wait()
-        while not Path(sys.argv[1]).exists():
-            time.sleep(0.01)
-        print("saved", flush=True)
-        """
-    )
-    for number in range(2):  # Slurm may signal all processes of a step, and signals of a moment arrive as one
-        disk = user.folder / f"disk{number}"
-        run = user.start("run", "--on", "lab", "--nnodes", "2", "--grace", "120s", script, str(disk))
-        assert run.stdout is not None and run.stderr is not None
-        assert run.stdout.readline() == "here\n"
-        run.send_signal(signal.SIGINT)
-        assert any("stopping (SIGINT)" in line for line in run.stderr)
-        disk.touch()
-        out, _ = run.communicate()
-        assert (out, run.returncode) == ("saved\n", 128 + signal.SIGINT)
-
-
 def test_slurm_does_not_stop_a_job_in_the_foreground(user: Client, cluster: Cluster) -> None:
     run = user.start("run", "--on", "lab", user.script(FOREVER))
     assert run.stdout is not None and run.stderr is not None

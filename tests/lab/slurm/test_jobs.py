@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -125,22 +124,14 @@ def test_why_a_job_waits(user: Client, cluster: Cluster) -> None:
 
 def test_a_job_in_the_foreground_ends_with_its_client(user: Client, cluster: Cluster) -> None:
     done = user.paceline("run", "--on", "lab", "--nnodes", "2", user.script("print('it runs')"))
-    assert done.stdout == "it runs\n", done
-    failed = user.paceline("run", "--on", "lab", user.script("raise ValueError('no good')"), check=False)
-    assert failed.returncode == 1 and "rank 0 failed first: ValueError: no good" in failed.stderr
-    assert "it waits" not in failed.stderr, "the nodes are free"
-    ((name, state),) = (
-        (it["name"], it["state"]) for it in user.json("list", "--on", "lab") if it["state"] != "SUCCEEDED"
-    )
-    assert state == "FAILED" and f"job {name}: Slurm has it as job " in failed.stderr
-    for how in (signal.SIGINT, signal.SIGKILL):
-        running = user.start("run", "--on", "lab", "--name", f"it{int(how)}", user.script(FOREVER))
-        assert running.stdout is not None
-        assert running.stdout.readline() == "here\n"
-        running.send_signal(how)
-        running.communicate()
-        eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm's job has ended", 0.1)
-        reaches(user, "STOPPED", f"it{int(how)}")
+    assert done.stdout == "it runs\n" and re.search(r"job \S+: Slurm has it as job ", done.stderr), done
+    running = user.start("run", "--on", "lab", "--name", "it", user.script(FOREVER))
+    assert running.stdout is not None
+    assert running.stdout.readline() == "here\n"
+    running.kill()
+    running.communicate()
+    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm's job has ended", 0.1)
+    reaches(user, "STOPPED")
 
 
 def test_other_jobs_of_slurm_are_left_alone(user: Client, cluster: Cluster) -> None:

@@ -145,27 +145,6 @@ def test_restart_counts_attempts_and_takes_a_fresh_port(paceline: Paceline, star
     assert sorted(p.name for p in (paceline.job() / "logs").iterdir()) == ["0", "1", "2"]
 
 
-def test_ctrl_c_once_stops_cleanly(paceline: Paceline) -> None:
-    paceline.script("""
-        import os, signal, sys, time
-        def save(*_):
-            print("saved", flush=True)
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, save)
-        open("ready-0", "w").close()
-        time.sleep(1000)
-    """)
-    process = paceline.start("run", "script.py")
-    takes_signals(process)
-    ready(paceline, 1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=GENEROUS)
-    assert process.returncode == 130
-    assert out == "saved\n"
-    assert "stopping (SIGINT)" in err
-    assert status(paceline)["state"] == "STOPPED"
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (None, 0)])
 def test_ctrl_c_does_not_end_what_a_shell_without_job_control_has_in_the_background(
     paceline: Paceline, number: int | None, code: int
@@ -187,24 +166,6 @@ def test_ctrl_c_does_not_end_what_a_shell_without_job_control_has_in_the_backgro
     else:
         process.send_signal(number)
     assert process.wait(GENEROUS) == code
-
-
-def test_ctrl_c_twice_stops_at_once(paceline: Paceline) -> None:
-    paceline.script("""
-        import os, signal, time
-        signal.signal(signal.SIGTERM, lambda *_: open("asked", "w").close())
-        open("ready-0", "w").close()
-        while True:
-            time.sleep(1000)
-    """)
-    process = paceline.start("run", "--grace", "1000s", "script.py")
-    takes_signals(process)
-    ready(paceline, 1)
-    process.send_signal(signal.SIGINT)
-    eventually((paceline.folder / "asked").exists, "the rank was asked to stop")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=GENEROUS)
-    assert process.returncode == 130
 
 
 def test_ctrl_c_while_the_framework_is_imported(paceline: Paceline) -> None:
