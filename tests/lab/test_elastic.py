@@ -35,6 +35,7 @@ TRAIN = """
     model, optimizer = run.setup(model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.01))
     seen = Seen(samples)
     run.register(seen=seen)
+    began = None  # the step
     train = run.dataloader(TensorDataset(torch.arange(float(samples))), global_batch_size=12, shuffle=True)
     for epoch in run.epochs(epochs):
         for (numbers,) in train:
@@ -45,6 +46,9 @@ TRAIN = """
             optimizer.zero_grad()
             seen.counts += run.all_reduce(mine)
             print("step", run.step, "with", run.world_size, "at", time.time(), flush=True)
+            began = run.step if began is None else began
+            if run.step - began == 8:
+                print("one of", run.world_size, flush=True)
             time.sleep(0.05)
         if run.all_reduce(torch.tensor(float(os.path.exists(end)))):
             break

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_kubernetes.client import Http
 from tests.conftest import eventually
+from tests.lab.test_elastic import TRAIN
 
 from paceline.job.errors import UserError
 
@@ -207,45 +208,6 @@ def test_a_job_of_fixed_size_outwaits_the_pauses_of_the_cluster(
     job.ends_well()
 
 
-TRAIN = """
-    import os, time, torch
-    from torch.utils.data import TensorDataset
-    import paceline
-
-    class Seen:  # how often each sample was trained on
-        def __init__(self, count):
-            self.counts = torch.zeros(count)
-        def state_dict(self):
-            return {"counts": self.counts}
-        def load_state_dict(self, state):
-            self.counts = state["counts"]
-
-    samples = 400
-    run = paceline.init(seed=1, checkpoint_every=5, progress=False)
-    model, optimizer = run.setup(model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.01))
-    seen = Seen(samples)
-    run.register(seen=seen)
-    train = run.dataloader(TensorDataset(torch.arange(float(samples))), global_batch_size=12, shuffle=True)
-    steps = 0
-    for epoch in run.epochs(1000000):
-        for (numbers,) in train:
-            mine = torch.zeros(samples)
-            mine[numbers[: train.samples].long()] = 1
-            run.backward(model(numbers[:, None] / samples).mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            seen.counts += run.all_reduce(mine)
-            steps += 1
-            if steps == 8:  # since it began here
-                print("one of", run.world_size, flush=True)
-            time.sleep(0.03)
-        if run.all_reduce(torch.tensor(float(os.path.exists("/end/now")))):
-            break
-    if run.rank == 0:
-        print("seen", int(seen.counts.min()), int(seen.counts.max()), flush=True)
-"""
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize("minor", [24, 31])
 def test_every_sample_is_trained_on_once_although_a_pod_is_lost(
@@ -255,7 +217,8 @@ def test_every_sample_is_trained_on_once_although_a_pod_is_lost(
     pytest.importorskip("torch")
     user = User(make_cluster(minor=minor), tmp_path, monkeypatch)
     where = "/end/checkpoints" if minor == 24 else None
-    job = Lasting(user, TRAIN, checkpoint_dir=where, nodes=2, max_restarts=2, silence="60s", placement="spread")
+    given = {"args": ["/end/now", "1000000"], "checkpoint_dir": where}
+    job = Lasting(user, TRAIN, nodes=2, max_restarts=2, silence="60s", placement="spread", **given)
     job.runs(2)
     if minor == 24:
         user.cluster.oom(job.name(0))
