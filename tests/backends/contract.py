@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
 from tests.conftest import eventually
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Paceline
 
+USUAL = frozenset({"run", "checks", "functions", "metered", "volumes", "watched", "profiled"})  # of `Place.can`
 FOREVER = """
     import threading
     print("here", flush=True)
@@ -150,7 +152,7 @@ class Place:
 
     Attributes:
         can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes`, `watched` and
-            `profiled`; `sizes` if it says what a job has.
+            `profiled`; `sizes` if it says what a job has, `held` if what runs ends soon after its client.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -555,6 +557,19 @@ class Contract:
         assert running.returncode == 128 + signal.SIGINT, err
         assert err.splitlines()[-1].startswith("paceline: job it stopped"), err
         assert place.json("get", "it")["state"] == "STOPPED"
+        place.works("delete", "it")
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
+    def test_a_client_that_is_gone_ends_its_job(self, place: Place, number: int) -> None:
+        if "held" not in place.can:
+            return
+        flags = ("--name", "it", "--tee", "3", *place.ranks(2), place.paceline.script(FOREVER))
+        running = place.paceline.start("run", *place.where, *flags)
+        assert running.stdout is not None
+        assert sorted(running.stdout.readline() for _ in range(2)) == ["[rank 1] here\n", "here\n"]
+        running.send_signal(number)
+        running.communicate()
+        eventually(lambda: place.json("get", "it")["state"] == "STOPPED", "its job is stopped", 0.5)
         place.works("delete", "it")
 
     def test_values_arrive_as_they_are(self, place: Place) -> None:

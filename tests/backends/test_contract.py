@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .contract import Contract, Place
+from .contract import USUAL, Contract, Place
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 class TestLocal(Contract):
     @pytest.fixture
     def place(self, paceline: Paceline) -> Place:
-        return Place(
-            paceline,
-            can=frozenset(
-                {"run", "checks", "functions", "metered", "tensorboards", "volumes", "sizes", "watched", "profiled"}
-            ),
-        )
+        return Place(paceline, can=USUAL | {"held", "tensorboards", "sizes"})
 
 
 def install(paceline: Paceline, entry: str = "shelf:Shelf") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.backends.contract import Contract, Place
+from tests.backends.contract import USUAL, Contract, Place
 
 if TYPE_CHECKING:
     from .lab import Client
@@ -15,18 +15,5 @@ class TestSsh(Contract):
     @pytest.fixture
     def place(self, client: Client) -> Place:
         client.settings(hosts=["h1", "h2"])
-        can = frozenset(
-            {
-                "run",
-                "elastic",
-                "checks",
-                "functions",
-                "metered",
-                "tensorboards",
-                "volumes",
-                "sizes",
-                "watched",
-                "profiled",
-            }
-        )
+        can = USUAL | {"held", "elastic", "tensorboards", "sizes"}
         return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,), nodes=2)

@@ -113,19 +113,6 @@ def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], sa
     eventually(lambda: nothing_is_left(client), "nothing is left on the hosts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
-def test_a_client_that_is_gone_ends_the_job_everywhere(client: Client, number: int) -> None:
-    running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", client.script(FOREVER))
-    assert running.stdout is not None
-    for _ in range(2):
-        assert "here" in running.stdout.readline()
-    running.send_signal(number)
-    running.communicate()
-    client.nothing_runs()
-    job = client.json("get", *where(client, "h1,h2"), "it")
-    assert job["state"] == "STOPPED"
-
-
 @pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_an_agent_that_is_killed_ends_the_run(client: Client, node: int) -> None:
     running = client.start("run", *where(client, "h1,h2"), "--name", "it", "--tee", "3", client.script(FOREVER))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from tests.backends.contract import Contract, Place
+from tests.backends.contract import USUAL, Contract, Place
 
 if TYPE_CHECKING:
     from fake_kubernetes.cluster import Cluster
@@ -31,8 +31,7 @@ class TestKubernetes(Contract):
         (paceline.folder / "paceline.toml").write_text(settings)
         return Place(
             paceline, ("--on", "lab"), "lab",
-            frozenset({"run", "elastic", "checks", "functions", "metered", "tensorboards", "volumes", "watched",
-                       "profiled"}),
+            USUAL | {"elastic", "tensorboards"},
             (new_cluster.folder,),
             frozenset({"--image", "--queue"}), keeps_shells=False, dry=ranks_of, nodes=2,
         )  # fmt: skip

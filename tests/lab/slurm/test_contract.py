@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.backends.contract import Contract, Place
+from tests.backends.contract import USUAL, Contract, Place
 
 if TYPE_CHECKING:
     from .client import Client
@@ -22,8 +22,8 @@ class TestSlurm(Contract):
     @pytest.fixture
     def place(self, client: Client) -> Place:
         (client.folder / "paceline.toml").write_text('[targets.lab]\nbackend = "slurm"\n')
-        can = frozenset({"run", "checks", "functions", "metered", "volumes", "sizes", "watched", "profiled"})
         takes = frozenset({"--queue", "--image"})
+        can = USUAL | {"held", "sizes"}
         return Place(client, ("--on", "lab"), "lab", can, (), takes, keeps_shells=False, dry=job_and_ranks, nodes=2)
 
     @pytest.mark.xfail(reason="the exit code is that of a job that Slurm has cancelled, 143", strict=True)

@@ -187,6 +187,7 @@ def test_slurm_does_not_stop_a_job_in_the_foreground(user: Client, cluster: Clus
     run = user.start("run", "--on", "lab", user.script(FOREVER))
     assert run.stdout is not None and run.stderr is not None
     assert run.stdout.readline() == "here\n"
+    assert any("Slurm has it as job " in line for line in run.stderr)
     cluster.break_command("scancel", 'echo "scancel: error: Kill job error: Access/permission denied" >&2; exit 1')
     run.terminate()
     said = next(line for line in run.stderr if "nothing was stopped" in line)

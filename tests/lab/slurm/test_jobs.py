@@ -122,18 +122,6 @@ def test_why_a_job_waits(user: Client, cluster: Cluster) -> None:
     assert user.paceline("wait", "second", check=False).returncode != 0
 
 
-def test_a_job_in_the_foreground_ends_with_its_client(user: Client, cluster: Cluster) -> None:
-    done = user.paceline("run", "--on", "lab", "--nnodes", "2", user.script("print('it runs')"))
-    assert done.stdout == "it runs\n" and re.search(r"job \S+: Slurm has it as job ", done.stderr), done
-    running = user.start("run", "--on", "lab", "--name", "it", user.script(FOREVER))
-    assert running.stdout is not None
-    assert running.stdout.readline() == "here\n"
-    running.kill()
-    running.communicate()
-    eventually(lambda: not cluster.slurm("squeue", "--noheader"), "Slurm's job has ended", 0.1)
-    reaches(user, "STOPPED")
-
-
 def test_other_jobs_of_slurm_are_left_alone(user: Client, cluster: Cluster) -> None:
     number = cluster.slurm("sbatch", "--parsable", "--comment=other", "--wrap=sleep 600").strip()
     submit(user, FOREVER)

@@ -218,16 +218,6 @@ def test_kill_9_of_the_agent_takes_everything_with_it(paceline: Paceline, start_
     eventually(lambda: paceline.processes() == [], "everything has ended")
 
 
-def test_kill_9_of_the_client_takes_everything_with_it(paceline: Paceline) -> None:
-    paceline.script(stubborn())
-    process = paceline.start("run", "-n", "2", "script.py")
-    ready(paceline, 2)
-    process.kill()
-    process.communicate(timeout=GENEROUS)
-    eventually(lambda: paceline.processes() == [], "everything has ended")
-    assert status(paceline)["state"] == "STOPPED"
-
-
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_kill_9_of_the_fork_server(paceline: Paceline, restarts: int) -> None:
     paceline.script(stubborn("sys.exit() if os.environ['PACELINE_ATTEMPT'] == '1' else None"))
