@@ -1,4 +1,4 @@
-"""Training in pods: ranks that meet, volumes, restarts inside pods, stopping with a checkpoint."""
+"""Training in pods: jobs without an agent, what kubectl takes, and stopping with a checkpoint."""
 
 from __future__ import annotations
 
