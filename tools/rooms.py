@@ -54,7 +54,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 760,
     "paceline/train/parallel": 3220,
     "paceline/train/replicas": 450,
-    "paceline/web": 1590,
+    "paceline/web": 1600,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
