@@ -102,7 +102,7 @@ def test_ranks_that_fail_for_want_of_the_first_are_one_line(paceline: Paceline) 
     """)
     done = paceline.run("-n", "3", "script.py")
     *_, others, first_line, _, _, _, last = done.stderr.splitlines()
-    assert others == ("paceline: ranks 0, 1 failed after it: ConnectionResetError: Connection closed by peer"), (
+    assert others == ("paceline: ranks 0, 1 failed after rank 2: ConnectionResetError: Connection closed by peer"), (
         done.stderr
     )
     assert first_line.startswith("Traceback")
@@ -453,7 +453,7 @@ def test_a_rank_that_exits_is_the_first_although_others_have_ended_before_it(pac
     done = paceline("run", "-n", "2", "--grace", "1s", "script.py")
     assert done.returncode == 7, done.stderr
     assert "rank 1 failed first: exit code 7 " in done.stderr
-    assert "rank 0 failed after it: RuntimeError" in done.stderr
+    assert "rank 0 failed after rank 1: RuntimeError" in done.stderr
 
 
 SIGNALLED = """
