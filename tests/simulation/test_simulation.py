@@ -118,6 +118,11 @@ FOUND = {
     "a machine that was suspended believed that its coordinator had died just now, and went on alone": Schedule(
         1, "elastic", nodes=4, faults=(Fault(12.0, "off", 1, 70.0), Fault(17.0, "kill")),
     ),
+    "a machine that was cut off went on before the ranks of lost nodes had certainly stopped (found by a planted fault)":
+        Schedule(
+            925812, "elastic", nodes=4, join=40.0, grace=2.0, latency=0.4, spread=6.0,
+            faults=(Fault(13.46, "one way", 1, 52.6), Fault(30.09, "off", 2, 34.4)),
+        ),
 }  # fmt: skip
 
 
