@@ -292,8 +292,7 @@ def test_node_0_listens_at_its_address_alone_and_says_who_may_join(
 ) -> None:
     main, other = ("127.0.0.1", own_address()) if is_local else (own_address(), "127.0.0.1")
     assert main != other
-    if token:
-        monkeypatch.setenv("PACELINE_TOKEN", token)
+    monkeypatch.setenv("PACELINE_TOKEN", token)  # an empty one is none
     paceline.script("")
     meet = ("--master-addr", main, "--master-port", str(cluster.port))
     cluster.start("script.py", nodes=2, rank=0, meet=meet)
