@@ -163,6 +163,19 @@ def test_a_node_that_nobody_follows_leaves_a_job_that_goes_on_and_stops_it_other
     assert [m["do"] + end for m, end in zip(messages, ends, strict=True)] == told
 
 
+def test_a_node_that_asks_to_leave_while_all_agree_leaves_once_they_have() -> None:
+    coordinator = Coordinator(1, 3, 0, expected=2)
+    for peer in range(2):
+        coordinator.receive(peer, {**join(2, peer), "nodes": [1, 3]})
+    assert coordinator.receive(1, {"do": "leave"}) == []
+    told = agree(coordinator, 2)
+    assert [(peer, message["do"]) for peer, message in told[:2]] == [(0, "go"), (1, "go")]
+    assert [(peer, message["do"], message["save"]) for peer, message in told[-2:]] == [
+        (0, "halt", True),
+        (1, "halt", True),
+    ]
+
+
 def replaced(restarts: int = 1, nodes: int = 2, least: int | None = None) -> Coordinator:
     """A job whose nodes are replaced, and which runs."""
     coordinator = Coordinator(least or nodes, nodes, restarts, replaces=True)
@@ -192,6 +205,8 @@ def test_another_node_takes_the_place_of_one_that_is_lost_within_the_restarts() 
     assert coordinator.restarts == 1
     for peer in (0, 2):
         coordinator.receive(peer, {"do": "ready"})
+    ((_, refused),) = coordinator.receive(3, numbered(coordinator, 3, 1, "n-1"))
+    assert refused == {"do": "refuse", "why": "another node has taken its place"}, "the lost one comes back"
     coordinator.lost(2)
     ((_, end),) = coordinator.receive(0, STOPPED)
     assert (end["do"], end["state"]) == ("finish", "FAILED") and "node 1 (h1) is gone" in end["failure"]["message"]
@@ -215,6 +230,15 @@ def test_the_newer_node_of_a_rank_stays() -> None:
         outbox = coordinator.receive(peer, STOPPED)
     assert done(outbox, 1) == ["finish"]
     assert [to for to, message in outbox if message["do"] == "start"][:2] == [0, 2]
+
+
+def test_the_node_that_takes_the_place_of_another_has_its_rank() -> None:
+    coordinator = replaced(nodes=3)
+    coordinator.lost(1)
+    for peer in (0, 2):
+        coordinator.receive(peer, STOPPED)
+    outbox = coordinator.receive(3, numbered(coordinator, 3, 1, "m-1"))
+    assert [node["id"] for node in dict(outbox)[0]["nodes"]] == ["n-0", "m-1", "n-2"]
 
 
 def test_when_all_are_told_to_go_all_go() -> None:
