@@ -166,7 +166,7 @@ class Paceline:
             "env": self.env,
             **kwargs,
         }
-        popen = subprocess.Popen if self.cold else forked.Popen
+        popen = forked.Process if self.cold else forked.Popen
         return popen([*python, "-m", "paceline", *args], **options)  # type: ignore[call-overload,no-any-return]
 
     def __call__(self, *args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -59,7 +60,43 @@ _PLAIN = {  # arguments of subprocess.Popen and what they must be: a fork cannot
 }
 
 
-class Popen(subprocess.Popen[Any]):
+class Process(subprocess.Popen[Any]):
+    """A process of which `communicate` returns what is left after `readline`, what that has read ahead included."""
+
+    _rest: dict[Any, tuple[threading.Thread, list[Any]]] | None = None  # by stream: who reads it, and what was read
+
+    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+        """Write to it, and return the rest of both streams at its end. After a timeout it may be called again."""
+        until = None if timeout is None else time.monotonic() + timeout
+        if self._rest is None:
+            self._rest = {}
+            for stream in filter(None, (self.stdout, self.stderr)):
+                read: list[Any] = []
+                thread = threading.Thread(target=_read_rest, args=(stream, read), daemon=True)
+                self._rest[stream] = (thread, read)
+                thread.start()
+        if self.stdin is not None and not self.stdin.closed:
+            with contextlib.suppress(BrokenPipeError), self.stdin:
+                self.stdin.writelines([input] if input else [])
+        for thread, _ in self._rest.values():
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(None if until is None else max(0.0, until - time.monotonic()))
+        out, err = (self._rest[it][1][0] if it is not None else None for it in (self.stdout, self.stderr))
+        return out, err
+
+
+def _read_rest(stream: Any, read: list[Any]) -> None:
+    """Read a stream to its end and close it; nothing is left of one that is closed."""
+    if stream.closed:
+        read.append(None)
+    else:
+        with stream:
+            read.append(stream.read())
+
+
+class Popen(Process):
     """A process that is forked if it is `python -m MODULE …`, in other namespaces too (`nsenter --net=…`)."""
 
     forked = False

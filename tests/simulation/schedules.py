@@ -124,6 +124,8 @@ def _schedule(seed: int) -> Schedule:
         faults[:2] = _change(rng)
     elif what_first < 0.5:
         faults[:3] = _losses(rng)
+    elif what_first < 0.6:
+        faults[:2] = _silences(rng)
     return Schedule(
         seed, kind, nodes=rng.choice((2, 2, 3, 3, 4)), restarts=rng.choice((0, 0, 1, 2)),
         least=rng.choice((1, 1, 2, 3)), join=40.0 if kind == "replaced" else rng.choice((2.5, 40.0)),
@@ -161,6 +163,15 @@ def _losses(rng: random.Random) -> list[Fault]:
             )
         faults.append(fault)
     return faults
+
+
+def _silences(rng: random.Random) -> list[Fault]:
+    """Machines are cut off one after the other, and come back when the rest may have ended."""
+    first = rng.uniform(3.0, 25.0)
+    return [
+        Fault(round(at, 2), rng.choice(("split", "one way", "off", "suspend")), rng.randrange(4), round(seconds, 1))
+        for at, seconds in ((first, rng.uniform(5.0, 90.0)), (first + rng.uniform(0.0, 25.0), rng.uniform(5.0, 90.0)))
+    ]
 
 
 class Simulation:

@@ -118,6 +118,14 @@ FOUND = {
     "a machine that was suspended believed that its coordinator had died just now, and went on alone": Schedule(
         1, "elastic", nodes=4, faults=(Fault(12.0, "off", 1, 70.0), Fault(17.0, "kill")),
     ),
+    "a node went on alone when one was lost that searched as well, though the job had succeeded elsewhere": Schedule(
+        925812, "elastic", nodes=4, grace=2.0, latency=0.4, spread=6.0,
+        faults=(Fault(13.46, "one way", 1, 52.6), Fault(30.09, "off", 2, 34.4)),
+    ),
+    "ranks of a node that was cut off still ran when those went on that had lost their coordinator": Schedule(
+        880026, "elastic", nodes=4, restarts=2, grace=25.0, latency=0.1, spread=6.0, obeys=False,
+        faults=(Fault(10.05, "split", 1, 59.4), Fault(11.95, "kill")),
+    ),
 }  # fmt: skip
 
 

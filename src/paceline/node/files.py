@@ -71,6 +71,14 @@ class Irregular(OSError):
     """A device, a FIFO or a folder stands where a file is expected."""
 
 
+def list_names(folder: Path) -> list[str]:
+    """Return what a folder has, sorted; nothing if it cannot be read. NFS may remember that a file was missing."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def regular(path: str, flags: int) -> int:
     """Open a regular file, as the opener of `open`; reading anything else might never end."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .views import JobView
 
 _NODE_LINES = 4000  # last lines of a node, of which each rank's are taken
+_LONGEST = 4000  # bytes of a line that are shown: one with a bar of progress may have any number
 STEP = 5.0  # seconds between two points
 POINTS = 120
 _MOST_JOBS = 8  # that are asked
@@ -58,7 +59,12 @@ def gathered(job: Job, there: Backend, lines: int) -> JobView:
 
 def _ends(job: Job, there: Backend) -> Iterator[tuple[int, bytes]]:
     for found in there.logs(job.name, LogQuery(ranks=None, tail=_NODE_LINES)):
-        yield found.rank, found.text
+        yield found.rank, b"\n".join(map(_shortened, found.text.split(b"\n")))
+
+
+def _shortened(line: bytes) -> bytes:
+    """The end of a long line: what was written last."""
+    return line if len(line) <= _LONGEST else "…".encode() + line[-_LONGEST:]
 
 
 def job_file(spec: JobSpec, *, for_others: bool = True) -> str:

@@ -123,9 +123,9 @@ def test_in_a_pipe_blocks_come_until_the_job_has_ended(paceline: Paceline) -> No
     assert process.stdout is not None
     blocks = [[process.stdout.readline() for _ in range(3)]]
     finish(paceline, "a")
-    rest = process.stdout.read()  # `communicate` would lose what was read ahead with the lines
+    rest, err = process.communicate(timeout=GENEROUS)
     blocks += [block.splitlines() for block in rest.split("\n\n")]
-    assert (process.wait(GENEROUS), process.communicate()[1]) == (0, "")
+    assert (process.returncode, err) == (0, "")
     assert blocks[0][0].startswith("JOB")
     assert blocks[0][2] == "\n"
     assert blocks[-1][1].split()[:2] == ["a", "SUCCEEDED"]

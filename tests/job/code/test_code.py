@@ -207,7 +207,7 @@ def test_passwords_in_a_url_are_refused_unseen(source: str) -> None:
     assert "hunter22" not in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", ["rsync", "snapshot"])
+@pytest.mark.parametrize("mode", [pytest.param("rsync", marks=pytest.mark.needs("rsync")), "snapshot"])
 def test_passwords_in_a_url_are_not_shown_by_other_modes(mode: str, tmp_path: Path) -> None:
     message = refused(mode, "https://me:hunter22@host/x", tmp_path, tmp_path / "job")
     assert "hunter22" not in message and "me:…@host/x" in message

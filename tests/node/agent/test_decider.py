@@ -51,7 +51,6 @@ class World:
         self.done: list[str] = []
         self.sent: list[dict[str, Any]] = []
         self.records: list[dict[str, Any]] = []
-        self.reported: list[list[Any]] = []  # failures of attempts that were halted
         self.stubborn = stubborn
         self.status: dict[str, Any] = {
             "state": "STARTING", "started": None, "start": None, "waiting": None, "node_rank": 0,
@@ -60,7 +59,7 @@ class World:
         self.running: list[int] = []
         self.ended: list[int] = []
         self.has_server = self.is_ready = self.resumes = self.is_over = self.has_met = self.leads = False
-        self.is_swept = False
+        self.is_swept = self.has_reported = False
         self.failed: list[dict[str, Any]] = []
         self.server_failure, self.server_cause, self.missing = "", "agent", "1"
         self.awaited = 0.0
@@ -95,6 +94,8 @@ class World:
             before, view = copy.deepcopy(self.state), self.view()
             self.state, actions = decide(before, event, view, self.now)
             assert decide(before, event, view, self.now) == (self.state, actions), "it depends on nothing else"
+            stops = [action for action in actions if action["do"] == "send" and action["message"]["do"] == "stop"]
+            assert not stops or before.finish is None, "a job whose end is known is not stopped"
             for action in actions:
                 self._carry_out(action)
             more, event = bool(actions) or self.state.may_go_on, {"on": "go on"}
@@ -104,6 +105,9 @@ class World:
 
     def hears(self, do: str, **more: Any) -> None:
         self.happens(cast("Event", {"on": "message", "message": {"do": do, **more}}))
+
+    def halts(self, **more: Any) -> None:
+        self.hears("halt", **{"signal": 0, "save": False, "grace": None, "gone": [], **more})
 
     def waits(self) -> bool:
         """Let time pass until the next deadline; returns whether there is one."""
@@ -143,7 +147,8 @@ class World:
             self.status.update(action["changes"])
             return
         if action["do"] == "send stopped":
-            self.reported.append(action["failures"])
+            assert not (self.has_reported and action["failures"]), "failures of an attempt count once"
+            self.has_reported = True
         if action["do"] == "send" or action["do"] == "send stopped":
             self.sent.append(cast("dict[str, Any]", action.get("message", {"do": "stopped"})))
             return
@@ -157,8 +162,8 @@ class World:
             self.has_met, self.leads = True, self._leads
             self.happens({"on": "met"})
         elif do == "launch":
-            self.running, self.ended, self.failed = [0, 1], [], []
-            self.has_server, self.resumes, self.status["start"] = True, False, {}
+            self.running, self.ended, self.failed, self.server_failure = [0, 1], [], [], ""
+            self.has_server, self.resumes, self.has_reported, self.status["start"] = True, False, False, {}
         elif do == "terminate" and not self.is_ready:
             self.has_server, self.running = False, []
         elif do in ("terminate", "kill"):
@@ -176,75 +181,42 @@ class World:
         return self.state.finish["state"], self.state.finish["exit_code"]
 
 
-@pytest.fixture
-def one() -> World:
-    return World(node()).runs()
-
-
-def test_an_attempt_that_succeeds(one: World) -> None:
-    one.ends(0)
-    assert one.sent == []
-    one.ends(1)
-    assert one.sent == [{"do": "done"}]
-    one.hears("finish", state="SUCCEEDED", exit_code=0, failure=None, others=[])
-    while one.waits():
-        pass
-    assert one.end == ("SUCCEEDED", 0)
-    assert [record["event"] for record in one.records] == ["finished"]
-
-
-@pytest.mark.parametrize("halted", [False, True])
-def test_a_rank_that_sigterm_ended_has_not_failed_if_the_job_is_being_stopped(one: World, halted: bool) -> None:
-    one.ends(0, signal="SIGTERM", symptom=True)
-    assert one.state.deadlines == {"order": one.now + ORDER_WAIT}
-    if halted:
-        one.hears("halt", signal=15, save=False, grace=None, gone=[])
-        assert one.sent == [{"do": "stopped"}]
-    else:
-        one.waits()
-        assert one.state.deadlines == {"cause": one.now + SYMPTOM_WAIT}
-        one.ends(1, signal="", symptom=False)
-        assert one.sent == [{"do": "failed"}]
-
-
-@pytest.mark.parametrize("cause_comes", [False, True])
-def test_the_cause_of_symptoms_is_waited_for(one: World, cause_comes: bool) -> None:
-    one.ends(0, symptom=True)
-    assert one.sent == []
-    before = one.now
-    if cause_comes:
-        one.failed.append({"signal": "", "symptom": False})
-        one.happens({"on": "ranks changed"})
-    else:
-        one.waits()
-    assert (one.sent, one.now - before) == ([{"do": "failed"}], 0 if cause_comes else SYMPTOM_WAIT)
-    one.happens({"on": "ranks changed"})
-    assert one.sent == [{"do": "failed"}], "it is reported once"
-
-
-@pytest.mark.parametrize("halted", [False, True])
-def test_a_node_whose_ranks_have_all_failed_waits_for_the_cause_on_another_node(halted: bool) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "end", "waits", "then", "sent"),
+    [
+        ((0,), {"symptom": False}, {}, "time", ["failed"]),
+        ((0,), {"symptom": True}, {"cause": SYMPTOM_WAIT}, "time", ["failed"]),
+        ((0,), {"symptom": True}, {"cause": SYMPTOM_WAIT}, "cause", ["failed"]),
+        ((0, 1), {"symptom": True}, {"elsewhere": SYMPTOM_WAIT}, "time", ["symptom", "failed"]),
+        ((0, 1), {"symptom": True}, {"elsewhere": SYMPTOM_WAIT}, "halt", ["symptom", "failed", "stopped"]),
+        # A scheduler may send SIGTERM to all processes of a job at once.
+        ((0,), {"symptom": True, "signal": "SIGTERM"}, {"order": ORDER_WAIT}, "halt", ["stopped"]),
+        ((0,), {"symptom": False, "signal": "SIGTERM"}, {"order": ORDER_WAIT}, "time", ["failed"]),
+        ((0,), {"resumes": True}, {"saved": GRACE}, "time", ["preempted"]),
+        ((0,), {"resumes": True}, {"saved": GRACE}, "end", ["preempted"]),
+    ],
+)
+def test_what_is_waited_for_before_the_end_of_ranks_is_reported(
+    ranks: tuple[int, ...], end: dict[str, Any], waits: dict[str, float], then: str, sent: list[str]
+) -> None:
     one = World(node(nodes=2)).runs()
-    one.ends(0, 1, symptom=True)
-    assert one.sent == [{"do": "symptom"}]
-    if halted:
-        one.hears("halt", signal=0, save=False, grace=None, gone=[])
+    one.resumes = "resumes" in end
+    one.ends(*ranks, **({} if one.resumes else end))
+    assert one.state.deadlines == {name: one.now + seconds for name, seconds in waits.items()}
+    assert [message["do"] for message in one.sent] == [do for do in sent if do == "symptom" or not waits]
+    if then == "halt":
+        one.halts()
+    elif then == "time":
+        while one.waits():
+            pass
     else:
-        before = one.now
-        one.waits()
-        assert one.now - before == SYMPTOM_WAIT
-    assert one.sent[-1] == {"do": "stopped" if halted else "failed"}
+        one.ends(1, **({"symptom": False} if then == "cause" else {}))
+    one.happens({"on": "ranks changed"})
+    assert [message["do"] for message in one.sent] == sent, "it is reported once"
 
 
-def test_ranks_that_save_their_state_are_waited_for(one: World) -> None:
-    one.resumes = True
-    one.ends(0)
-    assert one.state.deadlines == {"saved": one.now + GRACE}
-    one.ends(1)
-    assert one.sent == [{"do": "preempted", "final": False}]
-
-
-def test_ranks_that_the_signal_to_give_way_ends_before_they_can_save_do_not_start_again(one: World) -> None:
+def test_ranks_that_the_signal_to_give_way_ends_before_they_can_save_do_not_start_again() -> None:
+    one = World(node()).runs()
     one.happens({"on": "signal", "signal": signal.SIGUSR2})
     one.ends(0, signal="SIGUSR2", symptom=False)
     one.ends(1, signal="SIGUSR2", symptom=False)
@@ -273,50 +245,11 @@ def test_a_stop_ends_the_ranks_step_by_step(stubborn: Any, expected: list[str], 
     assert one.end == ("STOPPED", 143)
 
 
-def test_a_second_ctrl_c_ends_the_ranks_at_once() -> None:
-    one = World(node(), stubborn=("terminate",)).runs()
-    one.happens({"on": "signal", "signal": signal.SIGINT})
-    assert one.done == ["terminate"]
-    one.happens({"on": "signal", "signal": signal.SIGINT})
-    assert one.done == ["terminate", "kill", "sweep", "stopped"]
-
-
 def test_the_peers_of_a_failed_rank_get_less_time() -> None:
     one = World(node(), stubborn=("terminate",)).runs()
     one.ends(0, symptom=False)
-    one.hears("halt", signal=0, save=False, grace=None, gone=[])
+    one.halts()
     assert one.state.deadlines == {"terminate": one.now + FAILURE_GRACE}
-
-
-def test_messages_wait_while_ranks_are_stopped() -> None:
-    one = World(node(), stubborn=("terminate",)).runs()
-    one.hears("halt", signal=0, save=False, grace=None, gone=[])
-    one.hears("restart", attempt=1, restarts=1, why="", nodes=1, failure=None, others=[])
-    one.hears("start", attempt=1)
-    assert [record["event"] for record in one.records] == []
-    one.waits()
-    assert [record["event"] for record in one.records] == ["restarting"]
-    assert [message["do"] for message in one.sent] == ["stopped", "ready"]
-
-
-def test_a_sweep_of_an_attempt_before_does_not_count() -> None:
-    one = World(node()).runs()
-    one.hears("halt", signal=0, save=False, grace=None, gone=[])
-    assert one.is_swept
-    one.stubborn = ("sweep",)
-    one.runs()
-    one.hears("halt", signal=0, save=False, grace=None, gone=[])
-    assert one.state.deadlines == {"sweep": one.now + SWEEP_GRACE + SERVER_SECONDS}
-
-
-def test_a_signal_at_the_end_changes_nothing_but_the_grace() -> None:
-    one = World(node(), stubborn=("sweep",)).runs()
-    one.hears("finish", state="SUCCEEDED", exit_code=0, failure=None, others=[])
-    assert one.state.phase == "sweep"
-    one.happens({"on": "signal", "signal": signal.SIGTERM})
-    while one.waits():
-        pass
-    assert (one.end, one.sent) == (("SUCCEEDED", 0), [])
 
 
 def test_a_newcomer_whose_ranks_could_start_at_once() -> None:
@@ -328,16 +261,10 @@ def test_a_newcomer_whose_ranks_could_start_at_once() -> None:
 
 def test_a_time_limit_waits_until_ranks_that_are_being_stopped_have_ended() -> None:
     one = World(node(time_limit=1.0), stubborn=("terminate",)).runs()
-    one.hears("halt", signal=0, save=False, grace=None, gone=[])
+    assert one.state.deadlines == {"limit": one.now + 1.0}
+    one.halts()
     one.waits()
     assert (one.done, one.state.timed_out) == (["terminate", "kill", "sweep", "stopped"], False)
-    one.waits()
-    assert one.state.timed_out
-
-
-def test_a_time_limit() -> None:
-    one = World(node(time_limit=50.0)).runs()
-    assert one.state.deadlines == {"limit": one.now + 50.0}
     while one.waits():
         pass
     assert one.end == ("FAILED", TIMED_OUT)
@@ -347,10 +274,6 @@ def test_a_time_limit() -> None:
 def test_other_nodes_that_are_missing() -> None:
     one = World(node(nodes=2, least=2))
     assert one.state.deadlines == {"join": one.now + JOIN}
-    one.last_call_until = one.now + JOIN + 5
-    one.waits()
-    assert one.state.finish is None, "there are enough, and others may come"
-    one.last_call_until = None
     one.waits()
     assert one.end == ("FAILED", 1)
     assert [message["do"] for message in one.sent] == ["give up"]
@@ -365,7 +288,7 @@ def test_a_node_that_leaves_waits_for_that_alone() -> None:
     assert [message["do"] for message in one.sent] == ["leave"]
     one.hears("wait", why="too few")
     assert list(one.state.deadlines) == ["leave"]
-    one.hears("halt", signal=0, save=True, grace=None, gone=[])
+    one.halts(save=True)
     one.hears("finish", state="STOPPED", exit_code=0, failure=None, others=[])
     while one.waits():
         pass
@@ -389,53 +312,26 @@ def test_a_client_that_was_killed_before_all_knew_of_the_job(begun: bool) -> Non
         assert one.records[-1]["failure"]["cause"] == "client gone"
 
 
-def test_a_node_that_joins_waits_until_its_client_keeps_it() -> None:
-    one = World(node(nodes=2, joins=True), lifeline=True)
-    assert one.done == ["warm up"]
-    one.happens({"on": "word", "word": KEPT})
-    assert one.done == ["warm up", "meet"]
-
-
-def test_a_coordinator_that_is_gone() -> None:
-    one = World(node(nodes=3, least=1), leads=False).runs()
-    one.hears("search", why="gone", dead=["a"])
-    assert one.done == ["terminate", "sweep", "stopped", "search"]
-    assert one.status["waiting"] == {"problem": "gone"}
-    one.hears("alone", why="node 0 is gone")
-    assert one.end == ("FAILED", 1)
-    assert one.records[-1]["failure"]["cause"] == "node lost"
-
-
-@pytest.mark.parametrize("has_failed", ["a node", "a rank here", "a rank here, as a consequence"])
-def test_a_coordinator_that_is_gone_is_not_named_if_something_has_failed_before(has_failed: str) -> None:
+@pytest.mark.parametrize(
+    ("failed", "named"),
+    [
+        ("a node", "node 1 (h1) is gone"),
+        ("a node, in the attempt before", "node 0 (h0) is gone"),
+        ("a rank here", "a rank has failed"),
+        ("a rank here, as a consequence", "node 0 (h0) is gone"),
+    ],
+)
+def test_a_coordinator_that_is_gone_is_not_named_if_something_has_failed_before(failed: str, named: str) -> None:
     one = World(node(nodes=3), leads=False).runs()
-    if "rank" in has_failed:
-        one.ends(0, 1, symptom="consequence" in has_failed)
-    gone = [node_failure(1, "h1", "node lost", "node 1 (h1) is gone")] if has_failed == "a node" else []
-    one.hears("halt", signal=0, save=False, grace=None, gone=gone)
+    if "rank" in failed:
+        one.ends(0, 1, symptom="consequence" in failed)
+    one.halts(gone=[node_failure(1, "h1", "node lost", "node 1 (h1) is gone")] if "node" in failed else [])
+    is_before = "before" in failed
+    if is_before:
+        one.runs()
     one.hears("alone", why="node 0 (h0) is gone")
     found = one.records[-1]
-    named = {"a node": "node 1 (h1) is gone", "a rank here": "a rank has failed"}.get(has_failed, "node 0 (h0) is gone")
-    assert (one.end, found["failure"]["message"], len(found["others"])) == (("FAILED", 1), named, 1)
-
-
-def test_what_an_attempt_before_has_lost_is_not_named() -> None:
-    one = World(node(nodes=3, max_restarts=1), leads=False).runs()
-    one.hears("halt", signal=0, save=False, grace=None, gone=[node_failure(1, "h1", "node lost", "h1 is gone")])
-    one.runs()
-    one.hears("alone", why="h0 is gone")
-    assert (one.records[-1]["failure"]["message"], one.records[-1]["others"]) == ("h0 is gone", [])
-
-
-@pytest.mark.parametrize("what", ["rank", "fork server"])
-def test_what_an_attempt_before_has_reported_is_not_reported_of_one_that_never_began(what: str) -> None:
-    one = World(node(nodes=3, max_restarts=1), leads=False).runs()
-    one.server_failure = "it ended" if what == "fork server" else ""
-    one.ends(0, symptom=False)
-    one.hears("halt", signal=0, save=False, grace=None, gone=[])
-    one.hears("start", attempt=1)
-    one.hears("halt", signal=0, save=False, grace=None, gone=[])
-    assert [len(failures) for failures in one.reported] == [1, 0]
+    assert (one.end, found["failure"]["message"], len(found["others"])) == (("FAILED", 1), named, int(not is_before))
 
 
 def test_every_deadline_says_what_happens() -> None:
@@ -476,7 +372,7 @@ EVENTS = st.one_of(
         {"on": "queued", "waiting": {"need": 1, "ahead": 1, "problem": ""}},
         {"on": "failed", "why": "no", "cause": "refused", "exit_code": 2},
     ]),
-    st.sampled_from(["rank ends", "rank fails", "symptom", "terminated", "resumes", "server ends", "ready", "waits"]),
+    st.sampled_from(["rank ends", "rank fails", "symptom", "terminated", "resumes", "server ends", "begins", "waits"]),
 )  # fmt: skip
 SPECS = st.builds(
     node,
@@ -489,10 +385,16 @@ SPECS = st.builds(
 def disturb(world: World, event: Any) -> None:
     """Let an event happen."""
     if not isinstance(event, str):
-        world.happens(event)
+        if event["on"] not in ("granted", "queued") or world.state.phase == "claiming":
+            world.happens(event)
     elif event == "waits":
         world.waits()
-    elif event == "ready":
+    elif event == "begins":
+        if world.state.phase == "claiming":
+            world.happens({"on": "granted", "devices": ["0"]})
+        world.happens({"on": "word", "word": KEPT})
+        world.hears("start", attempt=0)
+        world.hears("go")
         world.is_ready = world.has_server
         world.happens({"on": "ranks changed"})
     elif event == "server ends":
@@ -520,14 +422,14 @@ def let_time_pass(world: World) -> None:
 
 @settings(max_examples=300)
 @given(
-    SPECS, st.booleans(), st.booleans(), st.lists(EVENTS, max_size=25),
+    SPECS, st.booleans(), st.booleans(), st.booleans(), st.lists(EVENTS, max_size=25),
     st.sets(st.sampled_from(["terminate", "kill", "sweep", "save"])),
 )  # fmt: skip
 def test_whatever_happens_an_agent_ends_or_waits_for_something(
-    spec: NodeSpec, lifeline: bool, leads: bool, events: list[Any], stubborn: set[str]
+    spec: NodeSpec, lifeline: bool, leads: bool, begins: bool, events: list[Any], stubborn: set[str]
 ) -> None:
     world = World(spec, lifeline=lifeline, leads=leads, stubborn=stubborn)
-    for event in events:
+    for event in ["begins"] * begins + events:
         disturb(world, event)
     let_time_pass(world)
     state = world.state
@@ -536,8 +438,8 @@ def test_whatever_happens_an_agent_ends_or_waits_for_something(
         assert not state.inbox or state.phase != "open", "every message was acted on"
         assert not state.stop_signal or not state.halted, "a stop ends"
         assert state.finish is None
+        assert not state.leaves
     # Now the job is stopped, and nobody answers.
-    world.has_met = world.has_met and not state.leaves
     world.happens({"on": "signal", "signal": signal.SIGQUIT})
     world.hears("halt", signal=3, save=False, grace=None, gone=[])
     let_time_pass(world)

@@ -28,10 +28,12 @@ from paceline.node.devicequeue.policy import Entry, explain, impossible, turn
 from paceline.node.devicequeue.ticket import POLL_SECONDS, Ticket, Watch, overview
 from paceline.node.machine.processes import descendants
 from paceline.node.planning import node_part
+from paceline.node.ranks.placement import shell_of
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import Staging
 from paceline.node.spec import NodeSpec, Request
 from paceline.node.store import lifecycle
+from paceline.node.watching.live import stands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -543,6 +545,17 @@ def test_ranks_see_what_was_granted_and_slots_are_nothing_to_see(machine: Machin
     logs = [(machine.home / "jobs" / job / "logs/0/rank-0.log").read_text() for job in ("gpus", "slots")]
     assert logs[0].split()[0] == "2"
     assert logs[1].split()[:1] != ["2"]
+    visible = [shell_of(machine.runs[job].directory, 0, ())[1].get("CUDA_VISIBLE_DEVICES") for job in ("gpus", "slots")]
+    assert visible == ["2", os.environ.get("CUDA_VISIBLE_DEVICES")], "attach sees what the ranks saw"
+
+
+def test_where_ranks_are_names_no_slot_a_gpu(machine: Machine) -> None:
+    for job, slots, said in (("gpus", False, "2"), ("slots", True, "")):
+        machine.running(job, ("2",), slots=slots)
+        (stand,) = stands(machine.runs[job].directory)
+        assert stand["device"] == said
+        machine.go(job)
+        assert machine.end(job)["state"] == "SUCCEEDED"
 
 
 def test_what_cannot_be_is_said(machine: Machine) -> None:

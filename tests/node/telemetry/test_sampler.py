@@ -74,21 +74,19 @@ def test_shares_of_the_time(tmp_path: Path, before: Any, after: Any, shares: tup
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices", "mine", "use"),
+    ("processes", "device", "mine", "use"),
     [
-        ("GPU-a, ME\nGPU-b, 1", (), [0], 0.2),
-        (f"GPU-a, {1 << 30}", (), [0, 1], 0.55),  # in a container, whose processes have other numbers outside
-        ("GPU-b, 1", (), [], None),
-        ("GPU-b, 1", ("1",), [1], 0.9),
-        ("", ("GPU-a",), [0], 0.2),
+        ("GPU-a, ME\nGPU-b, 1", "", [0], 0.2),
+        (f"GPU-a, {1 << 30}", "", [0, 1], 0.55),  # in a container, whose processes have other numbers outside
+        ("GPU-b, 1", "", [], None),
+        ("GPU-b, 1", "1", [1], 0.9),
+        ("", "GPU-a", [0], 0.2),
     ],
 )
-def test_the_gpus_of_the_ranks(
-    tmp_path: Path, processes: str, devices: tuple[str, ...], mine: list[int], use: float | None
-) -> None:
+def test_the_gpus_of_the_ranks(tmp_path: Path, processes: str, device: str, mine: list[int], use: float | None) -> None:
     gpus = with_processes(parse_nvidia_smi(ROWS, USE_FIELDS)[0], processes.replace("ME", str(os.getpid())))
     sample, sums = sampler(tmp_path, gpus), GpuUse()
-    rank = RankNow(0, os.getpid(), devices)
+    rank = RankNow(0, os.getpid(), device)
     assert sums.known() == {}
     for _ in range(6):
         line, found = sample.take(os.getpid(), [rank])

@@ -246,6 +246,14 @@ def test_connections_count_as_work_while_they_carry_something() -> None:
         assert one.idle(now) == idle, now
 
 
+def test_a_slow_transfer_is_work_however_often_it_is_looked_at() -> None:
+    one = Activity(0.0)
+    for number in range(40):
+        carried = {7: 20_000 * (number // 3)}  # in bursts of 1.5 s, and nothing else moves
+        one.see(Process("S"), number / 2, lambda it=carried: Family(carried=it))
+        assert one.idle(number / 2) <= 1.5, number
+
+
 @pytest.mark.parametrize(("file", "idle"), [("socket:[7]", 0.0), ("pipe:[7]", 10.0)])
 def test_without_counts_of_connections_a_main_thread_that_wakes_on_a_socket_works(file: str, idle: float) -> None:
     one = Activity(0.0)

@@ -11,7 +11,7 @@ from paceline.job.text import a_few, printable
 from paceline.node.machine.network import is_loopback
 from paceline.node.machine.software import FRAMEWORKS, PACKAGES, virtual_environment_elsewhere
 
-from .report import Finding
+from .report import Finding, errors_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ def findings(seen: Inspection, env: Mapping[str, str]) -> list[Finding]:
         _shadows,
     )
     found = [finding for check in checks for finding in check(seen, env)]
-    return sorted(found, key=lambda finding: finding.level != "error")
+    return errors_first(found)
 
 
 def _python(seen: Inspection, env: Mapping[str, str]) -> Iterator[Finding]:

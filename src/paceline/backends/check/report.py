@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 MOST_FOR_PAIRS = 8  # up to so many hosts, every pair is measured; with more, only each host with the next one
 
@@ -25,6 +25,11 @@ class Finding:
     where: str
     what: str
     do: str
+
+
+def errors_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings in the order in which people read them."""
+    return sorted(findings, key=lambda finding: finding.level != "error")
 
 
 @dataclass(frozen=True)

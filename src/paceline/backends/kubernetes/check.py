@@ -6,7 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.backends.check.report import Finding, Report
+from paceline.backends.check.report import Finding, Report, errors_first
 from paceline.job.errors import UserError
 
 from .api.errors import ApiError
@@ -102,9 +102,8 @@ def check(cluster: Cluster) -> Report:
     sections["Quotas"] = _quotas(cluster)
     sections["Volumes"] = _claims(cluster)
     sections["Installed"] = _installed(cluster)
-    found.sort(key=lambda finding: finding.level)
     shown = {title: rows for title, rows in sections.items() if rows}
-    return Report(shown, found, role(cluster, denied), "What grants the rest (kubectl apply -f)")
+    return Report(shown, errors_first(found), role(cluster, denied), "What grants the rest (kubectl apply -f)")
 
 
 # -- permissions -------------------------------------------------------------------------------------------------------

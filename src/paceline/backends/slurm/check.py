@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.check.findings import software_findings
-from paceline.backends.check.report import Finding, Report
+from paceline.backends.check.report import Finding, Report, errors_first
 from paceline.job.errors import UserError
 from paceline.job.text import a_few, counted, printable
 from paceline.node.machine.software import FRAMEWORKS
@@ -48,8 +48,7 @@ def check(login: Login, options: Options, target: str, progress: ProgressReporte
         raise UserError(f"{login.says}paceline there has ended before it could say anything; try again")
     found = _Found(facts, target)
     sections = {"Slurm": found.slurm(), "Short job": found.job()}
-    findings = sorted(found.findings, key=lambda finding: finding.level != "error")
-    return Report({title: _printable(rows) for title, rows in sections.items() if rows}, findings)
+    return Report({title: _printable(rows) for title, rows in sections.items() if rows}, errors_first(found.findings))
 
 
 def _printable(rows: Rows) -> Rows:

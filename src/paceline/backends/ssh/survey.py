@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.check.findings import host_findings, unreachable
-from paceline.backends.check.report import MOST_FOR_PAIRS, Finding, HostReport, Link, Survey
+from paceline.backends.check.report import MOST_FOR_PAIRS, Finding, HostReport, Link, Survey, errors_first
 from paceline.node.machine.software import FRAMEWORKS
 
 from .preflight import Preflight
@@ -42,7 +42,7 @@ def survey(target: Hosts, progress: ProgressReporter) -> Survey:
     return Survey(
         [_report(host, answers.get(host), clocks.get(host)) for host in hosts],
         [links[pair] for pair in sorted(links, key=lambda pair: (order[pair[0]], order[pair[1]]))],
-        sorted(found, key=lambda finding: finding.level != "error"),
+        errors_first(found),
     )
 
 

@@ -244,7 +244,9 @@ class Screen:
             return
         rank = failure["rank"]
         if others:
-            self._say(f"{_names(others)} failed after it: {_short(others[0]['message'])}")
+            is_same = others[0]["message"] == failure["message"]
+            theirs = ", with the same error" if is_same else f": {_short(others[0]['message'])}"
+            self._say(f"{_names(others)} failed after rank {rank}{theirs}")
         if failure["has_traceback"]:
             self._cite(failure["traceback"])
         elif failure["traceback"] and not self._rank_streams.of(rank, self._local.get(rank, -1)):

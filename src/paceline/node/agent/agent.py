@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from paceline.node.eventloop.loop import Loop
 from paceline.node.lifeline import ALL_STARTED, IN_DOUBT, TOGETHER
 from paceline.node.logs.time_index import TimeIndex
 from paceline.node.machine import processes
-from paceline.node.machine.devices import visibility
+from paceline.node.machine.devices import granted
 from paceline.node.machine.ports import Reservation
 from paceline.node.ranks import paddle
 from paceline.node.ranks.launcher import Ranks
@@ -107,7 +106,7 @@ class Agent:
 
         seen = self.watch.of_ranks() if self.watch is not None else {}
         return [
-            RankNow(it.placement.rank, it.pid, it.placement.devices, *seen.get(it.placement.rank, ({}, {})))
+            RankNow(it.placement.rank, it.pid, it.device, *seen.get(it.placement.rank, ({}, {})))
             for it in self.ranks.current.values() if it.pid and it.status is None
         ]  # fmt: skip
 
@@ -294,9 +293,7 @@ class Agent:
 
     def _take_devices(self, devices: tuple[str, ...]) -> None:
         assert self.claim is not None
-        assert self.spec.request is not None
-        if not self.spec.request.slots:
-            self.spec = replace(self.spec, devices=devices, env={**self.spec.env, **visibility(devices)})
+        self.spec = granted(self.spec, devices)
         self.ranks.use(self.spec, (self.claim.fd,))
         self.events.append({"on": "granted", "devices": list(devices)})
 

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import TOKEN
 from paceline.contract.slurm import expand_hosts
-from paceline.node.files import read_json, write_json
+from paceline.node.files import list_names, read_json, write_json
 from paceline.node.machine import gpus, hardware, network, software
 
 from . import routes
-from .slurm.job_folder import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -144,7 +143,7 @@ def _wait(folder: Path, kind: str, ranks: Sequence[int]) -> dict[int, Mapping[st
     """What other nodes have written; after a while without those that have not."""
     found: dict[int, Mapping[str, Any]] = {}
     until = time.monotonic() + _NODE_PATIENCE
-    while len(found) < len(ranks) and time.monotonic() < until and (there := names(folder)):
+    while len(found) < len(ranks) and time.monotonic() < until and (there := list_names(folder)):
         for rank in ranks:
             file = folder / f"{kind}-{rank}.json"
             read = read_json(file) if file.name in there else None

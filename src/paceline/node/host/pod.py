@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
-from paceline.node.files import load_json, write_json
+from paceline.node.files import list_names, load_json, write_json
 from paceline.node.lifeline import TOGETHER
 from paceline.node.logs.following import Event, Output, updates
 from paceline.node.rendezvous.handshake import Listener
@@ -263,9 +263,7 @@ _RESTARTS = "restarts-"  # begins the name of a file, followed by their number
 
 def before(folder: str | None) -> tuple[int, float | None]:
     """How many restarts other containers of the job have noted, and when the first of them began, if there was one."""
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = os.listdir(folder) if folder is not None else []
+    names = [] if folder is None else list_names(Path(folder))
     restarts = [int(name[len(_RESTARTS) :]) for name in names if re.fullmatch(_RESTARTS + r"\d+", name)]
     begun = [int(found[1]) for name in names if (found := re.fullmatch(r"node-\d+-(\d+)\.log", name))]
     return max(restarts, default=0), min(begun) / 1e9 if begun else None

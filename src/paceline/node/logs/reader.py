@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
-from paceline.node.files import Irregular, read_json
+from paceline.node.files import Irregular, list_names, read_json
 from paceline.node.rundir.directory import RunDirectory
 
 from .following import Output, updates
@@ -40,7 +40,7 @@ class NoLog(Refused):
 
 def attempts(path: Path) -> list[int]:
     """The attempts of the job in a run directory; all logs of an attempt exist before its time index does."""
-    return [attempt for attempt in _folders(path) if "times" in _names(path / "logs" / str(attempt))]
+    return [attempt for attempt in _folders(path) if "times" in list_names(path / "logs" / str(attempt))]
 
 
 def ranks(path: Path, attempt: int) -> frozenset[int]:
@@ -82,20 +82,12 @@ def read(path: Path, query: LogQuery, is_over: Callable[[], bool] | None = None)
 
 
 def _folders(path: Path) -> list[int]:
-    return sorted(int(name) for name in _names(path / "logs") if name.isdigit())
-
-
-def _names(folder: Path) -> list[str]:
-    """What is in a folder. That a file was missing may be remembered for a minute, a folder is read anew (NFS)."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    return sorted(int(name) for name in list_names(path / "logs") if name.isdigit())
 
 
 def _logs(path: Path, attempt: int) -> list[re.Match[str]]:
     """The log files of an attempt, stdout before stderr: lines of the same time are shown in this order."""
-    found = [match for match in map(_LOG.fullmatch, _names(path / "logs" / str(attempt))) if match is not None]
+    found = [match for match in map(_LOG.fullmatch, list_names(path / "logs" / str(attempt))) if match is not None]
     return sorted(found, key=lambda match: (int(match[1]), match[2] or ""))
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.node.spec import NodeSpec
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NVIDIA = Path("/proc/driver/nvidia")
@@ -37,6 +42,13 @@ def _installed() -> int:
     if not found and _NVIDIACTL.exists():  # containers often hide /proc/driver
         found, _ = gpus.parse_nvidia_smi(gpus.ask(gpus.NVIDIA_SMI_MODEL)[0], gpus.MODEL_FIELDS)
     return len(found)
+
+
+def granted(spec: NodeSpec, names: tuple[str, ...]) -> NodeSpec:
+    """The spec of a job to which the queue has granted these; slots are no accelerators, and ranks do not see them."""
+    if spec.request is None or spec.request.slots:
+        return spec
+    return replace(spec, devices=names, env={**spec.env, **visibility(names)})
 
 
 def visibility(names: tuple[str, ...]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,7 +101,7 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     if rank not in local:
         raise Refused(f"job {spec.job} has no rank {rank} here; its ranks are {', '.join(map(str, local))}")
     if status.get("devices"):
-        spec = dataclasses.replace(spec, devices=tuple(status["devices"]))
+        spec = devices.granted(spec, tuple(status["devices"]))
     mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
     env = processes.environment((status.get("agent") or {}).get("pid", 0)) if run.is_held else {}
     start = status.get("start")
@@ -144,14 +143,12 @@ def common(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _granted(spec: NodeSpec) -> NodeSpec:
     """The spec once the queue has granted its devices."""
     request = spec.request
-    if request is None or request.slots:
+    if request is None:
         return spec
-    granted: tuple[str, ...] = (CHOSEN,)
     if not isinstance(request.need, int):
-        granted = request.need
-    elif request.need == len(request.of) and not request.share:
-        granted = request.of
-    return dataclasses.replace(spec, devices=granted, env={**spec.env, **devices.visibility(granted)})
+        return devices.granted(spec, request.need)
+    is_all = request.need == len(request.of) and not request.share
+    return devices.granted(spec, request.of if is_all else (CHOSEN,))
 
 
 def _starts(spec: NodeSpec, unknown: int) -> list[Attempt]:

@@ -79,6 +79,7 @@ class Participant:
         self._leader: tuple[str, int] | None = None  # address of the coordinator
         self._leader_id = ""
         self._leads_others = False  # whether the leader runs an attempt in which this node takes no part
+        self._leads_this = False  # whether it has started an attempt with this node, and does not only look for nodes
         self._dead: set[str] = set()
         self._others_stop_by: float | None = None  # during a search: when lost nodes have stopped their ranks
         self._none_goes_on_until = -math.inf  # in the last attempt without this node
@@ -297,6 +298,7 @@ class Participant:
         )
         link.alive_at = begun  # its answers may have waited here since then, if this process was suspended
         self._leader, self._leader_id, self._leads_others = address, status["id"], status["has_started"]
+        self._leads_this = False
         self._address = self._spec.local_address or self._only or own
         self._join()
         return status
@@ -336,7 +338,7 @@ class Participant:
         elif message["do"] == "start":
             own = next(number for number, node in enumerate(message["nodes"]) if node["id"] == self.id)
             message = {**message, "node_rank": own}
-            self._leads_others = False
+            self._leads_others, self._leads_this = False, True
             self.standing = Standing.from_dict(message["standing"])
             before = self.standing.members - {node["id"] for node in message["nodes"]}  # they count until all agree
             self._nodes = [*message["nodes"], *(node for node in self._nodes if node["id"] in before)]
@@ -417,8 +419,10 @@ class Participant:
         self._others_stop_by = since + self._spec.silence + STOP_SECONDS
         # Others that do not hear of this node wait for so long before they go on without it.
         heard = followed.alive_at if followed is not None and self._leader_id in dead else -math.inf
-        self._none_goes_on_until = heard + STOP_SECONDS - CONNECT_SECONDS
-        self._none_went_on = self._loop.now() < heard + self._spec.silence
+        until, none_went_on = heard + STOP_SECONDS - CONNECT_SECONDS, self._loop.now() < heard + self._spec.silence
+        if followed is not None and not self._leads_this:  # it searched as well, and others may have gone on before
+            until, none_went_on = min(until, self._none_goes_on_until), none_went_on and self._none_went_on
+        self._none_goes_on_until, self._none_went_on = until, none_went_on
         search = Search(self._loop, self, self._nodes, self._network, PATIENCE * self._spec.silence)
         if not search.run(search_by, self._is_over):
             why = (

@@ -42,7 +42,7 @@ class RankNow:
 
     rank: int  # of the job
     pid: int  # of its process
-    devices: tuple[str, ...] = ()  # the names of its accelerators
+    device: str = ""  # its accelerator, as the machine numbers it; "" for none
     # how often it was seen in each part of a step; see `watching/spent.py`
     parts: Mapping[str, float] = field(default_factory=dict)
     # seconds of each part of its steps, and how many `steps`, as the library has measured them
@@ -188,7 +188,7 @@ def _more(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, fl
 
 def _of_job(gpus: tuple[Gpu, ...], now: _Moment) -> tuple[Gpu, ...]:
     """Those that the ranks have been given; without names of devices, those on which their processes are."""
-    devices = {device for rank, _ in now.ranks.values() for device in rank.devices}
+    devices = {rank.device for rank, _ in now.ranks.values() if rank.device}
     if devices:
         return tuple(gpu for gpu in gpus if any(map(gpu.is_called, devices)))
     pids = {pid for rank, _ in now.ranks.values() for pid in now.seen.tree(rank.pid)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
+from paceline.node.files import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,10 +77,7 @@ def interpreter(python: Sequence[str]) -> list[str]:
 
 def keys(path: Path) -> list[str]:
     """The names of the servers that may listen; those that have imported the most come first."""
-    try:
-        return sorted(name[: -len(_SOCKET)] for name in os.listdir(path) if name.endswith(_SOCKET))[::-1]
-    except OSError:
-        return []
+    return [name[: -len(_SOCKET)] for name in reversed(list_names(path)) if name.endswith(_SOCKET)]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.contract.stands import SHORT
 from paceline.node.errors import Refused
 from paceline.node.eventloop.loop import Loop
+from paceline.node.machine.devices import granted
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import NodeSpec, device_of
 
@@ -29,10 +30,11 @@ def stands(run: RunDirectory) -> list[Stand]:
     status, spec = run.read_status() or {}, NodeSpec.load(run.spec)
     if spec.hang_after is None:
         raise Refused(f"the ranks of job {spec.job} cannot be asked: it was started with --hang off")
+    devices = granted(spec, tuple(status.get("devices") or ())).devices
     ranks = {
         number: Asked(
             spec.job_id, status["attempt"], it["rank"], it["node"], it["pid"],
-            device_of(status.get("devices"), it["local_rank"]),
+            device_of(devices, it["local_rank"]),
         )
         for number, it in enumerate(status.get("ranks", ())) if it["state"] == "RUNNING" and it["pid"]
     }  # fmt: skip

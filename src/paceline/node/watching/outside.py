@@ -117,6 +117,7 @@ _LEAST_CPU = 0.001  # of a core, used by the main thread
 _LEAST_ALL = 0.01  # of a core, used by all threads, or by all children
 _LEAST_TICKS = 0.03  # seconds of that; it is counted in ticks of 0.01 s
 _LEAST_MOVED = 4096  # bytes per second
+_PAUSE = 5.0  # seconds between two bursts of one transfer, at most; a slow link carries what it carries in bursts
 _LEAST_SWITCHES = 1.0  # per second, of a main thread that waits on a socket
 
 
@@ -133,7 +134,7 @@ class Activity:
         self.family: Family | None = None
         self._seen = self._still_since = self._idle_since = now
         self._numbers: dict[str, int] = {}
-        self._carries = True  # whether bytes moved on its connections when it was seen last
+        self._carried = now  # when it was seen last that bytes had moved on its connections
 
     def see(self, process: Process, now: float, children: Callable[[], Family]) -> None:
         """Take in how the process is now; `children` looks at its descendants, if it does not work itself."""
@@ -148,9 +149,10 @@ class Activity:
         if self.family is not None:
             is_same = known is not None and len(known.children) == len(self.family.children)
             works = known is None or not is_same or self.family.cpu - known.cpu >= least
-            # A library that sends its metrics every 15 s does not let a hang go on for ever.
-            carried, self._carries = self._carries, self._carry(known, before, process, seconds)
-            works = works or (carried and self._carries)
+            if self._carry(known, before, process, seconds):
+                # A library that sends its metrics every 15 s does not let a hang go on for ever.
+                works = works or now - self._carried <= max(_PAUSE, seconds)
+                self._carried = now
         if works and process.state not in ("T", "t", "Z", ""):
             self._idle_since = now
         self.process, self._seen = process, now

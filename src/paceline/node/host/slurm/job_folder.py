@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
+from paceline.node.files import list_names, read_json
 from paceline.node.journal.state import FINAL
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.spec import SIGNALS
@@ -110,7 +110,7 @@ class JobFolder:
     @property
     def is_stopped(self) -> bool:
         """Whether somebody has asked to stop it."""
-        return self.stop.name in names(self.path)
+        return self.stop.name in list_names(self.path)
 
     def pass_on(self, number: int) -> None:
         """Let the agents of all nodes have a signal for their ranks: Slurm would send it to all processes of a step."""
@@ -165,7 +165,7 @@ class JobFolder:
         """Its starts, the newest last; those of Slurm jobs that are not its own are left out."""
         ids = self.ids
         found = []
-        for name in names(self.path / "lives"):
+        for name in list_names(self.path / "lives"):
             number, _, restarts = name.partition(".")
             is_own = not ids or number in ids or any("_" in known for known in ids)  # a task has another number, too
             if number.isdecimal() and restarts.isdecimal() and is_own:
@@ -197,7 +197,7 @@ class JobFolder:
     @property
     def claimed(self) -> list[Start]:
         """Those of its starts of which a node has begun, the newest last."""
-        return [start for start in self.starts if "followed" in names(self.of(start))]
+        return [start for start in self.starts if "followed" in list_names(self.of(start))]
 
     def follower(self, start: Start) -> str:
         """The start that has taken the place of this one; "" if none has."""
@@ -208,9 +208,9 @@ class JobFolder:
         if self.outcome(start) is not None:
             return True
         runs = {run.path.parent.name: run for run in self.runs(start)}
-        parts = [name for name in names(self.of(start)) if name.isdecimal()]
+        parts = [name for name in list_names(self.of(start)) if name.isdecimal()]
         return bool(parts) and all(
-            "refused" in names(self.of(start) / part)
+            "refused" in list_names(self.of(start) / part)
             or (part in runs and (runs[part].read_status() or {}).get("state") in FINAL)
             for part in parts
         )
@@ -245,36 +245,30 @@ class JobFolder:
 
     def runs(self, start: Start) -> list[RunDirectory]:
         """The run directories of the nodes of a start, node 0 first."""
-        ranks = sorted(int(name) for name in names(self.of(start)) if name.isdecimal())
+        ranks = sorted(int(name) for name in list_names(self.of(start)) if name.isdecimal())
         # A folder that is read anew shows what is there; a file that is looked for may be remembered as missing (NFS).
-        paths = [self.part(start, rank) / self.name for rank in ranks if self.name in names(self.part(start, rank))]
-        return [RunDirectory(path) for path in paths if "spec.json" in names(path)]
+        paths = [
+            self.part(start, rank) / self.name for rank in ranks if self.name in list_names(self.part(start, rank))
+        ]
+        return [RunDirectory(path) for path in paths if "spec.json" in list_names(path)]
 
     def refusals(self, start: Start) -> list[tuple[str, float]]:
         """Why the job cannot run on nodes of a start, and when they said so by the clock of the disk."""
-        files = [self.of(start) / name / "refused" for name in names(self.of(start)) if name.isdecimal()]
+        files = [self.of(start) / name / "refused" for name in list_names(self.of(start)) if name.isdecimal()]
         return [(why, file.stat().st_mtime) for file in files if (why := self._read(file))]
 
     def outcome(self, start: Start) -> dict[str, Any] | None:
         """What the batch script decided at the end of a start; None before it has."""
         file = self.of(start) / "outcome.json"
-        return read_json(file) if file.name in names(file.parent) else None
+        return read_json(file) if file.name in list_names(file.parent) else None
 
     def _read(self, file: Path) -> str:
         """What is in a small file; "" if it is not there."""
         with contextlib.suppress(OSError):
-            return file.read_text().strip() if file.name in names(file.parent) else ""
+            return file.read_text().strip() if file.name in list_names(file.parent) else ""
         return ""
 
 
 def _order(start: Start, ids: list[str]) -> tuple[int, int, int]:
     """The key by which the newest start is the last one."""
     return ids.index(start.id) if start.id in ids else len(ids), int(start.id), start.restarts
-
-
-def names(folder: Path) -> list[str]:
-    """What is in a folder, in order; nothing if it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
+from paceline.node.files import list_names
 from paceline.node.rundir.directory import MARKER, RunDirectory
 from paceline.node.rundir.staging import remove_folder
 
-from .job_folder import JobFolder, names
+from .job_folder import JobFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +32,7 @@ class Jobs:
         self.path = root / "slurm"
 
     def __iter__(self) -> Iterator[JobFolder]:
-        return (JobFolder(self.path / name) for name in names(self.path) if not name.startswith("."))
+        return (JobFolder(self.path / name) for name in list_names(self.path) if not name.startswith("."))
 
     def find(self, name: str) -> JobFolder | None:
         """The job of this name."""
@@ -87,13 +88,13 @@ class Jobs:
 
     def sweep(self) -> None:
         """Remove what clients have left that were ended while they made or removed a job."""
-        abandoned = [name for name in names(self.path) if name.startswith(".") and name.endswith(_BUILDING)]
+        abandoned = [name for name in list_names(self.path) if name.startswith(".") and name.endswith(_BUILDING)]
         now = disk_time(self.root) if abandoned else 0.0
         for name in abandoned:
             path = self.path / name
             with contextlib.suppress(OSError):
                 if now - path.stat().st_mtime > _ABANDONED:
-                    for inner in names(path):
+                    for inner in list_names(path):
                         remove_folder(path / inner)
                     path.rmdir()
 

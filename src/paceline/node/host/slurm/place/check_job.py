@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
+from paceline.node.files import list_names, read_json
 from paceline.node.host.check import FACTS, ROUTES
 from paceline.node.host.protocol import next_order
 from paceline.node.host.slurm.call import Away, Rejected, batch_environment, call, has, table
-from paceline.node.host.slurm.job_folder import names
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import reasons
 from paceline.node.host.slurm.look.partitions import nodes as all_nodes
@@ -297,7 +296,7 @@ class _Trial:
 
     def _read(self) -> int:
         """Read what nodes have written; returns how many have written all."""
-        found, nodes, there = {}, range(self._job["nodes"]), names(self._folder)
+        found, nodes, there = {}, range(self._job["nodes"]), list_names(self._folder)
         for kind in (FACTS, ROUTES):
             files = [(rank, f"{kind}-{rank}.json") for rank in nodes]
             pairs = ((rank, read_json(self._folder / file)) for rank, file in files if file in there)
