@@ -404,7 +404,7 @@ class Run(Collectives):
         where = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
         self._same_data.add(loader, where, evaluation=evaluation)
         if evaluation:
-            loader.on_evaluation = self._prepared.evaluate
+            loader.on_evaluation, loader.on_evaluated = self._prepared.evaluate, self._prepared.evaluated
             return loader
         feed = Feed(loader, self._steps)
         self._steps.feeds.append(feed)

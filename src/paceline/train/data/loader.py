@@ -67,6 +67,7 @@ class Loader:
         self.on_begin: Callable[[], None] = lambda: None  # called before each iteration
         # Called with True before each batch of an evaluation, and with False at its end.
         self.on_evaluation: Callable[[bool], None] = lambda _: None
+        self.on_evaluated: Callable[[], None] = lambda: None  # called when all its batches were used
         self._split = split
         self._parts: Parts | None = None  # of the epoch, where it is read in parts
         self._is_within = False  # the script has a batch of an iteration that goes on
@@ -110,6 +111,7 @@ class Loader:
             for batch in self._batches():
                 self.on_evaluation(True)
                 yield batch
+            self.on_evaluated()
         finally:
             self.on_evaluation(False)
 

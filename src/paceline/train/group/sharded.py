@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _TENSORS = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._shard.sharded_tensor", "ShardedTensor"))
-_MODULES = ("FSDPModule", "FullyShardedDataParallel")
+_MODULE = "FullyShardedDataParallel"
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _PLAIN = {int, float, str, bool, type(None)}  # a state may have many of these
 _TO_SAVE = (
-    "each rank has a part of it, and a checkpoint has rank 0's state for all ranks; register an object whose "
-    "state_dict returns whole tensors (docs/checkpoints.md#sharded-models), or pass per_rank=True to run.register"
+    "each rank has a part of it, and it does not say which; shard it by torch's fully_shard or Strategy(shard=True) "
+    "(docs/sharding.md), or pass per_rank=True to run.register"
 )
 
 
@@ -38,8 +38,19 @@ def kind_of(value: object) -> str | None:
     return None
 
 
+def is_dtensor(value: object) -> bool:
+    """Whether a value is a DTensor."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def old_kind_of(value: object) -> str | None:
+    """What a tensor is that is sharded, and does not say which part of the whole it is; None for everything else."""
+    return None if is_dtensor(value) else kind_of(value)
+
+
 def in_object(thing: object) -> str | None:
-    """What is sharded in a model, or among the parameters of an optimizer, with its name; None if nothing is.
+    """What is sharded in an old way in a model, or among the parameters of an optimizer, with its name; or None.
 
     Nothing is looked for in other objects: their states say what they hold, see `in_state`.
     """
@@ -50,9 +61,11 @@ def in_object(thing: object) -> str | None:
     return None
 
 
-def in_state(state: object, name: str = "its state") -> str | None:
+def in_state(
+    state: object, name: str = "its state", kind: Callable[[object], str | None] = kind_of
+) -> str | None:
     """The first sharded tensor in a state, with its path, which begins with `name`; None if there is none."""
-    return _in_state(state, name, set())
+    return _in_state(state, name, set(), kind)
 
 
 def check_savable(name: str, thing: object) -> None:
@@ -69,23 +82,23 @@ def why_refused(name: str, found: str) -> str:
 
 def _in_module(module: torch.nn.Module) -> Iterator[str]:
     for name, parameter in itertools.chain(module.named_parameters(), module.named_buffers()):
-        if kind := kind_of(parameter):
+        if kind := old_kind_of(parameter):
             yield f'parameter "{name}" is {kind}'
-    for name, part in module.named_modules():  # fully_shard may have gathered the parameters for now
-        if any(kind.__name__ in _MODULES for kind in type(part).__mro__):
-            yield f'module "{name}" is sharded by FSDP' if name else "it is sharded by FSDP"
+    for name, part in module.named_modules():
+        if any(kind.__name__ == _MODULE for kind in type(part).__mro__):
+            yield f'module "{name}" is sharded by {_MODULE}' if name else f"it is sharded by {_MODULE}"
 
 
 def _in_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[str]:
     for number, group in enumerate(optimizer.param_groups):
         names: Sequence[str | int] = group.get("param_names") or range(len(group["params"]))
         for name, parameter in zip(names, group["params"], strict=False):
-            if kind := kind_of(parameter):
+            if kind := old_kind_of(parameter):
                 of_group = f" of group {number}" if isinstance(name, int) else ""
                 yield f'parameter "{name}"{of_group} is {kind}'
 
 
-def _in_state(state: object, path: str, seen: set[int]) -> str | None:
+def _in_state(state: object, path: str, seen: set[int], kind_of: Callable[[object], str | None]) -> str | None:
     if isinstance(state, torch.Tensor):
         kind = kind_of(state)
         return f"{path} is {kind}" if kind else None
@@ -93,6 +106,6 @@ def _in_state(state: object, path: str, seen: set[int]) -> str | None:
         return None
     seen.add(id(state))
     for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-        if type(value) not in _PLAIN and (found := _in_state(value, f"{path}[{key!r}]", seen)):
+        if type(value) not in _PLAIN and (found := _in_state(value, f"{path}[{key!r}]", seen, kind_of)):
             return found
     return None

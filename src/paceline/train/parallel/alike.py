@@ -41,9 +41,8 @@ def check_kind(module: torch.nn.Module) -> None:
     found = sharded.in_object(module)
     if found is not None:
         raise TypeError(
-            f"the {type(module).__name__} is sharded, which run.setup does not support yet: {found}, and it keeps "
-            "a whole copy on every rank; pass it the model as it was before, or train without run.setup "
-            "(docs/checkpoints.md#sharded-models)"
+            f"the {type(module).__name__} is sharded in a way that run.setup does not support: {found}; pass it the "
+            "model as it was before, with Strategy(shard=True), or shard it by torch's fully_shard (docs/sharding.md)"
         )
 
 
@@ -64,13 +63,12 @@ def check_options(module: torch.nn.Module, strategy: Strategy) -> None:
 
 
 def check_optimizer_kind(optimizer: torch.optim.Optimizer) -> None:
-    """Check that an optimizer's state is the same on all ranks."""
+    """Check that it is known which part of its parameters a rank has."""
     found = sharded.in_object(optimizer)
     if found is not None:
         raise TypeError(
-            f"the {type(optimizer).__name__} has parameters that are sharded, which run.setup does not support yet: "
-            f"{found}, and run.setup gives all ranks rank 0's state; train without run.setup "
-            "(docs/checkpoints.md#sharded-models)"
+            f"the {type(optimizer).__name__} has parameters that are sharded in a way that run.setup does not support: "
+            f"{found}; use Strategy(shard=True), or torch's fully_shard (docs/sharding.md)"
         )
 
 

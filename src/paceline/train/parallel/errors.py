@@ -25,6 +25,12 @@ class NotExchanged(RuntimeError):
     __module__ = "paceline"  # where users find it
 
 
+class UnitsMixed(RuntimeError):
+    """A part of a sharded model uses parameters that are not gathered then."""
+
+    __module__ = "paceline"  # where users find it
+
+
 class OptimizerMismatch(RuntimeError):
     """Some ranks have called `optimizer.step()` and others have not, so their weights differ."""
 

@@ -21,6 +21,7 @@ from .precision import HalfPrecision
 from .sync.build import best_bucket_mb, make_synchroniser
 from .sync.saved import CommonState
 from .sync.wires.wire import ring_bytes
+from .units import compute_again, find_units
 from .wrapper import OwnNames, ParallelModel
 
 if TYPE_CHECKING:
@@ -71,11 +72,14 @@ class Model:
         """Set a model up, on all ranks."""
         self.strategy = strategy
         self._group = group
-        module.to(group.device)
+        self._to_device(module)
         if strategy.sync_batchnorm and group.device.type == "cpu" and group.is_main:
             log.warning("sync_batchnorm has no effect on the CPU: torch has it for GPUs only")
         elif strategy.sync_batchnorm and group.world_size > 1:
             module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        if strategy.recompute and not strategy.shard:
+            for unit in find_units(module, strategy.units).values():
+                compute_again(unit)
         self._half = HalfPrecision(group.device.type) if strategy.precision == "bf16" else None
         if self._half is not None:
             module.register_forward_pre_hook(self._half.enter)
@@ -98,6 +102,9 @@ class Model:
         looks = look is not None and group.world_size > 1
         self.wrapped = ParallelModel(module, self._first_forward if looks else self._forward, self._no_sync)
         self.exchange(strategy.accumulate == 1)
+
+    def _to_device(self, module: torch.nn.Module) -> None:
+        module.to(self._group.device)
 
     def _exchanges_again(self) -> None:
         """Make the exchange of the parameters that are trained now; a collective of all ranks."""
@@ -142,7 +149,7 @@ class Model:
     @property
     def _has_changed(self) -> bool:
         """Whether other parameters are trained than those whose gradients are exchanged, or they have another type."""
-        trained = self.late.parameters
+        trained = [parameter for _, parameter in self._trained]
         return (
             list(map(_dtype, trained)) != self._dtypes
             or not all(map(_requires_grad, trained))
@@ -151,7 +158,7 @@ class Model:
 
     def got_later(self) -> set[int]:
         """The ids of parameters that the module has, and the exchange does not know."""
-        return {id(p) for _, p in self.named} - {id(p) for p in (*self.late.parameters, *self._frozen)}
+        return {id(p) for _, p in self.named} - {id(p) for p in (*(p for _, p in self._trained), *self._frozen)}
 
     def _compile(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The forward pass without the other ranks, and the one whose gradients are exchanged."""
@@ -192,6 +199,13 @@ class Model:
         if self._exchange is None:
             return None
         return "allreduce" if self.synchroniser is None else self.synchroniser.method
+
+    def current(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What a parameter has become that the model had before it was set up."""
+        return parameter
+
+    def cut(self) -> None:
+        """Note that an error has ended a pass."""
 
     def close(self) -> None:
         """Give back what the exchange of gradients holds."""
@@ -339,14 +353,16 @@ class Model:
             self.has_gradients = False
             if self._exchange.require_backward_grad_sync:
                 self._sent += self._sent_each
-        if (
-            complete
-            and not (self._may_be_unused or self.late.was_late)
-            and any(p.grad is None for _, p in self._trained)
-        ):
-            unused = [name for name, p in self._trained if p.grad is None]
-            if len(unused) < len(self._trained):
-                raise UnusedParameters(self._unused(unused, f"the loss at {script_line()}"))
+        if complete:
+            self._check_unused()
+
+    def _check_unused(self) -> None:
+        """Check that all parameters have gradients, if some have."""
+        if self._may_be_unused or self.late.was_late or all(p.grad is not None for _, p in self._trained):
+            return
+        unused = [name for name, p in self._trained if p.grad is None]
+        if len(unused) < len(self._trained):
+            raise UnusedParameters(self._unused(unused, f"the loss at {script_line()}"))
 
     def _unused(self, names: list[str], loss: str) -> str:
         return (

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.train.group.sharded import is_dtensor
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from paceline.train.group.group import Group
 
@@ -206,7 +208,7 @@ def prepare_optimizer(
             f"lr_scaling={scaling!r} does not reach the scheduler that was made with {type(optimizer).__name__} "
             "before run.setup; make the scheduler after it"
         )
-    if group.world_size > 1:
+    if group.world_size > 1 and not any(is_dtensor(v) for kept in optimizer.state.values() for v in _tensors(kept)):
         state = group.broadcast_object(optimizer.state_dict() if group.is_main else None)
         if state is not None:
             optimizer.load_state_dict(state)
@@ -223,6 +225,10 @@ def prepare_optimizer(
     if strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
             setattr(optimizer, name, _once_per_accumulation(getattr(optimizer, name), optimizer, is_accumulating))
+
+
+def _tensors(kept: Any) -> Iterable[Any]:
+    return kept.values() if isinstance(kept, dict) else ()
 
 
 def _with_reduced_loss(

@@ -13,13 +13,15 @@ import torch
 
 from paceline.contract.exchange import SYNC, TRIAL_STEPS
 from paceline.train.collective_trace import script_line
-from paceline.train.group.sharded import check_savable
+from paceline.train.group.sharded import check_savable, is_dtensor
 
 from .alike import check_alike, check_kind, check_optimizer_kind
 from .errors import UnusedParameters
 from .late_exchange import LooseParameters
 from .model import Model, some_of
 from .optimizer import is_part_of_step, only_makes_state, prepare_optimizer, unscaled
+from .shard.evaluation import JointPasses
+from .shard.layout import local_tensors, spread_optimizer
 from .step_counts import StepCounts
 from .strategy import Strategy
 from .sync.options import describe
@@ -122,6 +124,7 @@ class Prepared:
         self._step_counts = StepCounts(group)
         self._factor: float | torch.Tensor = 1.0  # of the last loss
         self.look: Look | None = None
+        self._passes = JointPasses(group)
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -134,7 +137,8 @@ class Prepared:
             chosen = (strategy or Strategy()).completed(os.environ)
             self._warn_of_variable(chosen)
             check_alike(self._group, thing, chosen)
-            model = Model(thing, self._group, chosen, self.look)
+            self._check_shared(thing, chosen)
+            model = self._made(thing, chosen)
             if model.synchroniser is not None:
                 part = SavedSync(model, model.strategy.method, self._group)
                 self.register_on_rank(f"run.sync-{len(self._models)}", part)
@@ -144,6 +148,7 @@ class Prepared:
             return model.wrapped
         if isinstance(thing, torch.optim.Optimizer):
             check_optimizer_kind(thing)
+            self._renew(thing)
             if any(thing is optimizer for optimizer in self.optimizers):
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass an optimizer to run.setup once")
             strategy = self._strategy_of(thing, strategy)
@@ -169,14 +174,48 @@ class Prepared:
                 reduced_loss=self._reduced_loss,
                 stepped=stepped,
             )
+            if is_sharded := any(is_dtensor(p) for _, p in _named(thing)):
+                spread_optimizer(thing)
+                thing.register_load_state_dict_post_hook(spread_optimizer)
             self.optimizers.append(thing)
             self._loose.append(LooseParameters(self._group, every))
             self._groups_given.append(len(thing.param_groups))
-            self.replicas.append(strategy.replicas)
+            self.replicas.append("off" if is_sharded else strategy.replicas)
             self._accumulates.add(every)
             self._follow_groups(thing)
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
+
+    def _made(self, module: torch.nn.Module, strategy: Strategy) -> Model:
+        """The model with its exchange: the only place that asks how it is kept."""
+        if strategy.shard is False or self._group.world_size == 1:
+            return Model(module, self._group, strategy, self.look)
+        from .shard.model import ShardedModel  # it imports much of torch that others do not need
+
+        return ShardedModel(module, self._group, strategy, self.look, self._passes)
+
+    def _check_shared(self, module: torch.nn.Module, strategy: Strategy) -> None:
+        """Check that a model has no parameters of another one, if one of them is sharded."""
+        for model in self._models:
+            theirs = {id(parameter) for _, parameter in model.named}
+            for name, parameter in module.named_parameters():
+                is_shared = model.current(parameter) is not parameter or id(parameter) in theirs
+                if is_shared and (model.strategy.shard is not False or strategy.shard is not False):
+                    raise ValueError(
+                        f"{name} of {type(module).__name__} is also a parameter of {type(model.module).__name__}, and "
+                        "one of them is sharded; make both parts of one model, and pass that to run.setup"
+                    )
+
+    def _renew(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer that was made before its model was set up train the parameters of now."""
+        for group in optimizer.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                for model in self._models:
+                    now = model.current(parameter)
+                    if now is not parameter:
+                        group["params"][place] = now
+                        if parameter in optimizer.state:
+                            optimizer.state[now] = optimizer.state.pop(parameter)
 
     def adopt(self) -> None:
         """Make all that the optimizers train a part of the run; a collective of all ranks if something is new."""
@@ -420,12 +459,17 @@ class Prepared:
 
     def has_gradients(self) -> bool:
         """Whether a parameter of some optimizer has a gradient other than zero; on a GPU, waits for it."""
-        return any(
-            p.grad is not None and bool((p.grad._values() if p.grad.is_sparse else p.grad).any())
+        gradients = [
+            p.grad
             for optimizer in self._all_optimizers()
             for param_group in optimizer.param_groups
             for p in param_group["params"]
-        )
+            if p.grad is not None
+        ]
+        here = any(bool((g._values() if g.is_sparse else g).any()) for g in local_tensors(gradients))
+        if any(map(is_dtensor, gradients)):
+            return bool(self._group.all_reduce(float(here), "max"))
+        return here
 
     def exchanges_after(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether ranks may exchange something after the steps of an optimizer that was set up."""
@@ -469,8 +513,11 @@ class Prepared:
         with self._group.guard:
             try:
                 compute(factor)
-            except RuntimeError as error:
-                self._explain(error)
+            except BaseException as error:
+                for model in self._models:
+                    model.cut()
+                if isinstance(error, RuntimeError):
+                    self._explain(error)
                 raise
         has_gradients = any(model.has_gradients for model in self._models)
         beside = (p for loose in self._loose for p in loose.late.parameters)
@@ -616,6 +663,10 @@ class Prepared:
         """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""
         for model in self._models:
             model.evaluate(evaluating)
+
+    def evaluated(self) -> None:
+        """End an evaluation that has used all of its batches; all ranks call this."""
+        self._passes.finish()
 
     def parameters_with_gradients(self) -> list[torch.Tensor]:
         """The parameters of all models that have a gradient."""

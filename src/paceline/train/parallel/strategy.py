@@ -36,6 +36,15 @@ class Strategy:
             of a step, so that it begins early; the variable PACELINE_BUCKET_MB takes the place of None.
         sync: how ranks exchange what they learn: a method such as `AllReduce(wire="fp16")`, or its name. "auto"
             measures and chooses. None takes the name in the variable PACELINE_SYNC, or "allreduce".
+        shard: what each rank keeps a part of, instead of a copy. False: nothing. True: parameters, gradients and the
+            optimizer's state, by torch's `fully_shard`, over all ranks; "node": over the ranks of each machine; a
+            number: over groups of so many ranks. The parts are the same in each machine or group. With one rank, it has
+            no effect.
+        units: the names of the modules that are gathered, or computed again, at a time; None finds the repeated blocks
+            of the model.
+        recompute: compute each unit again in the backward pass, instead of keeping what its forward pass has computed
+            (`torch.utils.checkpoint`).
+        offload: keep parameters, gradients and the optimizer's state in the memory of the machine, and not of the GPU.
         replicas: what to do if ranks train with different parameters or numbers of an optimizer: "check" ends the job,
             "warn" says so once, "off" does not compare them.
 
@@ -52,6 +61,10 @@ class Strategy:
     find_unused_parameters: bool = False
     bucket_mb: int | None = None
     sync: Sync | str | None = None
+    shard: bool | int | Literal["node"] = False
+    units: tuple[str, ...] | None = None
+    recompute: bool = False
+    offload: bool = False
     replicas: Literal["check", "warn", "off"] = "check"
 
     def __post_init__(self) -> None:
@@ -67,6 +80,27 @@ class Strategy:
             raise ValueError(f"bucket_mb {self.bucket_mb} is not more than 0")
         if self.sync is not None:
             parse(self.sync)
+        self._check_shard()
+
+    def _check_shard(self) -> None:
+        """Check the options of sharded models."""
+        is_number = isinstance(self.shard, int) and not isinstance(self.shard, bool)
+        if not (isinstance(self.shard, bool) or self.shard == "node" or (is_number and int(self.shard) > 1)):
+            raise ValueError(f"shard {self.shard!r} is neither True nor False, nor 'node', nor a number from 2 on")
+        if isinstance(self.units, str):
+            raise TypeError(f"units {self.units!r} is one name; write units=({self.units!r},)")
+        if self.units is not None:
+            object.__setattr__(self, "units", tuple(self.units))
+        if self.shard is False:
+            if self.offload:
+                raise ValueError("offload=True has an effect with shard= only; add shard=True")
+            if self.units is not None and not self.recompute:
+                raise ValueError(f"units={self.units!r} has an effect with shard= or recompute= only; add shard=True")
+            return
+        if self.sync not in (None, "allreduce"):
+            raise ValueError(
+                f"sync={self.sync!r} exchanges whole gradients, and shard={self.shard!r} has none; leave out one of them"
+            )
 
     @property
     def method(self) -> Sync:
@@ -85,6 +119,8 @@ class Strategy:
             ValueError: the environment names no method, no precision or no size.
         """
         given = self._given(env)
+        if self.shard is not False:
+            return given
         name = env.get(SYNC) or "allreduce"
         if self.sync is not None:
             if TRIAL_STEPS in env and SYNC in env:

@@ -1,0 +1,1 @@
+"""Models of which each rank keeps a part."""

@@ -1,0 +1,66 @@
+"""Which part of a tensor a rank has: its place in the whole, and tensors that are cut in the same way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.train.group.sharded import is_dtensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping, Sequence
+
+    from torch.distributed.tensor import DTensor
+
+
+def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of this rank's part of a tensor, and where it begins in each dimension."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, begin = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(shape), tuple(begin)
+
+
+def part_of(whole: torch.Tensor, like: DTensor) -> DTensor:
+    """This rank's part of a whole tensor, cut like another one of its shape, on the device of that one."""
+    shape, begin = place_of(like)
+    part = whole
+    for dim, (length, first) in enumerate(zip(shape, begin, strict=True)):
+        part = part.narrow(dim, first if length else 0, length)
+    return from_part(part.detach().clone(memory_format=torch.contiguous_format), like)
+
+
+def from_part(part: torch.Tensor, like: DTensor) -> DTensor:
+    """The tensor of which this rank has `part`, cut like another one."""
+    from torch.distributed.tensor import DTensor
+
+    device = like.to_local().device
+    return DTensor.from_local(
+        part.to(device), like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def shards_of(state: Mapping[str, Any]) -> dict[str, DTensor]:
+    """The sharded tensors among the values of a state."""
+    return {name: value for name, value in state.items() if is_dtensor(value)}
+
+
+def spread(state: MutableMapping[str, Any] | Mapping[str, Any], shards: Mapping[str, DTensor]) -> None:
+    """Replace whole tensors of a state, in place, by this rank's parts."""
+    for name, like in shards.items():
+        value = state.get(name)
+        if isinstance(value, torch.Tensor) and not is_dtensor(value) and value.shape == like.shape:
+            state[name] = part_of(value, like)  # type: ignore[index]
+
+
+def spread_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Take this rank's part of what an optimizer keeps whole for sharded parameters."""
+    for parameter, kept in optimizer.state.items():
+        if is_dtensor(parameter) and isinstance(kept, dict):
+            spread(kept, dict.fromkeys(kept, parameter))
+
+
+def local_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """This rank's parts of tensors, which share their memory."""
+    return [each.to_local() if is_dtensor(each) else each for each in tensors]

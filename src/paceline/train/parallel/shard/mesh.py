@@ -1,0 +1,54 @@
+"""Which ranks share a model among themselves, and which have the same part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.contract.machine import machine_id
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from paceline.train.group.group import Group
+
+
+def shard_size(shard: bool | str | int, group: Group) -> int:
+    """The number of ranks that share a model. A collective of all ranks.
+
+    Raises:
+        ValueError: the ranks cannot be divided so.
+    """
+    if shard is True:
+        return group.world_size
+    if shard == "node":
+        machines = group.gather_objects(machine_id())
+        counts = {machines.count(machine) for machine in machines}
+        if len(counts) > 1:
+            raise ValueError(
+                f'shard="node" needs the same number of ranks on each machine, and here are {min(counts)} and '
+                f"{max(counts)}; use shard=True, or a number that divides {group.world_size}"
+            )
+        size = counts.pop()
+        if any(len(set(machines[first : first + size])) > 1 for first in range(0, group.world_size, size)):
+            raise ValueError('shard="node" needs ranks that follow each other on a machine; use shard=True')
+        return size
+    size = int(shard)
+    if group.world_size % size:
+        raise ValueError(
+            f"shard={size}: {group.world_size} ranks cannot be divided into groups of {size}; use a number that "
+            f"divides {group.world_size}, or shard=True"
+        )
+    return size
+
+
+def make_mesh(size: int, group: Group) -> DeviceMesh:
+    """The ranks in groups of `size` that follow each other; a second dimension is there if there are several groups.
+
+    A collective of all ranks.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kind = group.device.type
+    if size == group.world_size:
+        return init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
+    return init_device_mesh(kind, (group.world_size // size, size), mesh_dim_names=("replicate", "shard"))

@@ -1,0 +1,302 @@
+"""A model of which each rank keeps a part, by torch's `fully_shard`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.train.group.sharded import kind_of
+from paceline.train.parallel.errors import NotExchanged, UnitsMixed
+from paceline.train.parallel.model import Model
+from paceline.train.parallel.units import compute_again, describe, find_units
+
+from .layout import shards_of, spread
+from .mesh import make_mesh, shard_size
+from .wires import Wires
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from paceline.train.group.group import Group
+    from paceline.train.parallel.model import Look
+    from paceline.train.parallel.strategy import Strategy
+
+    from .evaluation import JointPasses
+
+log = logging.getLogger("paceline")
+_METHODS = ("generate",)  # that compute with parameters, beside `forward`
+
+
+class ShardedModel(Model):
+    """A user's model, each rank with its part of all parameters, gradients and states of optimizers.
+
+    A forward pass gathers the parameters of a unit at a time, and so is a collective, also without gradients. In an
+    evaluation, a rank that has no more batches takes part in the passes of the others; see `JointPasses`.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        group: Group,
+        strategy: Strategy,
+        look: Look | None,
+        passes: JointPasses,
+    ) -> None:
+        self._is_sharded = self._was_cut = self._is_last = False
+        self._passes, self._number = passes, passes.add(self)
+        # Whoever has a parameter of the model from before, such as an optimizer, finds the new one here.
+        self._former: dict[int, tuple[weakref.ref[torch.Tensor], torch.nn.Parameter]] = {}
+        super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look)
+
+    # -- setting up ----------------------------------------------------------------------------------------------------
+
+    def _to_device(self, module: torch.nn.Module) -> None:
+        """Move nothing yet: each unit moves when it is sharded, so the device never has the whole model."""
+
+    def _exchanges_again(self) -> None:
+        module = self.module
+        if not self._is_sharded:
+            self._shard()
+            self._is_sharded = True
+        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._dtypes = [p.dtype for _, p in self._trained]
+        self.late.watch([p for _, p in self._trained if kind_of(p) is None])
+        self._compute = self._compute_together = module
+
+    def _shard(self) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
+
+        module, group, strategy = self.module, self._group, self.strategy
+        units = find_units(module, strategy.units)
+        size = shard_size(strategy.shard, group)
+        mesh = make_mesh(size, group)
+        first = group.rank // size * size
+        process_group = mesh.get_group("shard")
+        self._wires = Wires(group, range(first, first + size), process_group)
+        whole = {p for p in module.parameters() if not _can_be_sharded(p)}
+        options: dict[str, Any] = {"mesh": mesh, "ignored_params": whole}
+        if strategy.offload and group.device.type != "cpu":
+            options["offload_policy"] = CPUOffloadPolicy()
+        if group.is_main:
+            log.info("%s: %s, over %d ranks", type(module).__name__, describe(module, units), size)
+        reduce = _Reduced(self._wires.reduce_scatter, self)
+        with group.guard:
+            for part in (*units.values(), module):
+                self._prepare(part, is_root=part is module, whole=whole)
+                before = dict(part.named_parameters())
+                fully_shard(part, **options)
+                for name, parameter in part.named_parameters():
+                    if parameter is not before[name]:
+                        self._replaced(before[name], parameter)
+                assert isinstance(part, FSDPModule)
+                part.set_custom_reduce_scatter(reduce)
+                part.set_custom_all_gather(self._wires.all_gather)
+        module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
+        for name in _METHODS:
+            if callable(getattr(module, name, None)):
+                register_fsdp_forward_method(module, name)
+        module.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
+
+    def _prepare(self, part: torch.nn.Module, *, is_root: bool, whole: set[torch.nn.Parameter]) -> None:
+        """Give a unit rank 0's numbers, and let it be compiled and computed again as the strategy says."""
+        device = self._group.device
+        for name, parameter in part.named_parameters():
+            if kind_of(parameter) is not None:
+                continue  # of a unit within
+            moved = parameter.data.to(device)
+            dist.broadcast(moved, 0)
+            parameter.data = moved
+            if is_root and parameter in whole and parameter.requires_grad and not parameter.dtype.is_floating_point:
+                raise ValueError(f"{name} is trained, and is {parameter.dtype}: only floating-point numbers can be")
+        if is_root:
+            for owner in part.modules():
+                for name, buffer in owner._buffers.items():
+                    if buffer is not None:
+                        owner._buffers[name] = moved = buffer.to(device)
+                        dist.broadcast(moved, 0)
+            return
+        if self.strategy.recompute:
+            compute_again(part)
+        if self.strategy.compile:
+            part.compile(**({} if self.strategy.compile is True else {"backend": self.strategy.compile}))
+
+    def _replaced(self, former: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
+        self._former[id(former)] = weakref.ref(former), parameter
+        former.data = former.data.new_empty(0)  # whoever has it keeps no memory, and cannot use it by mistake
+
+    def current(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The parameter of the model that a former one has become; any other is returned itself."""
+        former, now = self._former.get(id(parameter), (None, None))
+        return now if former is not None and now is not None and former() is parameter else parameter
+
+    def refresh(self) -> None:
+        """Train the parameters that are trained now; a collective of all ranks."""
+        new = [name for name, p in self.named if id(p) in self.got_later()]
+        if new:
+            raise NotExchanged(
+                f"{type(self.module).__name__} got the parameter {new[0]} after run.setup, which has sharded it; add "
+                "it before run.setup"
+            )
+        self._exchanges_again()
+
+    # -- the forward pass ----------------------------------------------------------------------------------------------
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._was_cut:
+            self.module.reset_iter_state()  # type: ignore[operator]
+            self._was_cut = False
+        is_trained = torch.is_grad_enabled() and not self._is_evaluating
+        if is_trained:
+            if self._has_changed:
+                self.refresh()
+            self.late.forget()
+            if self.module.training:
+                self.share_buffers()
+        else:
+            self._passes.goes_on(self._number, args, kwargs)
+        return self._computed(args, kwargs)
+
+    def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            with self._group.guard:
+                return self._compute(*args, **kwargs)
+        except RuntimeError as error:
+            self._was_cut = True
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise UnitsMixed(
+                f"a module of {type(self.module).__name__} uses parameters of another unit, which are not gathered "
+                f"then ({str(error).splitlines()[0][:200]}): make one unit of both, or leave both out of the units: "
+                "Strategy(units=(…))"
+            ) from error
+        except BaseException:
+            self._was_cut = True
+            raise
+
+    def cut(self) -> None:
+        """Note that an error has ended a pass."""
+        self._was_cut = True
+
+    def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take part in a pass of other ranks."""
+        with torch.no_grad():
+            self._computed(args, kwargs)
+
+    def share_buffers(self) -> None:
+        """Copy rank 0's buffers to all ranks."""
+        with self._group.guard:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, 0)
+
+    # -- gradients -----------------------------------------------------------------------------------------------------
+
+    def exchange(self, last: bool) -> None:
+        """Set whether the next backward is the last of its accumulation, and so exchanges gradients."""
+        self._is_evaluating = False
+        if last is not self._is_last:
+            self._is_last = last
+            self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
+
+    @contextlib.contextmanager
+    def _without_exchange(self) -> Iterator[None]:
+        before = self._is_last
+        self.exchange(last=False)
+        try:
+            yield
+        finally:
+            self.exchange(before)
+
+    def _no_sync(self) -> AbstractContextManager[None]:
+        return self._without_exchange()
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the next `backward` waits for the other ranks: each does, as it gathers parameters."""
+        return bool(self._trained)
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged over the ranks now."""
+        return self._is_last
+
+    def _is_late(self) -> bool:
+        self.has_gradients = True
+        return self._is_last
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply all gradients so far, also those that are not exchanged yet."""
+        super().scale_gradients(factor)
+        for gathered in _accumulated(self.module):
+            gathered.mul_(factor)
+
+    def check_inputs(self, inputs: set[int]) -> bool:
+        """Whether a backward for these tensors, given by their ids, gives gradients of this model."""
+        if any(id(p) in inputs for _, p in self._trained):
+            raise ValueError("inputs= cannot have parameters of a sharded model; leave inputs= out, or set shard=False")
+        return False
+
+    def check_gradients(self, complete: bool, again: bool = False) -> None:
+        """Check that the exchange of the gradients of a backward is complete, if there are any."""
+        super().check_gradients(complete, again)
+        self.has_gradients = False
+        if complete:
+            self._check_unused()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent for parameters and gradients."""
+        return self._wires.sent
+
+    @property
+    def method(self) -> str | None:
+        """The name of the method that exchanges gradients now."""
+        return "shard"
+
+    def close(self) -> None:
+        """Give back what the exchange holds."""
+        if self._is_sharded:
+            self._wires.close()
+
+
+class _Reduced:
+    """A reduce-scatter that tells the model that there are gradients."""
+
+    def __init__(self, reduce_scatter: Any, model: ShardedModel) -> None:
+        self.allocate, self._reduce_scatter = reduce_scatter.allocate, reduce_scatter
+        self._model = weakref.ref(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (model := self._model()) is not None:
+            model.has_gradients = True
+        return self._reduce_scatter(*args, **kwargs)
+
+
+def _can_be_sharded(parameter: torch.Tensor) -> bool:
+    """Whether `fully_shard` takes a parameter; others are the same on all ranks, and their gradients averaged."""
+    return parameter.dim() > 0 and parameter.is_floating_point()
+
+
+def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The gradients of an accumulation, which torch keeps whole until they are exchanged, and has no name for."""
+    for part in module.modules():
+        state = part._get_fsdp_state() if hasattr(part, "_get_fsdp_state") else None
+        for params in state._fsdp_param_groups if state is not None else ():
+            for each in params.fsdp_params:
+                whole = getattr(each, "_unsharded_param", None)
+                if each.unsharded_accumulated_grad is not None:
+                    yield each.unsharded_accumulated_grad
+                if whole is not None and whole.grad is not None:
+                    yield whole.grad
+
+
+def _spread_state(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Before `load_state_dict`: take this rank's part of whole tensors."""
+    spread(state, {prefix + name: each for name, each in shards_of(module.state_dict()).items()})
