@@ -120,9 +120,19 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.pt"
 
 
+def shard_file(rank: int) -> str:
+    """The name of the file with a rank's pieces of what is sharded."""
+    return f"shard-{rank:05d}.pt"
+
+
 def shared_files(manifest: Manifest) -> dict[str, str]:
     """The parts of the shared state, and the file of each."""
-    return {n.removesuffix(".pt"): n for n in manifest.files if not re.fullmatch(r"rank-\d+\.pt", n)}
+    return {n.removesuffix(".pt"): n for n in manifest.files if not re.fullmatch(r"(rank|shard)-\d+\.pt", n)}
+
+
+def shard_files(manifest: Manifest) -> list[str]:
+    """The files with pieces of what is sharded, in the order of ranks."""
+    return sorted(name for name in manifest.files if re.fullmatch(r"shard-\d+\.pt", name))
 
 
 class _Summing:

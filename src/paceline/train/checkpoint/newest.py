@@ -78,9 +78,14 @@ class Search:
         damaged: dict[str, str] = {}
         for name, saved in copies.items():
             needed = {*disk_format.shared_files(saved.manifest).values(), disk_format.rank_file(self._rank)}
+            shards = disk_format.shard_files(saved.manifest)
+            if len(set(self._writers)) == 1:  # the ranks divide among themselves what all of them read
+                needed |= {*shards[self._rank :: len(self._writers)]}
+            elif self._writes:
+                needed |= {*shards}
             try:
                 for part, record in saved.manifest.files.items():
-                    if self._writes or part in needed:
+                    if part in needed or (self._writes and part not in shards):
                         disk_format.verify_file(saved.path / part, record)
             except DamagedCheckpoint as error:
                 damaged[name] = f"{error}"

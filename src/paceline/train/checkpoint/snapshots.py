@@ -82,6 +82,8 @@ class _Copier:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor in a buffer; ready after `synchronize`."""
+        if tensor.device.type == "meta":  # it has no numbers, see `pieces`
+            return tensor
         if type(tensor) not in _PLAIN or not _is_plain(tensor):
             return tensor.detach().cpu().clone()
         storage = tensor.untyped_storage()

@@ -15,11 +15,12 @@ import dataclasses
 import io
 import json
 import logging
+import operator
 import os
 import re
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,14 +35,15 @@ from paceline.train.replicas.saved import Comparing
 
 from . import disk_format, history
 from .consensus import Agreement, Exchange, ExchangeError, SingleExchange, SocketExchange, find_writers
-from .disk_format import Manifest, SavedCheckpoint
+from .disk_format import FileRecord, Manifest, SavedCheckpoint
 from .errors import CheckpointError, CheckpointFolderTaken
 from .newest import Search
+from .pieces import Shards, split
 from .plain_state import unsafe_names, why_refused, why_unread
 from .snapshots import Snapshot, Staging
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from paceline.train.replicas.saved import Saved
 
@@ -57,7 +59,7 @@ __all__ = [
 ]
 
 
-PART = re.compile(r"(?!rank-\d+$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+PART = re.compile(r"(?!(rank|shard)-\d+$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _TAKEN = "stop that first, or choose another folder (checkpoint_dir=, --checkpoint-dir)"
 log = logging.getLogger("paceline")
 
@@ -66,7 +68,8 @@ log = logging.getLogger("paceline")
 class Checkpoint:
     """A checkpoint in memory. `world_size` is that of the run that saved it.
 
-    `shared_state` has the parts that were given to `save`; `rank_state` is None for a rank that did not exist then.
+    `shared_state` has the parts that were given to `save`, where `shards` has the numbers of what is sharded;
+    `rank_state` is None for a rank that did not exist then.
     """
 
     path: Path
@@ -74,6 +77,7 @@ class Checkpoint:
     world_size: int
     shared_state: dict[str, Any]
     rank_state: Any | None
+    shards: Shards
 
 
 class CheckpointStore:
@@ -241,7 +245,8 @@ class CheckpointStore:
             }
             own = disk_format.rank_file(self._rank)
             rank_state = _read(saved.path / own, "cpu") if own in saved.manifest.files else None
-            return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state)
+            shards = Shards([saved.path / name for name in disk_format.shard_files(saved.manifest)], _map)
+            return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state, shards)
 
         return self._agreement.together(f"cannot load {saved.path}", read_all)
 
@@ -319,12 +324,12 @@ class CheckpointStore:
         self._hold(failed)
         message = self._agreement.together(failed, lambda: self._message(step, staged, comparing))
         assert not isinstance(staged, CheckpointError)  # it would have been raised above
-        ticket, states = self._collect(failed, message)
+        ticket, files = self._collect(failed, message)
         if comparing is not None and not ticket["equal"]:
             comparing.explain(self._agreement.decide, f"at the checkpoint of step {step}", self.last_saved_step)
         temporary = temporary_name(self.folder, step, ticket["id"])
         try:
-            self._agreement.together(failed, lambda: self._write(temporary, step, staged, ticket, states))
+            self._write(temporary, step, staged, ticket, files)
             self._agreement.together(failed, lambda: self._commit(temporary, step, ticket["serial"]))
         except CheckpointError:
             if self._writes:
@@ -338,7 +343,7 @@ class CheckpointStore:
             self._prune()
 
     def _message(self, step: int, staged: dict[str, Snapshot] | CheckpointError, comparing: Comparing | None) -> bytes:
-        """This rank's message to rank 0: a line of JSON, then the rank's own state as `torch.save` writes it."""
+        """This rank's message to rank 0: a line of JSON, then the files that others are to write for it."""
         if isinstance(staged, CheckpointError):
             raise staged
         serial = 0
@@ -346,24 +351,35 @@ class CheckpointStore:
             serial = max((saved.manifest.serial for saved in disk_format.scan(self.folder)[0]), default=0)
             self._keep_folder(serial)
             disk_format.remove_leftovers(self.folder)
-        own, state = disk_format.rank_file(self._rank), io.BytesIO()
-        torch.save(staged[own].rebuild(), state)
-        names = unsafe_names(state)
-        if names:
-            raise CheckpointError(f"{own}: {why_refused(staged[own].rebuild(), names)}")
-        digest = "" if comparing is None else comparing.digest(lambda part: staged[f"{part}.pt"].rebuild())
-        return json.dumps({"step": step, "serial": serial, "sum": digest}).encode() + b"\n" + state.getvalue()
+        files = {}
+        own, shard = disk_format.rank_file(self._rank), disk_format.shard_file(self._rank)
+        for name in (own,) if self._is_one_folder else (own, shard):
+            if name in staged:
+                file = io.BytesIO()
+                torch.save(staged[name].rebuild(), file)
+                names = unsafe_names(file)
+                if names:
+                    raise CheckpointError(f"{name}: {why_refused(staged[name].rebuild(), names)}")
+                files[name] = file.getvalue()
+        head = {
+            "step": step,
+            "serial": serial,
+            "sum": "" if comparing is None else comparing.digest(lambda part: staged[f"{part}.pt"].rebuild()),
+            "files": {name: len(content) for name, content in files.items()},
+            "shard": staged[shard].size if shard in staged and shard not in files else None,
+        }
+        return json.dumps(head).encode() + b"\n" + b"".join(files.values())
 
-    def _collect(self, failed: str, message: bytes) -> tuple[dict[str, Any], list[bytes]]:
-        """The id and serial of the checkpoint, and, on ranks that write, the states of all ranks."""
-        states: list[bytes] = []
+    def _collect(self, failed: str, message: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """The id and serial of the checkpoint, and, on ranks that write, the files of all ranks that they write."""
+        files: dict[str, bytes] = {}
 
         def rule(messages: list[bytes]) -> bytes:
             heads = []
             for each in messages:
-                head, _, state = each.partition(b"\n")
+                head, _, body = each.partition(b"\n")
                 heads.append(json.loads(head))
-                states.append(state)
+                files.update(_cut(heads[-1]["files"], body))
             for rank, head in enumerate(heads):
                 if head["step"] != heads[0]["step"]:
                     raise CheckpointError(
@@ -373,44 +389,73 @@ class CheckpointStore:
             ticket = {
                 "id": uuid.uuid4().hex,
                 "serial": 1 + max(head["serial"] for head in heads),
-                "sizes": [len(state) for state in states],
+                "sizes": {name: len(content) for name, content in files.items()},
+                "shards": {rank: head["shard"] for rank, head in enumerate(heads) if head["shard"] is not None},
                 "equal": len({head["sum"] for head in heads}) == 1,
             }
-            return b"\n".join([json.dumps(ticket).encode(), b"".join(states) if not self._is_one_folder else b""])
+            return b"\n".join([json.dumps(ticket).encode(), b"" if self._is_one_folder else b"".join(files.values())])
 
         head, _, body = self._agreement.decide(message, rule).partition(b"\n")
         ticket: dict[str, Any] = json.loads(head)
-        if not self._is_one_folder:
-            file = io.BytesIO(body)
-            states = [file.read(size) for size in ticket["sizes"]]
-        return ticket, states
+        return ticket, files if self._is_one_folder else dict(_cut(ticket["sizes"], body))
 
     def _write(
-        self, temporary: Path, step: int, staged: dict[str, Snapshot], ticket: dict[str, Any], states: list[bytes]
+        self, temporary: Path, step: int, staged: dict[str, Snapshot], ticket: dict[str, Any], files: dict[str, bytes]
     ) -> None:
-        if not self._writes:
+        """Write the files of this rank, all ranks at the same time; those that write a folder describe it."""
+        failed = f"cannot save step {step} in {self.folder}"
+        own, shard = disk_format.rank_file(self._rank), disk_format.shard_file(self._rank)
+        mine = {name: snapshot for name, snapshot in staged.items() if name not in (own, shard)}
+        needed = sum(map(operator.attrgetter("size"), mine.values())) + sum(ticket["sizes"].values())
+        needed += sum(ticket["shards"].values())
+        records: dict[str, FileRecord] = {}
+
+        def begin() -> None:
+            if self._writes:
+                disk_format.make_temporary(temporary, needed)
+
+        def write() -> None:
+            if str(self._rank) in ticket["shards"]:
+                records[shard] = disk_format.write_file(temporary / shard, staged[shard].rebuild())
+            if self._writes:
+                records.update({n: disk_format.write_file(temporary / n, s.rebuild()) for n, s in mine.items()})
+                records.update({n: disk_format.write_file(temporary / n, content) for n, content in files.items()})
+
+        def describe() -> None:
+            if self._writes:
+                manifest = Manifest(
+                    id=ticket["id"],
+                    serial=ticket["serial"],
+                    step=step,
+                    world_size=self._world_size,
+                    paceline=__version__,
+                    torch=torch.__version__,
+                    saved_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                    files=records,
+                )
+                disk_format.write_manifest(temporary, manifest)
+
+        def together(*parts: Callable[[], None]) -> None:
+            def work() -> None:
+                try:
+                    for part in parts:
+                        part()
+                except OSError as error:
+                    raise CheckpointError(disk_format.describe(error, self.folder, needed), by_disk=True) from error
+
+            self._agreement.together(failed, work)
+
+        if not ticket["shards"]:  # then nobody waits for another rank's folder or records
+            together(begin, write, describe)
             return
-        own = disk_format.rank_file(self._rank)
-        needed = sum(s.size for n, s in staged.items() if n != own) + sum(ticket["sizes"])
-        try:
-            disk_format.make_temporary(temporary, needed)
-            records = {n: disk_format.write_file(temporary / n, s.rebuild()) for n, s in staged.items() if n != own}
-            for rank, state in enumerate(states):
-                name = disk_format.rank_file(rank)
-                records[name] = disk_format.write_file(temporary / name, state)
-            manifest = Manifest(
-                id=ticket["id"],
-                serial=ticket["serial"],
-                step=step,
-                world_size=self._world_size,
-                paceline=__version__,
-                torch=torch.__version__,
-                saved_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                files=records,
-            )
-            disk_format.write_manifest(temporary, manifest)
-        except OSError as error:
-            raise CheckpointError(disk_format.describe(error, self.folder, needed), by_disk=True) from error
+        together(begin)
+        together(write)
+        shards = self._agreement.decide(
+            json.dumps({shard: asdict(records[shard])} if shard in records else {}).encode(),
+            lambda votes: json.dumps({name: it for vote in votes for name, it in json.loads(vote).items()}).encode(),
+        )
+        records.update({name: FileRecord(**record) for name, record in json.loads(shards).items()})
+        together(describe)
 
     def _commit(self, temporary: Path, step: int, serial: int) -> None:
         if self._writes:
@@ -435,17 +480,31 @@ class CheckpointStore:
         for part, state in shared_state.items():
             if not PART.fullmatch(part):
                 raise CheckpointError(f"the part {part!r} of the shared state cannot be the name of a file")
-            found = sharded.in_state(state)
+            found = sharded.in_state(state, part, sharded.old_kind_of)
             if found is not None:
                 raise CheckpointError(sharded.why_refused(part, found))
-        shared = {f"{part}.pt": state for part, state in shared_state.items()} if self._writes else {}
-        return {**shared, disk_format.rank_file(self._rank): rank_state}
+        whole, pieces = split(shared_state)
+        shared = {f"{part}.pt": state for part, state in whole.items()} if self._writes else {}
+        own = {disk_format.shard_file(self._rank): pieces} if pieces else {}
+        return {**shared, **own, disk_format.rank_file(self._rank): rank_state}
 
 
-def _read(file: Path, device: torch.device | str) -> Any:
+def _cut(sizes: Mapping[str, int], content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Files that follow each other, with their names."""
+    file = io.BytesIO(content)
+    for name, size in sizes.items():
+        yield name, file.read(size)
+
+
+def _map(file: Path) -> Any:
+    """Map a file of a checkpoint into memory, without running code from it."""
+    return _read(file, "cpu", mmap=True)
+
+
+def _read(file: Path, device: torch.device | str, *, mmap: bool = False) -> Any:
     """Read a file of a checkpoint, without running code from it."""
     try:
-        return torch.load(file, map_location=device, weights_only=True)
+        return torch.load(file, map_location=device, weights_only=True, mmap=mmap)
     except Exception as error:  # unpickling may raise anything
         names = unsafe_names(file)
         why = why_unread(names) if names else f"{type(error).__name__}: {error}"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from torch.distributed.tensor import DTensor
 
 _TENSORS = (("torch.distributed.tensor", "DTensor"), ("torch.distributed._shard.sharded_tensor", "ShardedTensor"))
 _MODULE = "FullyShardedDataParallel"
@@ -38,7 +40,7 @@ def kind_of(value: object) -> str | None:
     return None
 
 
-def is_dtensor(value: object) -> bool:
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Whether a value is a DTensor."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(value, kind)
@@ -61,9 +63,7 @@ def in_object(thing: object) -> str | None:
     return None
 
 
-def in_state(
-    state: object, name: str = "its state", kind: Callable[[object], str | None] = kind_of
-) -> str | None:
+def in_state(state: object, name: str = "its state", kind: Callable[[object], str | None] = kind_of) -> str | None:
     """The first sharded tensor in a state, with its path, which begins with `name`; None if there is none."""
     return _in_state(state, name, set(), kind)
 

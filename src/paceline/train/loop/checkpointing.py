@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import re
 import time
@@ -16,6 +17,7 @@ from paceline.train.checkpoint.store import CheckpointError, CheckpointStore
 from paceline.train.control.errors import ReplicaMismatch
 from paceline.train.data.random_state import random_states, set_random_states
 from paceline.train.group import sharded
+from paceline.train.parallel.shard.layout import likes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -147,19 +149,20 @@ class Checkpointing:
         self._prepared.expect(found.shared_state)
         stateful = self._prepared.stateful()
         check_parts(stateful, found.shared_state, loaders, len(found.shared_state["progress"]["loaders"]))
-        check_whole(stateful, found.shared_state)
+        check_whole(stateful)
         for name, thing in stateful.items():
-            state = found.shared_state[name]
+            state = _filled(found, name, thing)
             load(name, thing, self._prepared.cut(thing, state) if isinstance(thing, torch.optim.Optimizer) else state)
         self.saved = progress["step"]
 
     def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
         """Load those parts of a checkpoint that were set up so far; returns their names."""
         here = {name: thing for name, thing in self._prepared.stateful().items() if name in found.shared_state}
-        check_whole(here, found.shared_state)
+        check_whole(here)
         for name, thing in here.items():
             if name not in but:  # a copy, as optimizers keep what they load and change it; all of it is loaded again
-                load(name, thing, copy.deepcopy(found.shared_state[name]))
+                kept = dataclasses.replace(found, shared_state=copy.deepcopy({name: found.shared_state[name]}))
+                load(name, thing, _filled(kept, name, thing))
         if not but:
             self.load_rank_state(found)
         return set(here)
@@ -169,9 +172,10 @@ class Checkpointing:
         assert self._store is not None
         with self._group.guard:
             again = self._store.read_again(found, self._group.device, whole=whole)
-        for name, state in again.shared_state.items():
+        for name in again.shared_state:
             if name != "progress":
-                load(name, self._prepared.stateful()[name], state)
+                thing = self._prepared.stateful()[name]
+                load(name, thing, _filled(again, name, thing))
         self.load_rank_state(again)
 
     def load_rank_state(self, found: Checkpoint) -> None:
@@ -257,16 +261,16 @@ def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int,
         )
 
 
-def check_whole(here: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> None:
-    """Check that the objects that a checkpoint has for all ranks, and what it has of them, are not sharded."""
+def check_whole(here: Mapping[str, Any]) -> None:
+    """Check that it is known of the objects that a checkpoint has for all ranks which part each rank has."""
     for name, thing in here.items():
         if found := sharded.in_object(thing):
             raise RuntimeError(sharded.why_refused(name, found))
-        if saved is not None and (found := sharded.in_state(saved[name], name)):
-            raise RuntimeError(
-                f"the checkpoint has only the part of one rank of what is sharded, so it cannot be loaded: {found}; "
-                "use another checkpoint_dir"
-            )
+
+
+def _filled(found: Checkpoint, name: str, thing: Any) -> Any:
+    """The state of a part of a checkpoint for an object: whole, or this rank's part where that is sharded."""
+    return found.shards.fill(name, found.shared_state[name], likes_of(thing))
 
 
 def _number(loaders: int) -> str:

@@ -99,7 +99,8 @@ class Strategy:
             return
         if self.sync not in (None, "allreduce"):
             raise ValueError(
-                f"sync={self.sync!r} exchanges whole gradients, and shard={self.shard!r} has none; leave out one of them"
+                f"sync={self.sync!r} exchanges whole gradients, and with shard={self.shard!r} no rank has them; leave "
+                "out one of them"
             )
 
     @property

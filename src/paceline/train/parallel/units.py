@@ -39,7 +39,7 @@ def find_units(module: torch.nn.Module, given: Sequence[str] | None) -> dict[str
 
 def compute_again(unit: torch.nn.Module) -> None:
     """Let a unit keep its inputs only, and compute the rest again in the backward pass."""
-    unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)  # type: ignore[method-assign]
+    unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
 
 
 def describe(module: torch.nn.Module, units: dict[str, torch.nn.Module]) -> str:

@@ -9,7 +9,7 @@ import torch
 from paceline.train.group.sharded import is_dtensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     from torch.distributed.tensor import DTensor
 
@@ -52,6 +52,35 @@ def spread(state: MutableMapping[str, Any] | Mapping[str, Any], shards: Mapping[
         value = state.get(name)
         if isinstance(value, torch.Tensor) and not is_dtensor(value) and value.shape == like.shape:
             state[name] = part_of(value, like)  # type: ignore[index]
+
+
+def likes_of(thing: Any) -> Callable[[tuple[Any, ...], torch.Size], DTensor | None]:
+    """Which tensor of an object the tensor at a path of its state is cut like, given its shape; None for a whole one.
+
+    What an optimizer keeps for a parameter, such as a running mean, is cut like that if it has its shape.
+    """
+    if isinstance(thing, torch.optim.Optimizer):
+        trained = [parameter for group in thing.param_groups for parameter in group["params"]]
+
+        def of_parameter(path: tuple[Any, ...], shape: torch.Size) -> DTensor | None:
+            if path[0] != "state" or not isinstance(path[1], int) or path[1] >= len(trained):
+                return None
+            like = trained[path[1]]
+            return like if is_dtensor(like) and like.shape == shape else None
+
+        return of_parameter
+    state = thing.state_dict()
+
+    def at(path: tuple[Any, ...], shape: torch.Size) -> DTensor | None:
+        value = state
+        for key in path:
+            try:
+                value = value[key]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value if is_dtensor(value) and value.shape == shape else None
+
+    return at
 
 
 def spread_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:

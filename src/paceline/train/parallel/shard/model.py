@@ -97,8 +97,8 @@ class ShardedModel(Model):
                     if parameter is not before[name]:
                         self._replaced(before[name], parameter)
                 assert isinstance(part, FSDPModule)
-                part.set_custom_reduce_scatter(reduce)
-                part.set_custom_all_gather(self._wires.all_gather)
+                part.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]  # torch calls it, and asks no more
+                part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
         module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
         for name in _METHODS:
             if callable(getattr(module, name, None)):
@@ -287,7 +287,7 @@ def _can_be_sharded(parameter: torch.Tensor) -> bool:
 def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     """The gradients of an accumulation, which torch keeps whole until they are exchanged, and has no name for."""
     for part in module.modules():
-        state = part._get_fsdp_state() if hasattr(part, "_get_fsdp_state") else None
+        state: Any = part._get_fsdp_state() if hasattr(part, "_get_fsdp_state") else None  # type: ignore[operator]
         for params in state._fsdp_param_groups if state is not None else ():
             for each in params.fsdp_params:
                 whole = getattr(each, "_unsharded_param", None)

@@ -22,7 +22,12 @@ class _Comm:
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any = None, async_op: bool = False
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any = None,
+        async_op: bool = False,
     ) -> Any:
         if self._gathers:
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
