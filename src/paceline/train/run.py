@@ -27,6 +27,7 @@ from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.loop.tune_trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.batch_norm import update_bn
+from paceline.train.parallel.norm import clip
 from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.prepared import Prepared
 from paceline.train.parallel.wrapper import unwrap
@@ -351,9 +352,7 @@ class Run(Collectives):
         """
         self._prepared.average_rest()
         parameters = self._prepared.parameters_with_gradients()
-        if self.accumulating:
-            return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return clip(parameters, max_norm, self._group, scales=not self.accumulating)
 
     def dataloader(
         self,

@@ -87,7 +87,6 @@ class ShardedModel(Model):
             options["offload_policy"] = CPUOffloadPolicy()
         if group.is_main:
             log.info("%s: %s, over %d ranks", type(module).__name__, describe(module, units), size)
-        reduce = _Reduced(self._wires.reduce_scatter, self)
         with group.guard:
             for part in (*units.values(), module):
                 self._prepare(part, is_root=part is module, whole=whole)
@@ -97,7 +96,7 @@ class ShardedModel(Model):
                     if parameter is not before[name]:
                         self._replaced(before[name], parameter)
                 assert isinstance(part, FSDPModule)
-                part.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]  # torch calls it, and asks no more
+                part.set_custom_reduce_scatter(self._wires.reduce_scatter)  # type: ignore[arg-type]  # torch calls it, and asks no more
                 part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
         module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
         for name in _METHODS:
@@ -167,7 +166,7 @@ class ShardedModel(Model):
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             with self._group.guard:
-                return self._compute(*args, **kwargs)
+                result = self._compute(*args, **kwargs)
         except RuntimeError as error:
             self._was_cut = True
             if "mixed torch.Tensor and DTensor" not in str(error):
@@ -180,6 +179,13 @@ class ShardedModel(Model):
         except BaseException:
             self._was_cut = True
             raise
+        found = [each for each in _tensors(result) if each.requires_grad]
+        if found:
+            torch.autograd.graph.register_multi_grad_hook(found, self._backward_begins, mode="any")
+        return result
+
+    def _backward_begins(self, _: torch.Tensor) -> None:
+        self.has_gradients = True
 
     def cut(self) -> None:
         """Note that an error has ended a pass."""
@@ -266,22 +272,23 @@ class ShardedModel(Model):
             self._wires.close()
 
 
-class _Reduced:
-    """A reduce-scatter that tells the model that there are gradients."""
-
-    def __init__(self, reduce_scatter: Any, model: ShardedModel) -> None:
-        self.allocate, self._reduce_scatter = reduce_scatter.allocate, reduce_scatter
-        self._model = weakref.ref(model)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (model := self._model()) is not None:
-            model.has_gradients = True
-        return self._reduce_scatter(*args, **kwargs)
-
-
 def _can_be_sharded(parameter: torch.Tensor) -> bool:
     """Whether `fully_shard` takes a parameter; others are the same on all ranks, and their gradients averaged."""
     return parameter.dim() > 0 and parameter.is_floating_point()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of what a model returns."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif dataclasses.is_dataclass(value):
+        yield from _tensors(vars(value))
 
 
 def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:
