@@ -21,7 +21,7 @@ from .late_exchange import LooseParameters
 from .model import Model, some_of
 from .optimizer import is_part_of_step, only_makes_state, prepare_optimizer, unscaled
 from .shard.evaluation import JointPasses
-from .shard.layout import local_tensors, spread_optimizer
+from .shard.layout import keeps_parts, local_tensors, spread_optimizer
 from .step_counts import StepCounts
 from .strategy import Strategy
 from .sync.options import describe
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
     from .model import Look
+    from .shard.optimizer import Rows
     from .sync.methods.synchroniser import Synchroniser
 
     Reshard = Callable[[Sequence[Any], int, int], Any]
@@ -125,6 +126,7 @@ class Prepared:
         self._factor: float | torch.Tensor = 1.0  # of the last loss
         self.look: Look | None = None
         self._passes = JointPasses(group)
+        self._rows: list[Rows] = []  # of optimizers whose state is sharded, and their parameters are not
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -166,6 +168,7 @@ class Prepared:
                         synchroniser.after_step()
                 loop.optimizer_stepped(number)
 
+            is_sharded = self._shard_state(thing, strategy)
             prepare_optimizer(
                 thing,
                 self._group,
@@ -174,9 +177,6 @@ class Prepared:
                 reduced_loss=self._reduced_loss,
                 stepped=stepped,
             )
-            if is_sharded := any(is_dtensor(p) for _, p in _named(thing)):
-                spread_optimizer(thing)
-                thing.register_load_state_dict_post_hook(spread_optimizer)
             self.optimizers.append(thing)
             self._loose.append(LooseParameters(self._group, every))
             self._groups_given.append(len(thing.param_groups))
@@ -188,7 +188,7 @@ class Prepared:
 
     def _made(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model with its exchange: the only place that asks how it is kept."""
-        if strategy.shard is False or self._group.world_size == 1:
+        if strategy.shard in (False, "optimizer") or self._group.world_size == 1:
             return Model(module, self._group, strategy, self.look)
         from .shard.model import ShardedModel  # it imports much of torch that others do not need
 
@@ -200,11 +200,26 @@ class Prepared:
             theirs = {id(parameter) for _, parameter in model.named}
             for name, parameter in module.named_parameters():
                 is_shared = model.current(parameter) is not parameter or id(parameter) in theirs
-                if is_shared and (model.strategy.shard is not False or strategy.shard is not False):
+                if is_shared and not {model.strategy.shard, strategy.shard} <= {False, "optimizer"}:
                     raise ValueError(
                         f"{name} of {type(module).__name__} is also a parameter of {type(model.module).__name__}, and "
                         "one of them is sharded; make both parts of one model, and pass that to run.setup"
                     )
+
+    def _shard_state(self, optimizer: torch.optim.Optimizer, strategy: Strategy) -> bool:
+        """Keep this rank's part of an optimizer's state, if that is asked for; returns whether its parameters are."""
+        if any(is_dtensor(p) for _, p in _named(optimizer)):
+            from .shard.optimizer import check_each_number
+
+            check_each_number(optimizer, rows=False)
+            optimizer.register_load_state_dict_post_hook(spread_optimizer)
+            return True
+        if strategy.shard == "optimizer" and self._group.world_size > 1:
+            from .shard.optimizer import Rows
+
+            self._rows.append(rows := Rows(optimizer, self._group))
+            keeps_parts(optimizer, rows.like)
+        return False
 
     def _renew(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer that was made before its model was set up train the parameters of now."""
@@ -357,12 +372,14 @@ class Prepared:
         """Release the models, before their process group ends."""
         for model in self._models:
             model.close()
+        for rows in self._rows:
+            rows.close()
         self._models.clear()
         self._uses.clear()
 
     def sent(self) -> int:
         """Bytes that this rank has sent to other machines, or to ranks with which it shares no memory."""
-        return sum(model.sent for model in self._models)
+        return sum(model.sent for model in self._models) + sum(rows.sent for rows in self._rows)
 
     def method(self) -> str | None:
         """The name of the method by which models exchange what they learn, or the names; None if none does."""

@@ -11,10 +11,13 @@ from paceline.contract.exchange import SYNC, TRIAL_STEPS
 from paceline.contract.tuning import setting
 
 from .errors import FixedSync
-from .sync.options import Sync, parse, without_warmup
+from .sync.options import EveryStep, Sync, parse, without_warmup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_SHARDS = ("node", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Strategy:
             measures and chooses. None takes the name in the variable PACELINE_SYNC, or "allreduce".
         shard: what each rank keeps a part of, instead of a copy. False: nothing. True: parameters, gradients and the
             optimizer's state, by torch's `fully_shard`, over all ranks; "node": over the ranks of each machine; a
-            number: over groups of so many ranks. The parts are the same in each machine or group. With one rank, it has
-            no effect.
+            number: over groups of so many ranks. The parts are the same in each machine or group. "optimizer": the
+            optimizer's state alone, over all ranks. With one rank, it has no effect.
         units: the names of the modules that are gathered, or computed again, at a time; None finds the repeated blocks
             of the model.
         recompute: compute each unit again in the backward pass, instead of keeping what its forward pass has computed
@@ -61,7 +64,7 @@ class Strategy:
     find_unused_parameters: bool = False
     bucket_mb: int | None = None
     sync: Sync | str | None = None
-    shard: bool | int | Literal["node"] = False
+    shard: bool | int | Literal["node", "optimizer"] = False
     units: tuple[str, ...] | None = None
     recompute: bool = False
     offload: bool = False
@@ -85,15 +88,22 @@ class Strategy:
     def _check_shard(self) -> None:
         """Check the options of sharded models."""
         is_number = isinstance(self.shard, int) and not isinstance(self.shard, bool)
-        if not (isinstance(self.shard, bool) or self.shard == "node" or (is_number and int(self.shard) > 1)):
-            raise ValueError(f"shard {self.shard!r} is neither True nor False, nor 'node', nor a number from 2 on")
+        if not (isinstance(self.shard, bool) or self.shard in _SHARDS or (is_number and int(self.shard) > 1)):
+            raise ValueError(
+                f"shard {self.shard!r} is neither True nor False, nor 'node', nor 'optimizer', nor a number from 2 on"
+            )
         if isinstance(self.units, str):
             raise TypeError(f"units {self.units!r} is one name; write units=({self.units!r},)")
         if self.units is not None:
             object.__setattr__(self, "units", tuple(self.units))
-        if self.shard is False:
+        if self.shard in (False, "optimizer"):
+            if self.shard and not isinstance(self.method, EveryStep):
+                raise ValueError(
+                    f'sync={self.sync!r} lets each rank step alone, and with shard="optimizer" each updates a part; '
+                    "leave out one of them"
+                )
             if self.offload:
-                raise ValueError("offload=True has an effect with shard= only; add shard=True")
+                raise ValueError("offload=True has an effect on sharded parameters only; add shard=True")
             if self.units is not None and not self.recompute:
                 raise ValueError(f"units={self.units!r} has an effect with shard= or recompute= only; add shard=True")
             return
@@ -120,7 +130,7 @@ class Strategy:
             ValueError: the environment names no method, no precision or no size.
         """
         given = self._given(env)
-        if self.shard is not False:
+        if self.shard not in (False, "optimizer"):
             return given
         name = env.get(SYNC) or "allreduce"
         if self.sync is not None:

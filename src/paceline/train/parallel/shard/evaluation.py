@@ -1,4 +1,4 @@
-"""Passes without gradients of models whose ranks gather them together, where ranks have different numbers of batches."""
+"""Passes without gradients of models that ranks gather together, where they have different numbers of batches."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     from torch.distributed.tensor import DTensor
+
+_cuts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[torch.Tensor], DTensor | None]]
+_cuts = weakref.WeakKeyDictionary()
 
 
 def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -54,6 +58,11 @@ def spread(state: MutableMapping[str, Any] | Mapping[str, Any], shards: Mapping[
             state[name] = part_of(value, like)  # type: ignore[index]
 
 
+def keeps_parts(optimizer: torch.optim.Optimizer, like: Callable[[torch.Tensor], DTensor | None]) -> None:
+    """Note that an optimizer keeps parts for parameters that are whole: `like` says how they are cut."""
+    _cuts[optimizer] = like
+
+
 def likes_of(thing: Any) -> Callable[[tuple[Any, ...], torch.Size], DTensor | None]:
     """Which tensor of an object the tensor at a path of its state is cut like, given its shape; None for a whole one.
 
@@ -61,11 +70,12 @@ def likes_of(thing: Any) -> Callable[[tuple[Any, ...], torch.Size], DTensor | No
     """
     if isinstance(thing, torch.optim.Optimizer):
         trained = [parameter for group in thing.param_groups for parameter in group["params"]]
+        cut = _cuts.get(thing)
 
         def of_parameter(path: tuple[Any, ...], shape: torch.Size) -> DTensor | None:
             if path[0] != "state" or not isinstance(path[1], int) or path[1] >= len(trained):
                 return None
-            like = trained[path[1]]
+            like = trained[path[1]] if cut is None else cut(trained[path[1]])
             return like if is_dtensor(like) and like.shape == shape else None
 
         return of_parameter

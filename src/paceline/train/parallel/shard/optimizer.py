@@ -1,0 +1,194 @@
+"""Optimizers of which each rank keeps a part of the state: it updates its rows of each parameter, and gets the others.
+
+This is what ZeRO calls stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054). Parameters and gradients are whole. Only in
+a step, the optimizer has this rank's rows in place of the parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.train.group.sharded import is_dtensor
+
+from .layout import part_of
+from .mesh import make_mesh
+from .wires import Wires
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.tensor import DTensor
+
+    from paceline.train.group.group import Group
+
+_EACH_NUMBER = (
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"
+)  # fmt: skip  # optimizers of torch that treat each number of a parameter on its own
+_WHOLE = ("Adafactor", "LBFGS", "Muon")  # of torch that look at whole parameters
+_BUCKET = 25 << 20  # bytes that are gathered at once
+
+
+def check_each_number(optimizer: torch.optim.Optimizer, *, rows: bool) -> None:
+    """Check that an optimizer computes the same if a rank has only a part of a parameter, such as `rows` of it."""
+    name = type(optimizer).__name__
+    if isinstance(optimizer, tuple(getattr(torch.optim, each) for each in _WHOLE if hasattr(torch.optim, each))):
+        raise TypeError(f"{name} looks at whole parameters, and ranks have parts of them; use AdamW, or shard=False")
+    if rows and type(optimizer) not in [getattr(torch.optim, each) for each in _EACH_NUMBER]:
+        raise TypeError(
+            f'{name} may look at whole parameters, and with shard="optimizer" it gets rows of them; use one of '
+            f"torch.optim.{', '.join(_EACH_NUMBER)}, or shard=True"
+        )
+
+
+class Rows:
+    """This rank's rows of the parameters of an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, group: Group) -> None:
+        """Make an optimizer keep its state for them only. A collective of all ranks."""
+        check_each_number(optimizer, rows=True)
+        self._rank, self._count, self._guard = group.rank, group.world_size, group.guard
+        self._mesh = make_mesh(group.world_size, group)
+        self._wires = Wires(group, range(group.world_size), self._mesh.get_group())
+        self._rows: dict[torch.Tensor, torch.nn.Parameter] = {}
+        self._whole: list[list[torch.Tensor]] = []  # the parameters of each group, in a step
+        optimizer.register_step_pre_hook(self._begin)
+        optimizer.register_step_post_hook(self._end)
+        optimizer.register_state_dict_post_hook(self._saved)
+        optimizer.register_load_state_dict_pre_hook(self._loaded)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent."""
+        return self._wires.sent
+
+    def close(self) -> None:
+        """Give back what the exchange holds."""
+        self._wires.close()
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+            raise RuntimeError(
+                'a closure computes gradients of whole parameters within the step; with shard="optimizer", call '
+                "optimizer.step() without one"
+            )
+        self._whole = []
+        for group in optimizer.param_groups:
+            self._whole.append(group["params"])
+            group["params"] = [row for each in group["params"] for row in self._in_step(optimizer, each)]
+
+    def _in_step(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+        """What the optimizer has in a step in place of a parameter: nothing if this rank has no rows of it."""
+        if not self._is_cut(parameter):
+            yield parameter
+            return
+        if parameter not in self._rows:
+            self._rows[parameter] = torch.nn.Parameter(self._own(parameter.data), parameter.requires_grad)
+        row = self._rows[parameter]
+        row.data = self._own(parameter.data)
+        row.grad = None if parameter.grad is None else self._own(parameter.grad)
+        if row.numel():
+            if parameter in optimizer.state:
+                optimizer.state[row] = optimizer.state.pop(parameter)
+            yield row
+
+    def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        changed: dict[torch.dtype, list[torch.Tensor]] = {}
+        for group, parameters in zip(optimizer.param_groups, self._whole, strict=True):
+            group["params"] = parameters
+            for parameter in parameters:
+                row = self._rows.get(parameter)
+                if row is None or not self._is_cut(parameter):
+                    continue
+                if row in optimizer.state:
+                    optimizer.state[parameter] = optimizer.state.pop(row)
+                if row.grad is not None:
+                    changed.setdefault(parameter.dtype, []).append(parameter.data)
+                row.grad = None
+        for parameters in changed.values():
+            self._gather(parameters)
+
+    def _gather(self, parameters: list[torch.Tensor]) -> None:
+        """Give each rank the rows of the others."""
+        bucket: list[torch.Tensor] = []
+        size = 0
+        for number, parameter in enumerate(parameters, 1):
+            bucket.append(parameter)
+            size += parameter.nbytes
+            if size < _BUCKET and number < len(parameters):
+                continue
+            lengths = [self._most(each) * each[0].numel() for each in bucket]
+            mine = bucket[0].new_zeros(sum(lengths))
+            for each, place in zip(bucket, torch.split(mine, lengths), strict=True):
+                own = self._own(each)
+                place[: own.numel()].view(own.shape).copy_(own)
+            every = mine.new_empty(self._count * mine.numel())
+            with self._guard:
+                self._wires.all_gather(every, mine, self._mesh.get_group())
+            for rank, theirs in enumerate(every.view(self._count, -1)):
+                for each, place in zip(bucket, torch.split(theirs, lengths), strict=True):
+                    rows = self._own(each, rank)
+                    rows.copy_(place[: rows.numel()].view(rows.shape))
+            bucket, size = [], 0
+
+    def _is_cut(self, parameter: torch.Tensor) -> bool:
+        gradient = parameter.grad
+        is_sparse = gradient is not None and gradient.is_sparse
+        return parameter.dim() > 0 and parameter.shape[0] > 0 and not is_sparse and not is_dtensor(parameter)
+
+    def _most(self, tensor: torch.Tensor) -> int:
+        """The largest number of rows of a rank."""
+        return -(-tensor.shape[0] // self._count)
+
+    def _own(self, tensor: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+        """The rows of this rank, or of another one."""
+        most = self._most(tensor)
+        first = min(most * (self._rank if rank is None else rank), tensor.shape[0])
+        return tensor[first : first + most]
+
+    # -- its state -----------------------------------------------------------------------------------------------------
+
+    def like(self, parameter: torch.Tensor) -> DTensor | None:
+        """A tensor that is cut like what is kept for a parameter; None if that is whole."""
+        return self._sharded(parameter, self._own(parameter.detach())) if self._is_cut(parameter) else None
+
+    def _sharded(self, parameter: torch.Tensor, own: torch.Tensor) -> DTensor:
+        from torch.distributed.tensor import DTensor, Shard
+
+        return DTensor.from_local(
+            own, self._mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+
+    def _cut(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
+        """Keep this rank's rows of what is kept for a parameter."""
+        like = self.like(parameter)
+        for name, value in kept.items() if like is not None else ():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                assert like is not None
+                kept[name] = (value if is_dtensor(value) else part_of(value, like)).to_local()
+
+    def _saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """In what `state_dict` returns, say which part of the whole each tensor is."""
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        for number, kept in state["state"].items():
+            parameter = parameters[number]
+            if self._is_cut(parameter):
+                own = self._own(parameter).shape
+                state["state"][number] = {
+                    name: self._sharded(parameter, value)
+                    if isinstance(value, torch.Tensor) and value.dim() and value.shape == own
+                    else value
+                    for name, value in kept.items()
+                }
+
+    def _loaded(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Of what `load_state_dict` is given, take this rank's rows."""
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        kept = {number: dict(each) if isinstance(each, dict) else each for number, each in state["state"].items()}
+        for number, each in kept.items():
+            if isinstance(each, dict) and isinstance(number, int) and number < len(parameters):
+                self._cut(parameters[number], each)
+        return {**state, "state": kept}
