@@ -192,7 +192,7 @@ class _Collective:
 class AllGather(_Collective):
     """For `FSDPModule.set_custom_all_gather`."""
 
-    def __call__(
+    def all_gather(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
@@ -203,11 +203,13 @@ class AllGather(_Collective):
         with self._guard:
             self._way.all_gather(input_tensor, output_tensor)
 
+    __call__ = all_gather  # under this name it is in messages of what ranks have entered
+
 
 class ReduceScatter(_Collective):
     """For `FSDPModule.set_custom_reduce_scatter`."""
 
-    def __call__(
+    def reduce_scatter(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
@@ -221,6 +223,8 @@ class ReduceScatter(_Collective):
         divisor = 1.0 if op == dist.ReduceOp.SUM else float(dist.get_world_size(group))
         with self._guard:
             self._way.reduce_scatter(input_tensor, output_tensor, divisor)
+
+    __call__ = reduce_scatter  # see `AllGather`
 
 
 class Wires:
