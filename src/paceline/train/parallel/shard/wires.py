@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from paceline.train.group.shared_memory import GATHERS, SharedMemory, SharedMemo
 from paceline.train.parallel.sync.wires.wire import HALVES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from paceline.train.group.group import Group
@@ -70,44 +70,64 @@ _PIECE = 1 << 20  # bytes: see `paceline.train.parallel.sync.wires.wire`
 _AT_ONCE = 2  # pieces on the way
 
 
-class Ring(Torch):
-    """Sums along a ring of ranks: each sends (K - 1) / K of the bytes, with K ranks. gloo's own way sends twice that.
+class Hop(NamedTuple):
+    """Where the pieces of a chunk go, what this rank adds to them, and by what it divides the sums."""
 
-    A chunk starts at the rank after that which gets its sum, and each rank adds its own on the way. So the order of a
-    sum is always the same. Pieces of a chunk follow each other, so one is on the way while another is added.
+    places: Sequence[torch.Tensor]
+    own: Sequence[torch.Tensor] | None = None
+    divisor: float = 1.0
+
+
+class Ring:
+    """Passes chunks along a ring of ranks: each sends (K - 1) / K of all bytes, with K ranks, as few as possible.
+
+    gloo's own reduce-scatter sends twice that. The chunk of a rank starts at the rank after it, and each rank adds its
+    own on the way, so the order of a sum is always the same. Chunks go in pieces that follow each other, so one is on
+    the way while another is added.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, ranks: Sequence[int], position: int) -> None:
-        super().__init__(process_group)
-        self._position = position
+        self.sent = 0
+        self._group, self._ranks, self._position = process_group, len(ranks), position
         self._next, self._previous = ranks[(position + 1) % len(ranks)], ranks[position - 1]
 
     def all_gather(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """See `Way.all_gather`."""
         self._agree(0, source)
-        super().all_gather(source, target)
+        rows = _pieces(target, self._ranks)
+        target.view(self._ranks, len(source))[self._position].copy_(source)
+        hops = [Hop(rows[self._position - 1 - hop]) for hop in range(self._ranks - 1)]
+        self._around(rows[self._position], hops)
 
     def reduce_scatter(self, source: torch.Tensor, target: torch.Tensor, divisor: float = 1.0) -> None:
         """See `Way.reduce_scatter`."""
         self._agree(1, source)
-        ranks, size = self._ranks, max(1, _PIECE // source.element_size())
-        rows = [torch.split(row, size) for row in source.view(ranks, target.numel())]
-        buffers = [torch.split(target, size), torch.split(torch.empty_like(target), size) if ranks > 2 else ()]
-        arriving: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        rows = _pieces(source, self._ranks)
+        buffers = [_pieces(each, 1)[0] for each in (target, torch.empty_like(target))]
+        hops = [Hop(buffers[(self._ranks - hop) % 2], rows[self._position - 2 - hop]) for hop in range(self._ranks - 1)]
+        hops[-1] = hops[-1]._replace(divisor=divisor)
+        self._around(rows[self._position - 1], hops)
+
+    def close(self) -> None:
+        """See `Way.close`."""
+
+    def _around(self, first: Sequence[torch.Tensor], hops: Sequence[Hop]) -> None:
+        """Send pieces to the next rank, and in each later hop what has arrived from the rank before."""
+        arriving: deque[dist.Work] = deque()
         leaving: deque[dist.Work] = deque()
-        at_once = min(_AT_ONCE, len(rows[0]))  # what has arrived has left again before its buffer is used again
-        for hop in range(ranks - 1):
-            for own, into in zip(rows[self._position - 1 - hop], buffers[(ranks - hop) % 2], strict=True):
-                piece = _with(own, arriving.popleft()) if hop else own
+        at_once = min(_AT_ONCE, len(first))  # what has arrived has left again before its buffer is used again
+        pieces: Iterable[torch.Tensor] = first
+        for hop in hops:
+            for piece, place in zip(pieces, hop.places, strict=True):
                 if len(leaving) == at_once:
                     leaving.popleft().wait()
-                arriving.append((self._receive(into), into))
+                arriving.append(self._receive(place))
                 leaving.append(self._send(piece))
-        for own in rows[self._position]:
-            _with(own, arriving.popleft(), divisor)
+                self.sent += piece.nbytes
+            pieces = _arrivals(arriving, hop)
+        deque(pieces, maxlen=0)
         for work in leaving:
             work.wait()
-        self.sent += (ranks - 1) * target.nbytes
 
     def _agree(self, kind: int, tensor: torch.Tensor) -> None:
         """Fail if the rank before this one passes another tensor: gloo would end the process, or mix them up."""
@@ -130,15 +150,23 @@ def _started(work: dist.Work | None) -> dist.Work:
     return work
 
 
-def _with(own: torch.Tensor, arriving: tuple[dist.Work, torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
+def _pieces(tensor: torch.Tensor, rows: int) -> list[tuple[torch.Tensor, ...]]:
+    """The pieces of each row of a tensor."""
+    size = max(1, _PIECE // tensor.element_size())
+    return [torch.split(row, size) for row in tensor.view(rows, tensor.numel() // rows)]
+
+
+def _arrivals(arriving: deque[dist.Work], hop: Hop) -> Iterator[torch.Tensor]:
     """What arrives, with this rank's own added to it; divided before it is rounded to 16 bits."""
-    work, received = arriving
-    work.wait()
-    total = received.float() if received.dtype in HALVES else received
-    total += own
-    if divisor != 1:
-        total /= divisor
-    return received.copy_(total)
+    for number, received in enumerate(hop.places):
+        arriving.popleft().wait()
+        if hop.own is not None:
+            total = received.float() if received.dtype in HALVES else received
+            total += hop.own[number]
+            if hop.divisor != 1:
+                total /= hop.divisor
+            received.copy_(total)
+        yield received
 
 
 def _way(group: Group, ranks: Sequence[int], process_group: dist.ProcessGroup) -> Way:
