@@ -63,13 +63,14 @@ def by_hand(order: Sequence[int], rank: int, op: Any, dtype: Any, size: int, *, 
 
 
 def gathers(wires: Wires, process_group: Any, ranks: Sequence[int], size: int) -> bool:
-    """Whether bytes get to all ranks, from a part of the memory that they are gathered in."""
+    """Whether bytes get to all ranks, from memory of their own, and from where they are gathered."""
     parts = [torch.arange(size).add(7 * each).to(torch.uint8) for each in ranks]
-    target = torch.zeros(len(ranks) * size, dtype=torch.uint8)
     position = ranks.index(dist.get_rank())
-    own = target[position * size : (position + 1) * size].copy_(parts[position])
-    wires.all_gather(output_tensor=target, input_tensor=own, group=process_group)
-    return bool(torch.equal(target, torch.cat(parts)))
+    target, in_place = torch.zeros(2, len(ranks) * size, dtype=torch.uint8)
+    wires.all_gather(output_tensor=target, input_tensor=parts[position], group=process_group)
+    own = in_place[position * size : (position + 1) * size].copy_(parts[position])
+    wires.all_gather(output_tensor=in_place, input_tensor=own, group=process_group)
+    return bool(torch.equal(target, torch.cat(parts)) and torch.equal(in_place, target))
 
 
 # -- three ranks -------------------------------------------------------------------------------------------------------
@@ -128,7 +129,8 @@ def test_sums_and_gathers_by_each_way() -> None:
     results = launch(by_each_way, (), 3)
     assert [wrong for wrong, _, _ in results] == [[], [], []]
     assert sum("No space left on device" in line for _, lines, _ in results for line in lines) == 1
-    bytes_each = sum(2 * 2 * size * dtype.itemsize for _, dtype, size in CASES) + sum(2 * size for size in SIZES)
+    # Each sends to one other rank two thirds of what it has, twice.
+    bytes_each = sum(2 * 2 * size * dtype.itemsize for _, dtype, size in CASES) + sum(2 * 2 * size for size in SIZES)
     assert [sent for _, _, sent in results] == [bytes_each] * 3
 
 
