@@ -224,6 +224,84 @@ def test_shared_memory_sums_many_tensors(
         assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(2, 4),
+    sizes=st.lists(st.sampled_from([0, 1, 3, 16, 1000, 16_384, 47_001]), min_size=1, max_size=3),
+    dtype=st.sampled_from([*TYPES, torch.int64]),
+    divisor=st.sampled_from([1.0, 3.0]),
+    most=st.just(SMALL),
+)
+@example(count=2, sizes=[524_288, 524_289], dtype=torch.float32, divisor=2.0, most=shared_memory._MOST)
+def test_shared_memory_gives_each_rank_the_sum_of_its_chunk(
+    count: int, sizes: list[int], dtype: Any, divisor: float, most: int
+) -> None:
+    telling = Telling(count)
+    divisor = 1.0 if dtype is torch.int64 else divisor
+    tensors = [
+        [
+            (100 * torch.randn(count * size, generator=torch.Generator().manual_seed(97 * position + size))).to(dtype)
+            for size in sizes
+        ]
+        for position in range(count)
+    ]
+
+    def scatter(position: int) -> list[Any]:
+        memory = SharedMemory(position, count, telling.by(position), 60)
+        try:
+            targets = [torch.empty(size, dtype=dtype) for size in sizes]
+            for source, target in zip(tensors[position], targets, strict=True):
+                memory.reduce_scatter(source, target, divisor)
+                memory.all_reduce(torch.ones(9))  # regions are passed on from one method to the next
+            return targets
+        finally:
+            memory.close()
+
+    before = [torch.cat(own) for own in tensors]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_memory, "_MOST", most)
+        scattered = in_threads(count, scatter)
+    for number, each in enumerate(zip(*tensors, strict=True)):
+        total = each[0].float() if dtype in (torch.float16, torch.bfloat16) else each[0].clone()
+        for other in each[1:]:
+            total += other
+        expected = (total if divisor == 1.0 else total / divisor).to(dtype).view(count, sizes[number])
+        assert all(torch.equal(scattered[position][number], expected[position]) for position in range(count))
+    assert all(torch.equal(one, torch.cat(own)) for one, own in zip(before, tensors, strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(2, 4),
+    sizes=st.lists(st.sampled_from([0, 1, 3, 1000, 65_536, 65_537, 200_001]), min_size=1, max_size=3),
+    dtype=st.sampled_from([*TYPES, torch.uint8, torch.bool]),
+    in_place=st.booleans(),
+)
+def test_shared_memory_gathers(count: int, sizes: list[int], dtype: Any, in_place: bool) -> None:
+    telling = Telling(count)
+    parts = [[(torch.arange(size) * (position + 3) % 251).to(dtype) for size in sizes] for position in range(count)]
+
+    def gather(position: int) -> list[Any]:
+        memory = SharedMemory(position, count, telling.by(position), 60)
+        try:
+            targets = []
+            for source in parts[position]:
+                target = torch.zeros(count * len(source), dtype=dtype)
+                own = target.view(count, len(source))[position] if in_place else source
+                memory.all_gather(own.copy_(source), target)
+                targets.append(target)
+            return targets
+        finally:
+            memory.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_memory, "_MOST", SMALL)
+        gathered = in_threads(count, gather)
+    expected = [torch.cat(each) for each in zip(*parts, strict=True)]
+    for targets in gathered:
+        assert all(torch.equal(one, other) for one, other in zip(targets, expected, strict=True))
+
+
 def test_memory_goes_with_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(neighbours, "_FOLDER", str(tmp_path))  # in /dev/shm, other processes have files too
 
@@ -254,7 +332,16 @@ def test_memory_goes_with_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         monkeypatch.setattr(os, "memfd_create", forbidden)  # then in that folder
 
 
-def test_a_rank_that_leaves_wakes_those_that_wait() -> None:
+def reduce_scatter(memory: SharedMemory, size: int = 12) -> None:
+    memory.reduce_scatter(torch.ones(size), torch.empty(size // memory.count))
+
+
+def all_gather(memory: SharedMemory, size: int = 12) -> None:
+    memory.all_gather(torch.ones(size // memory.count), torch.empty(size))
+
+
+@pytest.mark.parametrize("do", [lambda it: it.all_reduce(torch.ones(10)), reduce_scatter, all_gather])
+def test_a_rank_that_leaves_wakes_those_that_wait(do: Any) -> None:
     telling = Telling(3)
     are_waiting = threading.Barrier(2, timeout=60)
 
@@ -267,7 +354,7 @@ def test_a_rank_that_leaves_wakes_those_that_wait() -> None:
             if position == 0:
                 are_waiting.wait()
             with pytest.raises(ConnectionError) as error:
-                memory.all_reduce(torch.ones(10))
+                do(memory)
             return str(error.value)
         finally:
             memory.close()
@@ -275,13 +362,25 @@ def test_a_rank_that_leaves_wakes_those_that_wait() -> None:
     assert in_threads(3, wait) == ["another rank of this machine is gone", "", "another rank of this machine is gone"]
 
 
-def test_ranks_that_sum_different_tensors_fail() -> None:
+DIFFERENT: list[tuple[Any, Any]] = [
+    (lambda memory: memory.all_reduce(torch.ones(10)), lambda memory: memory.all_reduce(torch.ones(11))),
+    (reduce_scatter, lambda memory: reduce_scatter(memory, 14)),
+    (reduce_scatter, lambda memory: reduce_scatter(memory, 0)),
+    (all_gather, lambda memory: all_gather(memory, 14)),
+    (all_gather, lambda memory: all_gather(memory, 0)),
+    (all_gather, reduce_scatter),
+    (lambda memory: memory.all_reduce(torch.ones(12)), reduce_scatter),
+]
+
+
+@pytest.mark.parametrize("both", DIFFERENT)
+def test_ranks_that_exchange_different_tensors_fail(both: Any) -> None:
     telling = Telling(2)
 
     def add(position: int) -> str:
         memory = SharedMemory(position, 2, telling.by(position), 60)
         try:
-            memory.all_reduce(torch.ones(10 + position))
+            both[position](memory)
         except (ConnectionError, RuntimeError) as error:
             return str(error)
         finally:

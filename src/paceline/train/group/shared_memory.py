@@ -28,6 +28,7 @@ _TOTAL = 24 << 20  # bytes of all regions of all ranks: every model has some
 _MOST = 4 << 20  # bytes of a rank in a region: more does not stay in the caches, less means to wait more often
 _ALIGNED = 4096
 _STEP = 16  # a share is a multiple of this many numbers, so that ranks write to different cache lines
+_SCATTERED, _GATHERED = 1 << 62, 1 << 63  # with the number of bytes: what ranks do together, if it is no sum
 
 
 class SharedMemory:
@@ -85,6 +86,42 @@ class SharedMemory:
             if self.position:
                 piece.copy_(shared)
 
+    def reduce_scatter(self, source: torch.Tensor, target: torch.Tensor, divisor: float = 1.0) -> None:
+        """Sum contiguous CPU tensors over the ranks, and divide; each rank gets the chunk of its position.
+
+        Args:
+            source: has one dimension, and one chunk per rank; 16-bit numbers are summed in fp32.
+            target: of the size of a chunk, in other memory.
+            divisor: of the sum.
+        """
+        mine = self.position
+        chunks = _rows(source, self.count, target)
+        most = self._slot_bytes // source.element_size() // self.count // _STEP * _STEP
+        for parts, out in zip(torch.split(chunks, most, 1), torch.split(target, most), strict=True):
+            length = out.numel()
+            places = [slot.view(self.count, most)[:, :length] for slot in self._slots(source, self.count * most)]
+            for other in self._others:
+                places[mine][other].copy_(parts[other])
+            self._neighbours.meet(_SCATTERED + source.nbytes)
+            _add([parts[mine] if rank == mine else place[mine] for rank, place in enumerate(places)], divisor, 1.0, out)
+
+    def all_gather(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy the contiguous CPU tensors of all ranks to `target`, one after the other.
+
+        Args:
+            source: has one dimension; it may be this rank's part of `target`.
+            target: of the size of all of them.
+        """
+        rows = _rows(target, self.count, source)
+        most = self._slot_bytes // source.element_size()
+        for part, out in zip(torch.split(source, most), torch.split(rows, most, 1), strict=True):
+            slots = self._slots(source, part.numel())
+            slots[self.position].copy_(part)
+            out[self.position].copy_(part)
+            self._neighbours.meet(_GATHERED + target.nbytes)
+            for other in self._others:
+                out[other].copy_(slots[other])
+
     def sum(
         self,
         sources: Sequence[torch.Tensor],
@@ -137,6 +174,13 @@ class SharedMemory:
         shares = _cut(tensors, share)
         shares += [[] for _ in range(-len(shares) % self.count)]
         return [shares[first : first + self.count] for first in range(0, len(shares), self.count)]
+
+
+def _rows(tensor: torch.Tensor, count: int, row: torch.Tensor) -> torch.Tensor:
+    """A tensor as one row per rank, each like another tensor."""
+    if tensor.numel() != count * row.numel() or tensor.dtype is not row.dtype:
+        raise ValueError(f"{tensor.numel()} numbers of {tensor.dtype} are not {count} x {row.numel()} of {row.dtype}")
+    return tensor.view(count, row.numel())
 
 
 def _cut(tensors: Sequence[torch.Tensor], size: int) -> list[Share]:
