@@ -46,6 +46,11 @@ def is_dtensor(value: object) -> TypeGuard[DTensor]:
     return kind is not None and isinstance(value, kind)
 
 
+def is_fully_sharded(module: torch.nn.Module) -> bool:
+    """Whether a model, or a part of it, is sharded by torch's `fully_shard`."""
+    return any(kind.__name__ == "FSDPModule" for part in module.modules() for kind in type(part).__mro__)
+
+
 def old_kind_of(value: object) -> str | None:
     """What a tensor is that is sharded, and does not say which part of the whole it is; None for everything else."""
     return None if is_dtensor(value) else kind_of(value)

@@ -13,6 +13,7 @@ import torch
 
 from paceline.contract.exchange import SYNC, TRIAL_STEPS
 from paceline.train.collective_trace import script_line
+from paceline.train.group import sharded
 from paceline.train.group.sharded import check_savable, is_dtensor
 
 from .alike import check_alike, check_kind, check_optimizer_kind
@@ -188,7 +189,13 @@ class Prepared:
 
     def _made(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model with its exchange: the only place that asks how it is kept."""
-        if strategy.shard in (False, "optimizer") or self._group.world_size == 1:
+        own = sharded.is_fully_sharded(module)
+        if own and strategy.shard is not False:
+            raise ValueError(
+                f"{type(module).__name__} is sharded by fully_shard already, and Strategy(shard={strategy.shard!r}) "
+                "shards models that are whole; leave out one of them"
+            )
+        if not own and (strategy.shard in (False, "optimizer") or self._group.world_size == 1):
             return Model(module, self._group, strategy, self.look)
         from .shard.model import ShardedModel  # it imports much of torch that others do not need
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _MOST = 5  # names in a message
 
@@ -42,7 +42,7 @@ def compute_again(unit: torch.nn.Module) -> None:
     unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
 
 
-def describe(module: torch.nn.Module, units: dict[str, torch.nn.Module]) -> str:
+def describe(module: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> str:
     """The units in a few words."""
     kinds: dict[str, int] = {}
     for unit in units.values():

@@ -59,11 +59,10 @@ class JointPasses:
     def _said(self, own: int) -> list[int]:
         """What all ranks say."""
         device = self._group.device
-        every = torch.empty(self._group.world_size, dtype=torch.int64, device=device)
+        every = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(self._group.world_size)]
         with self._group.guard:
-            dist.all_gather_into_tensor(every, torch.tensor([own], device=device), group=self._ranks)
-        found: list[int] = every.tolist()
-        return found
+            dist.all_gather(every, torch.tensor([own], device=device), group=self._ranks)
+        return [int(each) for each in every]
 
     def _give(self, number: int) -> None:
         """Give arguments to ranks that never had any for this model."""

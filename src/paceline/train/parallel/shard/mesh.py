@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.contract.machine import machine_id
+from paceline.train.group.sharded import is_dtensor
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from paceline.train.group.group import Group
@@ -52,3 +54,29 @@ def make_mesh(size: int, group: Group) -> DeviceMesh:
     if size == group.world_size:
         return init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
     return init_device_mesh(kind, (group.world_size // size, size), mesh_dim_names=("replicate", "shard"))
+
+
+def mesh_of(module: torch.nn.Module, group: Group) -> DeviceMesh:
+    """The ranks that a model is sharded over which the script itself has sharded by `fully_shard`.
+
+    Raises:
+        ValueError: these are not all ranks, or some of its parameters are not sharded, or over other ranks.
+    """
+    name, kind = "", type(module).__name__
+    found: DeviceMesh | None = None
+    for name, parameter in module.named_parameters():
+        if not is_dtensor(parameter):
+            raise ValueError(
+                f"{kind} is sharded by fully_shard, but its {name} is not: call fully_shard(model) as well"
+            )
+        mesh, placements = parameter.device_mesh, parameter.placements
+        ways = [each.is_replicate() for each in placements]
+        if mesh.size() != group.world_size or ways not in ([False], [True, False]) or (found or mesh) != mesh:
+            raise ValueError(
+                f"{name} of {kind} is sharded over {mesh.size()} of {group.world_size} ranks as {placements}; "
+                "run.setup takes models whose parameters are all sharded by fully_shard over one mesh of all ranks"
+            )
+        found = mesh
+    if found is None:
+        raise ValueError(f"{kind} is sharded by fully_shard, and has no parameters")
+    return found

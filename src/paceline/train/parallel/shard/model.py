@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ from paceline.train.parallel.model import Model
 from paceline.train.parallel.units import compute_again, describe, find_units
 
 from .layout import shards_of, spread
-from .mesh import make_mesh, shard_size
+from .mesh import make_mesh, mesh_of, shard_size
 from .wires import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from paceline.train.group.group import Group
     from paceline.train.parallel.model import Look
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
     from .evaluation import JointPasses
 
-log = logging.getLogger("paceline")
 _METHODS = ("generate",)  # that compute with parameters, beside `forward`
 
 
@@ -72,21 +73,44 @@ class ShardedModel(Model):
         self._compute = self._compute_together = module
 
     def _shard(self) -> None:
-        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
+        from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
         module, group, strategy = self.module, self._group, self.strategy
-        units = find_units(module, strategy.units)
-        size = shard_size(strategy.shard, group)
-        mesh = make_mesh(size, group)
+        if not isinstance(module, FSDPModule):
+            size = shard_size(strategy.shard, group)
+            mesh = make_mesh(size, group)
+            self._shard_units(find_units(module, strategy.units), mesh, size)
+            module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
+            for name in _METHODS:
+                if callable(getattr(module, name, None)):
+                    register_fsdp_forward_method(module, name)
+        else:
+            mesh = mesh_of(module, group)
+        size = mesh.size(mesh.ndim - 1)
         first = group.rank // size * size
-        process_group = mesh.get_group("shard")
-        self._wires = Wires(group, range(first, first + size), process_group)
+        self._wires = Wires(group, range(first, first + size), mesh.get_group(mesh.ndim - 1))
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                # torch calls them, and asks for no more than that.
+                part.set_custom_reduce_scatter(self._wires.reduce_scatter)  # type: ignore[arg-type]
+                part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
+        module.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
+
+    def _shard_units(self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, size: int) -> None:
+        """Shard a model, a unit at a time."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+        module, group = self.module, self._group
         whole = {p for p in module.parameters() if not _can_be_sharded(p)}
         options: dict[str, Any] = {"mesh": mesh, "ignored_params": whole}
-        if strategy.offload and group.device.type != "cpu":
+        if self.strategy.offload and group.device.type != "cpu":
             options["offload_policy"] = CPUOffloadPolicy()
         if group.is_main:
-            log.info("%s: %s, over %d ranks", type(module).__name__, describe(module, units), size)
+            print(
+                f"paceline: {type(module).__name__}: {describe(module, units)}, over {size} ranks",
+                file=sys.stderr,
+                flush=True,
+            )
         with group.guard:
             for part in (*units.values(), module):
                 self._prepare(part, is_root=part is module, whole=whole)
@@ -95,14 +119,6 @@ class ShardedModel(Model):
                 for name, parameter in part.named_parameters():
                     if parameter is not before[name]:
                         self._replaced(before[name], parameter)
-                assert isinstance(part, FSDPModule)
-                part.set_custom_reduce_scatter(self._wires.reduce_scatter)  # type: ignore[arg-type]  # torch calls it, and asks no more
-                part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
-        module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
-        for name in _METHODS:
-            if callable(getattr(module, name, None)):
-                register_fsdp_forward_method(module, name)
-        module.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
 
     def _prepare(self, part: torch.nn.Module, *, is_root: bool, whole: set[torch.nn.Parameter]) -> None:
         """Give a unit rank 0's numbers, and let it be compiled and computed again as the strategy says."""

@@ -127,7 +127,7 @@ class Rows:
                 place[: own.numel()].view(own.shape).copy_(own)
             every = mine.new_empty(self._count * mine.numel())
             with self._guard:
-                self._wires.all_gather(every, mine, self._mesh.get_group())
+                self._wires.all_gather.all_gather(every, mine, self._mesh.get_group())
             for rank, theirs in enumerate(every.view(self._count, -1)):
                 for each, place in zip(bucket, torch.split(theirs, lengths), strict=True):
                     rows = self._own(each, rank)
