@@ -9,6 +9,7 @@ numbers.
 from __future__ import annotations
 
 import collections
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,15 +36,20 @@ _DICTS = (dict, collections.OrderedDict)
 # -- saving ------------------------------------------------------------------------------------------------------------
 
 
-def split(states: Mapping[str, Any]) -> tuple[dict[str, Any], Pieces]:
-    """The states without what is sharded, and this rank's pieces of that. Copies nothing."""
+def split(states: Mapping[str, Any]) -> tuple[dict[str, Any], Pieces, str]:
+    """The states without what is sharded, this rank's pieces of that, and a digest of which tensors these are.
+
+    Copies nothing. The digest must be the same on all ranks.
+    """
     pieces: Pieces = {}
-    left = {part: _split(state, part, (), pieces) for part, state in states.items()}
-    return left, pieces
+    digest = hashlib.sha256()
+    left = {part: _split(state, part, (), pieces, digest) for part, state in states.items()}
+    return left, pieces, digest.hexdigest()
 
 
-def _split(value: Any, part: str, path: Path_, pieces: Pieces) -> Any:
+def _split(value: Any, part: str, path: Path_, pieces: Pieces, digest: hashlib._Hash) -> Any:
     if is_dtensor(value):
+        digest.update(repr((part, path, tuple(value.shape), value.dtype)).encode())
         shape, begin = place_of(value)
         if _is_first(value) and 0 not in shape:
             pieces.setdefault(part, {})[path] = begin, value.to_local().detach()
@@ -51,7 +57,7 @@ def _split(value: Any, part: str, path: Path_, pieces: Pieces) -> Any:
     if isinstance(value, torch.Tensor) and value.device.type == "meta":
         raise CheckpointError(f"{part}: {'.'.join(map(str, path))} is on the meta device, and so has no numbers")
     if isinstance(value, dict):
-        new = {key: _split(each, part, (*path, key), pieces) for key, each in value.items()}
+        new = {key: _split(each, part, (*path, key), pieces, digest) for key, each in value.items()}
         if all(new[key] is each for key, each in value.items()):
             return value
         made = type(value)(new) if type(value) in _DICTS else new
@@ -59,7 +65,7 @@ def _split(value: Any, part: str, path: Path_, pieces: Pieces) -> Any:
             made.__dict__["_metadata"] = value._metadata
         return made
     if isinstance(value, (list, tuple)):
-        parts = [_split(each, part, (*path, index), pieces) for index, each in enumerate(value)]
+        parts = [_split(each, part, (*path, index), pieces, digest) for index, each in enumerate(value)]
         if all(new is old for new, old in zip(parts, value, strict=True)):
             return value
         return tuple(parts) if isinstance(value, tuple) else parts

@@ -124,6 +124,7 @@ class CheckpointStore:
         self._jobs: list[str] = []  # the PACELINE_JOB_ID of all ranks, each once: nodes started by hand have several
         self._serial = 0  # of the checkpoint that this store has loaded or saved last
         self._staging = Staging()
+        self._sharded = ""  # a digest of which tensors are sharded, see `pieces`
         # One thread for all saves: starting a thread would wait until it runs, and then until it releases the GIL.
         self._background = ThreadPoolExecutor(1, "paceline-checkpoint")
         self._saving: Future[None] | None = None
@@ -366,6 +367,7 @@ class CheckpointStore:
             "serial": serial,
             "sum": "" if comparing is None else comparing.digest(lambda part: staged[f"{part}.pt"].rebuild()),
             "files": {name: len(content) for name, content in files.items()},
+            "sharded": self._sharded,
             "shard": staged[shard].size if shard in staged and shard not in files else None,
         }
         return json.dumps(head).encode() + b"\n" + b"".join(files.values())
@@ -385,6 +387,11 @@ class CheckpointStore:
                     raise CheckpointError(
                         f"{failed}: rank {rank} saves step {head['step']} and rank 0 step {heads[0]['step']}; "
                         "all ranks must save after the same step"
+                    )
+                if head["sharded"] != heads[0]["sharded"]:
+                    raise CheckpointError(
+                        f"{failed}: other tensors are sharded on rank {rank} than on rank 0; all ranks must shard "
+                        "the same"
                     )
             ticket = {
                 "id": uuid.uuid4().hex,
@@ -483,7 +490,7 @@ class CheckpointStore:
             found = sharded.in_state(state, part, sharded.old_kind_of)
             if found is not None:
                 raise CheckpointError(sharded.why_refused(part, found))
-        whole, pieces = split(shared_state)
+        whole, pieces, self._sharded = split(shared_state)
         shared = {f"{part}.pt": state for part, state in whole.items()} if self._writes else {}
         own = {disk_format.shard_file(self._rank): pieces} if pieces else {}
         return {**shared, **own, disk_format.rank_file(self._rank): rank_state}

@@ -38,7 +38,7 @@ def check_kind(module: torch.nn.Module) -> None:
                 f"{name} has no shape yet, since a lazy layer learns it from its first batch; call the model with a "
                 "batch once before run.setup: with torch.no_grad(): model(batch)"
             )
-    if not sharded.is_fully_sharded(module) and any(map(sharded.is_dtensor, module.parameters())):
+    if not sharded.is_fully_sharded(module) and any(map(sharded.is_dtensor, module.state_dict().values())):
         raise TypeError(
             f"the {type(module).__name__} has DTensors, and is not sharded by fully_shard: run.setup does not support "
             "tensor parallelism; pass it the model as it was before"

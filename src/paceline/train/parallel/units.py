@@ -58,7 +58,7 @@ def _repeated(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     for name, part in module.named_modules():
         if not isinstance(part, (torch.nn.ModuleList, torch.nn.Sequential)):
             continue
-        if any(name.startswith(f"{unit}.") for unit in found):
+        if any(f"{name}.".startswith(f"{unit}.") for unit in found):
             continue
         children = {f"{name}.{key}" if name else key: child for key, child in part.named_children() if _size(child)}
         if len(children) > 1 and len({type(child) for child in children.values()}) == 1:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from .evaluation import JointPasses
 
+_ORIGINAL = 2  # place of the user's class among those of a sharded model
 _METHODS = ("generate",)  # that compute with parameters, beside `forward`
 
 
@@ -94,6 +95,7 @@ class ShardedModel(Model):
                 # torch calls them, and asks for no more than that.
                 part.set_custom_reduce_scatter(self._wires.reduce_scatter)  # type: ignore[arg-type]
                 part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
+        type(module).__deepcopy__ = type(module).__reduce_ex__ = _no_copy  # type: ignore[attr-defined,assignment,method-assign]
         module.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
 
     def _shard_units(self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, size: int) -> None:
@@ -318,6 +320,15 @@ def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:
                     yield each.unsharded_accumulated_grad
                 if whole is not None and whole.grad is not None:
                     yield whole.grad
+
+
+def _no_copy(module: torch.nn.Module, *_: Any) -> NoReturn:
+    """In place of `__deepcopy__` and `__reduce_ex__` of a sharded model."""
+    name = type(module).__mro__[_ORIGINAL].__name__
+    raise TypeError(
+        f"{name} is sharded, so it has no copy: each rank has a part of it; keep what state_dict() returns, or write a "
+        "checkpoint and export it: paceline checkpoint export (docs/sharding.md)"
+    )
 
 
 def _spread_state(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:

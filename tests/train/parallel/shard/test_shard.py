@@ -1,0 +1,343 @@
+"""Sharded models train as whole ones do, and their checkpoints are equal to the bit on any number of ranks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from tests.train.launching import launch, launch_each  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import paceline  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+Options = dict[str, Any]
+CLASSES, WIDTH, SIZE = 7, 6, 26
+# How models are sharded, with how many batches a step has, and more options.
+KINDS: dict[str, Options] = {
+    "all": {"shard": True},
+    "all, accumulated": {"shard": True, "accumulate": 3},
+    "pairs": {"shard": 2},
+    "machine": {"shard": "node", "recompute": True},
+    "compiled": {"shard": True, "compile": "eager", "find_unused_parameters": True},
+    "optimizer": {"shard": "optimizer"},
+    "optimizer, accumulated": {"shard": "optimizer", "accumulate": 3},
+    "recomputed": {"recompute": True},
+}
+
+
+class Net(torch.nn.Module):
+    """Tied weights, blocks with fewer rows than there are ranks, buffers, a frozen part, and a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(CLASSES, WIDTH)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(WIDTH, 3), torch.nn.Tanh(), torch.nn.Linear(3, WIDTH)) for _ in range(2)
+        )
+        self.norm = torch.nn.BatchNorm1d(WIDTH, affine=False)
+        self.frozen = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.head = torch.nn.Linear(WIDTH, CLASSES, bias=False)
+        self.head.weight = self.embedding.weight
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Any) -> Any:
+        y = self.embedding(x)
+        for block in self.blocks:
+            y = y + block(y)
+        return self.head(self.norm(self.frozen(y))) * self.scale
+
+
+def build() -> Net:
+    torch.manual_seed(5)
+    model = Net()
+    model.norm.eval()  # its statistics are of each rank's batch, so training mode has other numbers
+    return model
+
+
+def samples() -> list[tuple[Any, int]]:
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.randint(CLASSES, (SIZE, 2), generator=generator)
+    return [(x, int(y)) for x, y in drawn]
+
+
+def whole(value: Any) -> Any:
+    """A state with whole tensors in place of parts."""
+    if isinstance(value, dict):
+        return {key: whole(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [whole(each) for each in value]
+    if isinstance(value, torch.Tensor):
+        full: Any = value.full_tensor() if hasattr(value, "full_tensor") else value
+        return full.detach().clone()
+    return value
+
+
+def trained(options: Options, folder: Path | None = None, epochs: int = 2, before: bool = True) -> Any:
+    """Train; returns what there was at the start of the first epoch, the whole states at the end, and what was seen."""
+    with paceline.init(checkpoint_dir=folder, checkpoint_every=None if folder is None else 3) as run:
+        model: Any = build()
+        given = model.parameters()
+        strategy = paceline.Strategy(**options)
+        if before:
+            optimizer = torch.optim.AdamW(given, 0.05)
+            model, optimizer = run.setup(model, optimizer, strategy=strategy)
+        else:
+            model = run.setup(model, strategy=strategy)
+            optimizer = run.setup(torch.optim.AdamW(model.parameters(), 0.05, foreach=True))
+        loader = run.dataloader(samples(), global_batch_size=4, shuffle=True)
+        test = run.dataloader(samples()[:5], batch_size=2, evaluation=True)
+        first, seen = None, []
+        for epoch in run.epochs(epochs):
+            if first is None:
+                first = whole(model.state_dict()), whole(optimizer.state_dict()["state"])
+            for x, y in loader:
+                run.backward(functional.cross_entropy(model(x), y))
+                norm = run.clip_grad_norm(0.5)
+                if not run.accumulating:
+                    seen.append(float(norm))
+                optimizer.step()
+                optimizer.zero_grad()
+            right = sum(float(functional.cross_entropy(model(x), y, reduction="sum")) for x, y in test)
+            seen.append(run.mean(right, 5.0 if run.rank == 0 else 0.0))
+        return first, (whole(model.state_dict()), whole(optimizer.state_dict()["state"])), seen, epoch
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, Any]:
+    """What one process computes, by the number of batches of a step."""
+    return {every: trained({"accumulate": every}) for every in (1, 3)}
+
+
+def test_sharded_models_train_as_whole_ones_do(alone: dict[int, Any]) -> None:
+    """With three and four ranks, uneven last batches, and one rank that has no batch in an evaluation."""
+    for nproc, left_out in ((3, "pairs"), (4, "")):
+        kinds = [kind for kind in KINDS if kind != left_out and (nproc == 3 or "optimizer" not in kind)]
+        for kind, ranks in zip(kinds, launch_each(trained, [(KINDS[kind],) for kind in kinds], nproc), strict=True):
+            for _, (model, optimizer), seen, _ in ranks:
+                _, expected, losses, _ = alone[KINDS[kind].get("accumulate", 1)]
+                assert seen == pytest.approx(losses, abs=2e-5), kind
+                torch.testing.assert_close((dict(model), optimizer), (dict(expected[0]), expected[1]), msg=kind)
+
+
+def test_an_optimizer_may_be_made_after_its_model_was_set_up(alone: dict[int, Any]) -> None:
+    for seen in launch(trained, ({"shard": True}, None, 2, False), 2):
+        assert seen[2] == pytest.approx(alone[1][2], abs=2e-5)
+
+
+def test_a_checkpoint_is_equal_to_the_bit_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """Sharded, whole and in part, in any order; the last state is what the next start begins with."""
+    starts: list[tuple[int, Options]] = [
+        (4, {"shard": True}), (3, {"shard": "optimizer"}), (1, {}), (4, {"shard": 2}), (2, {}), (2, {"shard": True}),
+        (1, {"shard": True}),
+    ]  # fmt: skip
+    last = None
+    for epochs, (nproc, options) in enumerate(starts, 1):
+        for first, end, _, epoch in launch(trained, (options, tmp_path, epochs), nproc):
+            assert epoch == epochs - 1
+            if last is not None:
+                torch.testing.assert_close(first, last, rtol=0, atol=0)
+            now = end
+        last = now
+
+
+def test_a_run_that_is_resumed_has_the_same_bits(tmp_path: Path) -> None:
+    at_once = launch(trained, ({"shard": True}, tmp_path / "at once", 3), 3)
+    launch(trained, ({"shard": True}, tmp_path / "parts", 1), 3)
+    for again, once in zip(launch(trained, ({"shard": True}, tmp_path / "parts", 3), 3), at_once, strict=True):
+        torch.testing.assert_close(again[1], once[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed"])
+def test_a_lost_or_changed_piece_is_found_and_the_checkpoint_before_is_used(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch(trained, ({"shard": True}, tmp_path, 2), 2)
+    newest = max(tmp_path.glob("step-*"))
+    piece = newest / "shard-00001.pt"
+    if damage == "lost":
+        piece.unlink()
+    else:
+        content = bytearray(piece.read_bytes())
+        content[len(content) // 2] ^= 1
+        piece.write_bytes(content)
+    _, _, _, epoch = trained({}, tmp_path, 3)
+    assert epoch == 2
+    (warning,) = [record.message for record in caplog.records if "is damaged" in record.message]
+    assert f"{newest} is damaged and not used: shard-00001.pt" in warning
+
+
+def on_two_machines(folder: Path, epochs: int) -> Any:
+    """Each rank has a folder of its own, as on machines that share none."""
+    with paceline.init() as run:
+        rank = run.rank
+    return trained({"shard": True}, folder / f"{rank}", epochs)
+
+
+def test_no_folder_must_be_shared(tmp_path: Path) -> None:
+    ends = launch(on_two_machines, (tmp_path, 1), 2)
+    assert (tmp_path / "0").is_dir() and (tmp_path / "1").is_dir()
+    for rank in range(2):  # each folder has a whole checkpoint
+        first, *_ = trained({}, tmp_path / f"{rank}", 2)
+        torch.testing.assert_close(first, ends[0][1], rtol=0, atol=0)
+
+
+# -- what a script may do ----------------------------------------------------------------------------------------------
+
+
+def may_do(_: None) -> list[str]:
+    """What a script may do with a sharded model, one after the other; returns what was wrong."""
+    wrong = []
+    with paceline.init() as run:
+        model: Any = run.setup(build(), strategy=paceline.Strategy(shard=True))
+        optimizer = run.setup(torch.optim.SGD(model.parameters(), 0.1))
+        state = whole(model.state_dict())
+        expected = build()
+        x, y = torch.arange(CLASSES), torch.arange(CLASSES)
+
+        def same(what: str) -> None:
+            for name, each in whole(model.state_dict()).items():
+                if not torch.allclose(each, expected.state_dict()[name], atol=1e-6):
+                    wrong.append(f"{what}: {name}")
+
+        def step(model: Any, optimizer: Any, backward: Callable[[Any], Any]) -> None:
+            backward(functional.cross_entropy(model(x), y) + model(x).square().mean())  # two passes, one backward
+            optimizer.step()
+            optimizer.zero_grad()
+
+        same("at the start")
+        other = torch.optim.SGD(expected.parameters(), 0.1)
+        step(model, optimizer, run.backward)
+        step(expected, other, torch.Tensor.backward)
+        same("two passes before a backward")
+        for each in (model, expected):
+            each.frozen.requires_grad_(True)
+        run.setup(optimizer_of_frozen := torch.optim.SGD(model.frozen.parameters(), 0.1))
+        frozen = torch.optim.SGD(expected.frozen.parameters(), 0.1)
+        for optimizers, trained_model, backward in (
+            ((optimizer, optimizer_of_frozen), model, run.backward), ((other, frozen), expected, torch.Tensor.backward)
+        ):  # fmt: skip
+            backward(functional.cross_entropy(trained_model(x), y))
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+        same("trained later")
+        with pytest.raises(IndexError):
+            model(x + CLASSES)
+        model.load_state_dict(state)
+        expected.load_state_dict(state)
+        step(model, optimizer, run.backward)
+        step(expected, other, torch.Tensor.backward)
+        same("after an error in a pass, and whole tensors were loaded")
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        run.backward(scaler.scale(functional.cross_entropy(model(x), y) * 1e9))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        same("a step that overflows")
+        run.setup(torch.nn.Linear(2, 2))
+        return wrong
+
+
+def test_a_script_may_do_what_it_does_with_a_whole_model() -> None:
+    assert launch(may_do, (None,), 2) == [[], []]
+
+
+def refused(case: str) -> str:
+    """The error of something that cannot be done with a sharded model."""
+    with paceline.init() as run:
+        strategy = paceline.Strategy(shard="optimizer" if case == "rows" else True)
+        model: Any = build()
+        try:
+            if case == "units":
+                run.setup(torch.nn.Bilinear(2, 2, 2), strategy=strategy)
+            elif case == "names":
+                run.setup(model, strategy=paceline.Strategy(shard=True, units=("blocks.0", "blocks.7")))
+            elif case == "tied":
+                run.setup(model, strategy=paceline.Strategy(shard=True, units=("head", "blocks.0")))
+            elif case == "divided":
+                run.setup(model, strategy=paceline.Strategy(shard=3))
+            elif case == "shared":
+                run.setup(model, strategy=strategy)
+                run.setup(torch.nn.Sequential(torch.nn.Linear(1, 1), model.embedding))
+            elif case == "twice":
+                from torch.distributed.fsdp import fully_shard
+
+                mesh = dist.init_device_mesh("cpu", (2,))
+                run.setup(fully_shard(model, mesh=mesh), strategy=strategy)
+            elif case == "part":
+                from torch.distributed.fsdp import fully_shard
+
+                fully_shard(model.blocks[0], mesh=dist.init_device_mesh("cpu", (2,)))
+                run.setup(model)
+            elif case == "rows":
+                run.setup(model, Odd(model.parameters(), 0.1), strategy=strategy)
+            elif case == "whole":
+                run.setup(model, torch.optim.LBFGS(model.parameters()), strategy=strategy)
+            else:
+                model = run.setup(model, strategy=strategy)
+                if case == "copy":
+                    copy.deepcopy(model)
+                elif case == "pickle":
+                    pickle.dumps(model)
+                elif case == "mixed":
+                    model.blocks[0].forward = lambda y: functional.linear(y, model.blocks[1][0].weight)
+                    model(torch.arange(3))
+        except (RuntimeError, ValueError, TypeError) as error:
+            run.barrier()
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Odd(torch.optim.SGD):
+    """An optimizer that may do anything."""
+
+
+REFUSED = {
+    "units": "ValueError: Bilinear has no repeated blocks, so it is not known what its units are: ",
+    "names": "ValueError: units=('blocks.0', 'blocks.7'): Net has no module 'blocks.7'; its modules are ",
+    "tied": "ValueError: embedding.weight and head.weight are one parameter, and belong to different units; ",
+    "divided": "ValueError: shard=3: 2 ranks cannot be divided into groups of 3; ",
+    "shared": "ValueError: 1.weight of Sequential is also a parameter of Net, and one of them is sharded; ",
+    "twice": "ValueError: FSDPNet is sharded by fully_shard already, and Strategy(shard=True) shards models that ",
+    "part": "ValueError: Net is sharded by fully_shard, but its ",
+    "rows": 'TypeError: Odd may look at whole parameters, and with shard="optimizer" it gets rows of them; ',
+    "whole": "TypeError: LBFGS looks at whole parameters, and ranks have parts of them; ",
+    "copy": "TypeError: Net is sharded, so it has no copy",
+    "pickle": "TypeError: Net is sharded, so it has no copy",
+    "mixed": "UnitsMixed: a module of Net uses parameters of another unit, which are not gathered then ",
+}
+
+
+def test_what_cannot_be_done_is_refused_in_one_line_on_all_ranks() -> None:
+    for case, ranks in zip(REFUSED, launch_each(refused, [(case,) for case in REFUSED], 2), strict=True):
+        for error in ranks:
+            assert error.startswith(REFUSED[case]), (case, error)
+            assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"shard": "both"}, "shard 'both' is neither True nor False, nor 'node', nor 'optimizer', nor a number"),
+        ({"shard": 1}, "shard 1 is neither"),
+        ({"shard": True, "sync": "powersgd"}, "with shard=True no rank has them"),
+        ({"shard": "optimizer", "sync": "local_sgd"}, "lets each rank step alone"),
+        ({"offload": True}, "has an effect on sharded parameters only"),
+        ({"units": ("a",)}, r"units=\('a',\) has an effect with shard= or recompute= only"),
+        ({"shard": True, "units": "a"}, "is one name; write units="),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options: Options, why: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=why):
+        paceline.Strategy(**options)
