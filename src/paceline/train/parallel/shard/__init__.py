@@ -1,1 +1,1 @@
-"""Models that are sharded over ranks."""
+"""Models of which each rank keeps a part."""

@@ -1,4 +1,4 @@
-"""How the ranks that share a model gather parameters and sum gradients: through shared memory, or by the network."""
+"""How the ranks that share a model gather its parameters and sum its gradients: by memory, or by the network."""
 
 from __future__ import annotations
 
