@@ -109,6 +109,8 @@ def by_each_way() -> tuple[list[str], list[str], int]:
                     wrong.append(f"ring: {case}")
         wrong += [f"ring: {size} bytes" for size in SIZES if not gathers(far, everyone, [0, 1, 2], size)]
 
+        sent = far.sent
+
         def fails(do: Any, expected: str) -> None:
             try:
                 do()
@@ -122,7 +124,7 @@ def by_each_way() -> tuple[list[str], list[str], int]:
         fails(lambda: scattered(far, everyone, dist.ReduceOp.SUM, torch.float32, 10 + rank), different)
         fails(lambda: gathers(far, everyone, [0, 1, 2], 10 + rank), different)
         fails(lambda: scattered(far, everyone, dist.ReduceOp.MAX, torch.float32, 10), "summed or averaged")
-    return wrong, lines, far.sent
+    return wrong, lines, sent
 
 
 def test_sums_and_gathers_by_each_way() -> None:

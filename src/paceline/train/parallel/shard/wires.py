@@ -1,8 +1,9 @@
-"""How the ranks that share a model gather parameters and sum gradients: through shared memory, or by the network."""
+"""How the ranks that share a model gather its parameters and sum its gradients: by memory, or by the network."""
 
 from __future__ import annotations
 
 import logging
+import zlib
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -68,6 +69,7 @@ class Torch:
 
 _PIECE = 1 << 20  # bytes: see `paceline.train.parallel.sync.wires.wire`
 _AT_ONCE = 2  # pieces on the way
+_TOLD = 1  # the tag of what is passed; those of pieces are larger
 
 
 class Hop(NamedTuple):
@@ -90,10 +92,12 @@ class Ring:
         self.sent = 0
         self._group, self._ranks, self._position = process_group, len(ranks), position
         self._next, self._previous = ranks[(position + 1) % len(ranks)], ranks[position - 1]
+        self._tag = _TOLD
+        self._unread: tuple[list[dist.Work], list[torch.Tensor]] | None = None  # what is passed, there and here
 
     def all_gather(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """See `Way.all_gather`."""
-        self._agree(0, source)
+        self._tell(0, source)
         rows = _pieces(target, self._ranks)
         target.view(self._ranks, len(source))[self._position].copy_(source)
         hops = [Hop(rows[self._position - 1 - hop]) for hop in range(self._ranks - 1)]
@@ -101,7 +105,7 @@ class Ring:
 
     def reduce_scatter(self, source: torch.Tensor, target: torch.Tensor, divisor: float = 1.0) -> None:
         """See `Way.reduce_scatter`."""
-        self._agree(1, source)
+        self._tell(1, source)
         rows = _pieces(source, self._ranks)
         buffers = [_pieces(each, 1)[0] for each in (target, torch.empty_like(target))]
         hops = [Hop(buffers[(self._ranks - hop) % 2], rows[self._position - 2 - hop]) for hop in range(self._ranks - 1)]
@@ -120,29 +124,54 @@ class Ring:
         for hop in hops:
             for piece, place in zip(pieces, hop.places, strict=True):
                 if len(leaving) == at_once:
-                    leaving.popleft().wait()
+                    self._wait(leaving.popleft())
                 arriving.append(self._receive(place))
                 leaving.append(self._send(piece))
                 self.sent += piece.nbytes
-            pieces = _arrivals(arriving, hop)
+            pieces = self._arrivals(arriving, hop)
         deque(pieces, maxlen=0)
         for work in leaving:
             work.wait()
 
-    def _agree(self, kind: int, tensor: torch.Tensor) -> None:
-        """Fail if the rank before this one passes another tensor: gloo would end the process, or mix them up."""
+    def _arrivals(self, arriving: deque[dist.Work], hop: Hop) -> Iterator[torch.Tensor]:
+        """What arrives, with this rank's own added to it; divided before it is rounded to 16 bits."""
+        for number, received in enumerate(hop.places):
+            self._wait(arriving.popleft())
+            if hop.own is not None:
+                total = received.float() if received.dtype in HALVES else received
+                total += hop.own[number]
+                if hop.divisor != 1:
+                    total /= hop.divisor
+                received.copy_(total)
+            yield received
+
+    def _tell(self, kind: int, tensor: torch.Tensor) -> None:
+        """Tell the next rank what this one passes; pieces have a tag of it.
+
+        gloo would end the process, or mix up numbers, if ranks that pass different tensors came together.
+        """
         own = torch.tensor([kind, tensor.numel(), tensor.element_size()])
         other = torch.empty_like(own)
-        for work in (self._receive(other), self._send(own)):
-            work.wait()
-        if not torch.equal(own, other):
-            raise RuntimeError("the ranks of this shard group exchange different tensors")
+        self._tag = _TOLD
+        self._unread = [self._receive(other), self._send(own)], [other, own]
+        self._tag = _TOLD + 1 + zlib.crc32(str(own.tolist()).encode()) % (1 << 30)
+
+    def _wait(self, work: dist.Work) -> None:
+        """Wait for a piece, the first time after it is known that the rank before this one passes the same."""
+        if self._unread is not None:
+            works, told = self._unread
+            self._unread = None
+            for each in works:
+                each.wait()
+            if not torch.equal(*told):
+                raise RuntimeError("the ranks of this shard group exchange different tensors")
+        work.wait()
 
     def _receive(self, tensor: torch.Tensor) -> dist.Work:
-        return _started(dist.irecv(tensor, self._previous, group=self._group))
+        return _started(dist.irecv(tensor, self._previous, group=self._group, tag=self._tag))
 
     def _send(self, tensor: torch.Tensor) -> dist.Work:
-        return _started(dist.isend(tensor, self._next, group=self._group))
+        return _started(dist.isend(tensor, self._next, group=self._group, tag=self._tag))
 
 
 def _started(work: dist.Work | None) -> dist.Work:
@@ -154,19 +183,6 @@ def _pieces(tensor: torch.Tensor, rows: int) -> list[tuple[torch.Tensor, ...]]:
     """The pieces of each row of a tensor."""
     size = max(1, _PIECE // tensor.element_size())
     return [torch.split(row, size) for row in tensor.view(rows, tensor.numel() // rows)]
-
-
-def _arrivals(arriving: deque[dist.Work], hop: Hop) -> Iterator[torch.Tensor]:
-    """What arrives, with this rank's own added to it; divided before it is rounded to 16 bits."""
-    for number, received in enumerate(hop.places):
-        arriving.popleft().wait()
-        if hop.own is not None:
-            total = received.float() if received.dtype in HALVES else received
-            total += hop.own[number]
-            if hop.divisor != 1:
-                total /= hop.divisor
-            received.copy_(total)
-        yield received
 
 
 def _way(group: Group, ranks: Sequence[int], process_group: dist.ProcessGroup) -> Way:
