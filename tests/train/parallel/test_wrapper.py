@@ -141,13 +141,6 @@ def test_an_average_of_weights_goes_on_with_any_number_of_ranks(tmp_path: Path) 
     assert seen == [(True, *whole[1:])] * 2
 
 
-class Sharded(torch.nn.Linear):
-    """Stands for what `fully_shard` makes of a module: a class of the same name among its bases."""
-
-
-Sharded.__bases__ = (type("FSDPModule", (), {}), torch.nn.Linear)
-
-
 def test_what_others_have_made_parallel_is_refused() -> None:
     with paceline.init() as run:
         linear = torch.nn.Linear(2, 2)
@@ -159,8 +152,6 @@ def test_what_others_have_made_parallel_is_refused() -> None:
             run.setup(optimizer)
         with pytest.raises(TypeError, match=r"DataParallel.* pass it the model inside, model\.module"):
             run.setup(torch.nn.DataParallel(torch.nn.Linear(2, 2)))
-        with pytest.raises(TypeError, match=r"sharded, which run\.setup does not support yet: it is sharded by FSDP, "):
-            run.setup(Sharded(2, 2))
         with pytest.raises(TypeError, match="unwrap takes a model, not dict"):
             run.unwrap({})
 

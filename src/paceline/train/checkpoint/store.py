@@ -20,7 +20,7 @@ import os
 import re
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,7 @@ class Checkpoint:
     world_size: int
     shared_state: dict[str, Any]
     rank_state: Any | None
-    shards: Shards
+    shards: Shards = field(default_factory=lambda: Shards([], _map))
 
 
 class CheckpointStore:

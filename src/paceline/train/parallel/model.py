@@ -62,6 +62,7 @@ class Model:
     Attributes:
         module: the user's module.
         wrapped: the module that takes its place.
+        name: the name of its class.
         strategy: the strategy that it was set up with.
         synchroniser: exchanges the gradients; None if DistributedDataParallel does.
         was_called: whether there was a forward pass with gradients since the last `check_gradients`.
@@ -70,7 +71,7 @@ class Model:
 
     def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy, look: Look | None = None) -> None:
         """Set a model up, on all ranks."""
-        self.strategy = strategy
+        self.strategy, self.name = strategy, type(module).__name__
         self._group = group
         self._to_device(module)
         if strategy.sync_batchnorm and group.device.type == "cpu" and group.is_main:

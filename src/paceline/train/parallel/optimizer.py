@@ -71,7 +71,8 @@ _LOSS = "_paceline_loss"  # attribute of a scaled loss
 class Stepping:
     """The steps of an optimizer, as far as a GradScaler must know of them."""
 
-    def __init__(self, is_accumulating: Callable[[], bool], stepped: Callable[[bool], None]) -> None:
+    def __init__(self, group: Group, is_accumulating: Callable[[], bool], stepped: Callable[[bool], None]) -> None:
+        self.group = group
         self.is_accumulating = is_accumulating
         self.taken = 0
         self._stepped = stepped
@@ -144,10 +145,41 @@ def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
 def _unscale(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        if not (self.is_enabled() and _waits(self, optimizer)):
+        if self.is_enabled() and _waits(self, optimizer):
+            return
+        stepping: Stepping | None = getattr(optimizer, _STEPPING, None)
+        if stepping is None or not (self.is_enabled() and _is_sharded(optimizer)):
             original(self, optimizer)
+            return
+        # torch's takes sharded gradients, but not together with whole ones; ranks must skip a step together.
+        groups = [group["params"] for group in optimizer.param_groups]
+        try:
+            for group in optimizer.param_groups:
+                group["params"] = [_part_of(parameter) for parameter in group["params"]]
+            original(self, optimizer)
+        finally:
+            for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+                group["params"] = parameters
+        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        worst = stepping.group.all_reduce(max((float(each) for each in found.values()), default=0.0), "max")
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {
+            stepping.group.device: torch.tensor([worst], device=stepping.group.device)
+        }
 
     return unscale_
+
+
+def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
+    return any(is_dtensor(parameter) for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _part_of(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter, with that of its gradient; a whole parameter is returned itself."""
+    if not is_dtensor(parameter):
+        return parameter
+    part = parameter.to_local().detach().requires_grad_()
+    part.grad = parameter.grad.to_local() if is_dtensor(parameter.grad) else None
+    return part
 
 
 def _step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,12 +191,18 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
         if _waits(self, optimizer):
             return None
         before = stepping.taken if stepping is not None else 0
+        if stepping is not None and _is_sharded(optimizer) and not _is_unscaled(self, optimizer):
+            self.unscale_(optimizer)
         result = original(self, optimizer, *args, **kwargs)
         if stepping is not None and stepping.taken == before:
             stepping.skipped()
         return result
 
     return step
+
+
+def _is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    return bool(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"])
 
 
 def _update(original: Callable[..., None]) -> Callable[..., None]:
@@ -219,7 +257,7 @@ def prepare_optimizer(
                 param_group[name] = param_group[name] * factor
     if group.world_size > 1:  # an optimizer that uses its loss must get the same on all ranks
         optimizer.register_step_pre_hook(functools.partial(_with_reduced_loss, reduced_loss))
-    stepping = Stepping(is_accumulating, stepped)
+    stepping = Stepping(group, is_accumulating, stepped)
     optimizer.register_step_post_hook(lambda *_: None if only_makes_state() else stepping.done())
     attach(optimizer, stepping)
     if strategy.accumulate > 1:

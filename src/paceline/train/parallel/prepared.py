@@ -134,13 +134,13 @@ class Prepared:
     def add(self, thing: Any, strategy: Strategy | None, loop: Loop) -> Any:
         """Set up a model or an optimizer. Returns what takes its place in the training loop."""
         if isinstance(thing, torch.nn.Module):
-            check_kind(thing)
             if any(thing is model.module for model in self._models):
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass a model to run.setup once")
             chosen = (strategy or Strategy()).completed(os.environ)
+            self._check_shared(thing, chosen)
+            check_kind(thing)
             self._warn_of_variable(chosen)
             check_alike(self._group, thing, chosen)
-            self._check_shared(thing, chosen)
             model = self._made(thing, chosen)
             if model.synchroniser is not None:
                 part = SavedSync(model, model.strategy.method, self._group)
@@ -209,7 +209,7 @@ class Prepared:
                 is_shared = model.current(parameter) is not parameter or id(parameter) in theirs
                 if is_shared and not {model.strategy.shard, strategy.shard} <= {False, "optimizer"}:
                     raise ValueError(
-                        f"{name} of {type(module).__name__} is also a parameter of {type(model.module).__name__}, and "
+                        f"{name} of {type(module).__name__} is also a parameter of {model.name}, and "
                         "one of them is sharded; make both parts of one model, and pass that to run.setup"
                     )
 

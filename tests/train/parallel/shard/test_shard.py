@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from tests.train.launching import launch, launch_each  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import paceline  # noqa: E402
@@ -270,16 +271,10 @@ def refused(case: str) -> str:
             elif case == "shared":
                 run.setup(model, strategy=strategy)
                 run.setup(torch.nn.Sequential(torch.nn.Linear(1, 1), model.embedding))
-            elif case == "twice":
-                from torch.distributed.fsdp import fully_shard
-
-                mesh = dist.init_device_mesh("cpu", (2,))
-                run.setup(fully_shard(model, mesh=mesh), strategy=strategy)
-            elif case == "part":
-                from torch.distributed.fsdp import fully_shard
-
-                fully_shard(model.blocks[0], mesh=dist.init_device_mesh("cpu", (2,)))
-                run.setup(model)
+            elif case in ("twice", "part"):
+                two = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+                fully_shard(two if case == "twice" else two[0], mesh=dist.init_device_mesh("cpu", (2,)))
+                run.setup(two, strategy=strategy if case == "twice" else None)
             elif case == "rows":
                 run.setup(model, Odd(model.parameters(), 0.1), strategy=strategy)
             elif case == "whole":
@@ -309,8 +304,8 @@ REFUSED = {
     "tied": "ValueError: embedding.weight and head.weight are one parameter, and belong to different units; ",
     "divided": "ValueError: shard=3: 2 ranks cannot be divided into groups of 3; ",
     "shared": "ValueError: 1.weight of Sequential is also a parameter of Net, and one of them is sharded; ",
-    "twice": "ValueError: FSDPNet is sharded by fully_shard already, and Strategy(shard=True) shards models that ",
-    "part": "ValueError: Net is sharded by fully_shard, but its ",
+    "twice": "ValueError: FSDPSequential is sharded by fully_shard already, and Strategy(shard=True) shards models that ",
+    "part": "ValueError: Sequential is sharded by fully_shard, but its 1.weight is not: ",
     "rows": 'TypeError: Odd may look at whole parameters, and with shard="optimizer" it gets rows of them; ',
     "whole": "TypeError: LBFGS looks at whole parameters, and ranks have parts of them; ",
     "copy": "TypeError: Net is sharded, so it has no copy",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from paceline.train.group.sharded import kind_of
+from paceline.train.group.sharded import is_fully_sharded, kind_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
 from paceline.train.parallel.model import Model
 from paceline.train.parallel.units import compute_again, describe, find_units
@@ -77,7 +77,7 @@ class ShardedModel(Model):
         from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
         module, group, strategy = self.module, self._group, self.strategy
-        if not isinstance(module, FSDPModule):
+        if not is_fully_sharded(module):
             size = shard_size(strategy.shard, group)
             mesh = make_mesh(size, group)
             self._shard_units(find_units(module, strategy.units), mesh, size)
@@ -159,8 +159,7 @@ class ShardedModel(Model):
         new = [name for name, p in self.named if id(p) in self.got_later()]
         if new:
             raise NotExchanged(
-                f"{type(self.module).__name__} got the parameter {new[0]} after run.setup, which has sharded it; add "
-                "it before run.setup"
+                f"{self.name} got the parameter {new[0]} after run.setup, which has sharded it; add it before run.setup"
             )
         self._exchanges_again()
 
@@ -190,7 +189,7 @@ class ShardedModel(Model):
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise UnitsMixed(
-                f"a module of {type(self.module).__name__} uses parameters of another unit, which are not gathered "
+                f"a module of {self.name} uses parameters of another unit, which are not gathered "
                 f"then ({str(error).splitlines()[0][:200]}): make one unit of both, or leave both out of the units: "
                 "Strategy(units=(…))"
             ) from error
