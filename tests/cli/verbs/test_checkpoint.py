@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +42,12 @@ def saved(paceline: Paceline) -> Path:
         save(store, 1)
         save(store, 2)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _this_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What should be refused in this process must not replace it by the export."""
+    monkeypatch.delattr(os, "execv")
 
 
 @pytest.fixture
@@ -179,6 +184,7 @@ def test_all_kinds_of_tensors_and_what_is_none(paceline: Paceline) -> None:
     header = json.loads(content[8 : 8 + length])
     assert length % 8 == 0
     assert header.pop("__metadata__") == {"format": "pt"}
+    assert all(it["data_offsets"][0] % model[name].itemsize == 0 for name, it in header.items())
     places = [it["data_offsets"] for it in header.values()]
     assert [0, *(end for _, end in places)] == [*(begin for begin, _ in places), len(content) - 8 - length]
 
@@ -199,22 +205,30 @@ def test_the_newest_intact_one_and_other_parts(paceline: Paceline, saved: Path) 
     assert {*names(paceline.folder)} & {"o.safetensors", "p.pt"} == set()
 
 
-def test_nothing_is_left_of_what_does_not_come_to_its_end(paceline: Paceline, saved: Path) -> None:
-    before = names(paceline.folder)
-    limited = paceline(
-        "checkpoint", "export", "saved", "-o", "m.safetensors",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
-    )  # fmt: skip
-    assert (limited.returncode, limited.stderr) == (1, "paceline: -o m.safetensors: File too large\n")
-    interrupted = (
-        "import os, signal; os.fsync = lambda _: os.kill(os.getpid(), signal.SIGINT)\n"
-        "from paceline.train.checkpoint.export import main; main()"
-    )
-    for file in ("m.safetensors", "m.pt"):
-        command = [sys.executable, "-c", interrupted, str(saved / "step-000002"), "model", file, ""]
-        done = subprocess.run(command, cwd=paceline.folder, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (130, "")
-    assert names(paceline.folder) == before
+@pytest.mark.parametrize(
+    ("happens", "file", "ended"),
+    [
+        ("os.fsync = lambda _: os.kill(os.getpid(), signal.SIGINT)", "m.safetensors", (130, "")),
+        ("os.fsync = lambda _: os.kill(os.getpid(), signal.SIGTERM)", "m.pt", (143, "")),
+        (
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
+            "m.safetensors",
+            (1, "paceline: -o m.safetensors: File too large\n"),
+        ),
+    ],
+)
+def test_nothing_is_left_of_what_does_not_come_to_its_end(
+    tmp_path: Path, happens: str, file: str, ended: tuple[int, str]
+) -> None:
+    with contextlib.closing(single(tmp_path)) as store:
+        save(store, 1)
+    before = names(tmp_path)
+    code = f"import os, resource, signal; {happens}; from paceline.train.checkpoint.export import main; main()"
+    # -B: the limit would cut what Python compiles, too.
+    command = [sys.executable, "-B", "-c", code, str(tmp_path / "step-000001"), "model", file, ""]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == ended
+    assert names(tmp_path) == before
 
 
 def train(folder: str) -> None:
@@ -265,7 +279,7 @@ def test_a_sharded_model_is_exported_whole_and_in_little_memory(paceline: Paceli
     whole = torch.load(paceline.folder / "saved" / "whole.pt", weights_only=True)
     (growth,) = launch(exported, (checkpoint, paceline.folder / "model.safetensors"))
     assert same(load_file(paceline.folder / "model.safetensors"), whole)
-    assert growth < 24e6, "of 64 MB, with 4 MB in a tensor, and 8 MB in a piece that is written"
+    assert growth < 48e6, "of 64 MB, with 4 MB in a tensor; what is freed may stay with the process for a while"
     paceline.succeeds("checkpoint", "export", "saved", "-o", "model.pt")
     model = torch.nn.Sequential(*(torch.nn.Linear(1001, 1001) for _ in range(TENSORS)))
     model.load_state_dict(torch.load(paceline.folder / "model.pt", weights_only=True))

@@ -120,7 +120,7 @@ def _safetensors(part: str, tensors: dict[str, torch.Tensor], shards: Shards) ->
 
 
 def _bytes(tensor: torch.Tensor) -> Iterator[bytes]:
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.contiguous()
     for at in range(0, size := plain.numel() * plain.dtype.itemsize, CHUNK):
         yield ctypes.string_at(plain.data_ptr() + at, min(CHUNK, size - at))
 
