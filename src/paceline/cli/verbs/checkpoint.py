@@ -213,11 +213,12 @@ def _where() -> click.Argument:
 
 
 _verbs = [
-    SectionedCommand("show", callback=_show, params=[_where(), output_option()]),
-    SectionedCommand("verify", callback=_verify, params=[_where()]),
+    SectionedCommand("show", callback=_show, short_help="List checkpoints.", params=[_where(), output_option()]),
+    SectionedCommand("verify", callback=_verify, short_help="Compare all files with checksums.", params=[_where()]),
     SectionedCommand(
         "export",
         callback=_export,
+        short_help="Write the model into one file.",
         params=[
             _where(),
             Option(["-o", "--output", "file"], metavar="FILE", required=True, help="FILE.safetensors or FILE.pt."),
