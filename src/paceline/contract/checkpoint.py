@@ -7,18 +7,20 @@ to another one, or gets one, needs no torch.
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{6,})(-\d+)?")
 STATE_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.pt")
+_OF_RANK = re.compile(r"(rank|shard)-\d+\.pt")
 MARKER = ".paceline-saving"  # in a folder that is being written: says that paceline made it
 MARK = b"A checkpoint that paceline has begun to write.\n"
 CHUNK = 8 * 1024 * 1024  # bytes read at once
@@ -62,16 +64,32 @@ def newest_first(folder: Path) -> Iterator[tuple[Path, Listing]]:
     yield from sorted(found, key=lambda it: (it[1]["serial"], it[1]["step"], it[1]["id"]), reverse=True)
 
 
+def part_files(files: Iterable[str]) -> dict[str, str]:
+    """The parts of the shared state among the files of a checkpoint, and the file of each."""
+    return {name[: -len(".pt")]: name for name in files if not _OF_RANK.fullmatch(name)}
+
+
+def piece_files(files: Iterable[str]) -> list[str]:
+    """The files with pieces of what is sharded, in the order of ranks."""
+    return sorted(name for name in files if name.startswith("shard-") and _OF_RANK.fullmatch(name))
+
+
 def is_whole(path: Path, manifest: Listing) -> bool:
     """Whether all files of a checkpoint are as its manifest says; reads them."""
-    for name, record in manifest["files"].items():
-        crc = size = 0
-        try:
-            with open(path / name, "rb", buffering=0) as file:
-                while chunk := file.read(CHUNK):
-                    crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-        except OSError:
-            return False
-        if (size, f"{crc:08x}") != (record["size"], record["crc32"]):
-            return False
-    return True
+    return not any(damage(path / name, record) for name, record in manifest["files"].items())
+
+
+def damage(file: Path, record: dict[str, Any], *, reads: bool = True) -> str:
+    """Why a file is not as its record in a manifest says, "" if it is; without `reads`, as far as its size shows."""
+    crc = 0
+    try:
+        with open(file, "rb", buffering=0) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size != record["size"]:
+                return f"{size} bytes instead of {record['size']}"
+            while reads and (chunk := opened.read(CHUNK)):
+                crc = zlib.crc32(chunk, crc)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    is_other = reads and f"{crc:08x}" != record["crc32"]
+    return f"its checksum is {crc:08x} instead of {record['crc32']}" if is_other else ""

@@ -40,6 +40,7 @@ def completed(*words: str) -> list[str]:
         (("get", "res"), ["resnet-1", "resnet-2", "resnet-3"]),
         (("logs", "-f", "b"), ["bert-1"]),
         (("top", "job", "b"), ["bert-1"]),
+        (("checkpoint", "show", "b"), ["bert-1", "b"]),  # and the folders, which the shell knows
         (("stop", "resnet-1", "res"), ["resnet-2", "resnet-3"]),
         (("list", "--state", "ru"), ["RUNNING"]),
         (("prune", "--state", "FAILED,ST"), ["FAILED,STARTING", "FAILED,STOPPED"]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from click.shell_completion import CompletionItem
+
 from paceline.backends import registry
 from paceline.job import settings_files
 from paceline.job.errors import UserError
@@ -32,6 +34,11 @@ def known_jobs(begin: str) -> list[str]:
         return []
     found = {path.name for folder in folders for path in folder.glob("[!.]*")}
     return sorted(name for name in found if name.startswith(begin))
+
+
+def jobs_and_folders(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The same jobs, and the folders that the shell finds."""
+    return [*map(CompletionItem, jobs(context, parameter, incomplete)), CompletionItem(incomplete, type="dir")]
 
 
 def instances(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

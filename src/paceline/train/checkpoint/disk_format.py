@@ -26,7 +26,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.contract.checkpoint import CHUNK, FORMAT, MANIFEST, MARK, MARKER, NAME, STATE_FILE, crc_of_json
+from paceline.contract.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    MARK,
+    MARKER,
+    NAME,
+    STATE_FILE,
+    crc_of_json,
+    damage,
+    part_files,
+    piece_files,
+)
 
 from .errors import CheckpointError, DamagedCheckpoint
 from .plain_state import unsafe_names, why_refused
@@ -127,12 +138,12 @@ def shard_file(rank: int) -> str:
 
 def shared_files(manifest: Manifest) -> dict[str, str]:
     """The parts of the shared state, and the file of each."""
-    return {n.removesuffix(".pt"): n for n in manifest.files if not re.fullmatch(r"(rank|shard)-\d+\.pt", n)}
+    return part_files(manifest.files)
 
 
 def shard_files(manifest: Manifest) -> list[str]:
     """The files with pieces of what is sharded, in the order of ranks."""
-    return sorted(name for name in manifest.files if re.fullmatch(r"shard-\d+\.pt", name))
+    return piece_files(manifest.files)
 
 
 class _Summing:
@@ -207,18 +218,8 @@ def _write(path: Path, fill: Callable[[_Summing], None]) -> FileRecord:
 
 def verify_file(path: Path, record: FileRecord) -> None:
     """Read a file and compare it with its record."""
-    crc = 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != record.size:
-                raise DamagedCheckpoint(f"{path.name}: {size} bytes instead of {record.size}")
-            while chunk := file.read(CHUNK):
-                crc = zlib.crc32(chunk, crc)
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path.name}: {error.strerror}") from error
-    if f"{crc:08x}" != record.crc32:
-        raise DamagedCheckpoint(f"{path.name}: its checksum is {crc:08x} instead of {record.crc32}")
+    if why := damage(path, asdict(record)):
+        raise DamagedCheckpoint(f"{path.name}: {why}")
 
 
 def sync_folder(path: Path) -> None:
