@@ -22,6 +22,7 @@ __all__ = [
     "LocalSGD",
     "LogMismatch",
     "ModelMismatch",
+    "NotBuilt",
     "NotConnected",
     "NotExchanged",
     "OptimizerMismatch",
@@ -33,6 +34,7 @@ __all__ = [
     "Run",
     "Strategy",
     "TopK",
+    "UnitsMixed",
     "UnusedParameters",
     "WrongDevice",
     "__version__",
@@ -55,8 +57,10 @@ if TYPE_CHECKING:
     from paceline.train.parallel.errors import (
         AccumulationChanged,
         ModelMismatch,
+        NotBuilt,
         NotExchanged,
         OptimizerMismatch,
+        UnitsMixed,
         UnusedParameters,
         WrongDevice,
     )
@@ -83,6 +87,7 @@ _HOMES = {
     "LeftEarly": "train.control.errors",
     "LogMismatch": "train.metrics.reduction",
     "ModelMismatch": "train.parallel.errors",
+    "NotBuilt": "train.parallel.errors",
     "NotConnected": "train.control.connect",
     "NotExchanged": "train.parallel.errors",
     "OptimizerMismatch": "train.parallel.errors",
@@ -90,6 +95,7 @@ _HOMES = {
     "Preempted": "train.control.exit_report",
     "RankFailed": "contract.functions",
     "ReplicaMismatch": "train.control.errors",
+    "UnitsMixed": "train.parallel.errors",
     "UnusedParameters": "train.parallel.errors",
     "WrongDevice": "train.parallel.errors",
 }  # fmt: skip

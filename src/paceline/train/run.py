@@ -27,6 +27,7 @@ from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.loop.tune_trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.batch_norm import update_bn
+from paceline.train.parallel.build import Weights
 from paceline.train.parallel.norm import clip
 from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.prepared import Prepared
@@ -192,6 +193,29 @@ class Run(Collectives):
         _open.add(self)
 
     # -- training ------------------------------------------------------------------------------------------------------
+
+    def build(
+        self, weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Make models within this block without memory for their parameters and large buffers.
+
+            with run.build():
+                model = Net()
+            model, optimizer = run.setup(model, torch.optim.AdamW(model.parameters()), strategy=Strategy(shard=True))
+
+        `setup` gives them their numbers: those that they would have without this block, with any number of ranks. With
+        `Strategy(shard=…)` it does so a unit at a time, so no rank ever has the whole model.
+
+        Args:
+            weights: files of safetensors, or of `torch.save` with a state_dict, whose numbers parameters and buffers of
+                the same names get instead. Only what a unit needs is read at a time.
+
+        Raises:
+            ValueError: a file is neither of the two; or has a tensor of another shape, which `setup` finds.
+            OSError: a file cannot be read.
+        """
+        given = [] if weights is None else [weights] if isinstance(weights, (str, os.PathLike)) else list(weights)
+        return self._prepared.builds.build(Weights(given) if given else None)
 
     def setup(self, *things: Any, strategy: Strategy | None = None) -> Any:
         """Prepare models and optimizers for training on all ranks, and return them in the order given.

@@ -25,6 +25,12 @@ class NotExchanged(RuntimeError):
     __module__ = "paceline"  # where users find it
 
 
+class NotBuilt(RuntimeError):
+    """A model has no numbers when it is set up."""
+
+    __module__ = "paceline"  # where users find it
+
+
 class UnitsMixed(RuntimeError):
     """A part of a sharded model uses parameters that are not gathered then."""
 

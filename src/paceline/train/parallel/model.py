@@ -6,6 +6,7 @@ import contextlib
 import logging
 import operator
 import re
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from paceline.train.group.group import Group
 
+    from .build import Built
     from .strategy import Strategy
     from .sync.methods.synchroniser import Synchroniser
 
@@ -69,10 +71,19 @@ class Model:
         has_gradients: whether a backward since then has computed gradients that ranks must exchange.
     """
 
-    def __init__(self, module: torch.nn.Module, group: Group, strategy: Strategy, look: Look | None = None) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        group: Group,
+        strategy: Strategy,
+        look: Look | None = None,
+        built: Built | None = None,
+    ) -> None:
         """Set a model up, on all ranks."""
         self.strategy, self.name = strategy, type(module).__name__
-        self._group = group
+        self._group, self._built = group, built
+        # Whoever has a parameter of the model from before, such as an optimizer, finds the new one here.
+        self._former: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._to_device(module)
         if strategy.sync_batchnorm and group.device.type == "cpu" and group.is_main:
             log.warning("sync_batchnorm has no effect on the CPU: torch has it for GPUs only")
@@ -105,7 +116,16 @@ class Model:
         self.exchange(strategy.accumulate == 1)
 
     def _to_device(self, module: torch.nn.Module) -> None:
+        self._fill(module, module)
         module.to(self._group.device)
+
+    def _fill(self, part: torch.nn.Module, module: torch.nn.Module) -> None:
+        """Give a part of the model its numbers, if it was made without memory."""
+        for former, now in self._built.fill(part, module) if self._built is not None else ():
+            self._replaced(former, now)
+
+    def _replaced(self, former: torch.Tensor, now: torch.Tensor) -> None:
+        self._former[id(former)] = weakref.ref(former), now
 
     def _exchanges_again(self) -> None:
         """Make the exchange of the parameters that are trained now; a collective of all ranks."""
@@ -202,8 +222,9 @@ class Model:
         return "allreduce" if self.synchroniser is None else self.synchroniser.method
 
     def current(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What a parameter has become that the model had before it was set up."""
-        return parameter
+        """What a parameter has become that the model had before it was set up; any other is returned itself."""
+        former, now = self._former.get(id(parameter), (None, None))
+        return self.current(now) if former is not None and now is not None and former() is parameter else parameter
 
     def cut(self) -> None:
         """Note that an error has ended a pass."""

@@ -17,6 +17,7 @@ from paceline.train.group import sharded
 from paceline.train.group.sharded import check_savable, is_dtensor
 
 from .alike import check_alike, check_kind, check_optimizer_kind
+from .build import Builds
 from .errors import UnusedParameters
 from .late_exchange import LooseParameters
 from .model import Model, some_of
@@ -105,6 +106,7 @@ class Prepared:
         optimizers: those that were set up.
         replicas: `Strategy.replicas` of each of them.
         look: is called at the first forward passes, see `Model`.
+        builds: models that were made without memory.
     """
 
     def __init__(self, group: Group) -> None:
@@ -126,6 +128,7 @@ class Prepared:
         self._step_counts = StepCounts(group)
         self._factor: float | torch.Tensor = 1.0  # of the last loss
         self.look: Look | None = None
+        self.builds = Builds()
         self._passes = JointPasses(group)
         self._rows: list[Rows] = []  # of optimizers whose state is sharded, and their parameters are not
 
@@ -189,6 +192,7 @@ class Prepared:
 
     def _made(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model with its exchange: the only place that asks how it is kept."""
+        built = self.builds.of(module)
         own = sharded.is_fully_sharded(module)
         if own and strategy.shard is not False:
             raise ValueError(
@@ -196,10 +200,10 @@ class Prepared:
                 "shards models that are whole; leave out one of them"
             )
         if not own and (strategy.shard in (False, "optimizer") or self._group.world_size == 1):
-            return Model(module, self._group, strategy, self.look)
+            return Model(module, self._group, strategy, self.look, built)
         from .shard.model import ShardedModel  # it imports much of torch that others do not need
 
-        return ShardedModel(module, self._group, strategy, self.look, self._passes)
+        return ShardedModel(module, self._group, strategy, look=self.look, built=built, passes=self._passes)
 
     def _check_shared(self, module: torch.nn.Module, strategy: Strategy) -> None:
         """Check that a model has no parameters of another one, if one of them is sharded."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from paceline.train.group.sharded import is_fully_sharded, kind_of
+from paceline.train.parallel.build import Unfilled
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
 from paceline.train.parallel.model import Model
 from paceline.train.parallel.units import compute_again, describe, find_units
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from paceline.train.group.group import Group
+    from paceline.train.parallel.build import Built
     from paceline.train.parallel.model import Look
     from paceline.train.parallel.strategy import Strategy
 
@@ -48,14 +49,14 @@ class ShardedModel(Model):
         module: torch.nn.Module,
         group: Group,
         strategy: Strategy,
+        *,
         look: Look | None,
+        built: Built | None,
         passes: JointPasses,
     ) -> None:
         self._is_sharded = self._was_cut = self._is_last = False
         self._passes, self._number = passes, passes.add(self)
-        # Whoever has a parameter of the model from before, such as an optimizer, finds the new one here.
-        self._former: dict[int, tuple[weakref.ref[torch.Tensor], torch.nn.Parameter]] = {}
-        super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look)
+        super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look, built)
 
     # -- setting up ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +126,7 @@ class ShardedModel(Model):
     def _prepare(self, part: torch.nn.Module, *, is_root: bool, whole: set[torch.nn.Parameter]) -> None:
         """Give a unit rank 0's numbers, and let it be compiled and computed again as the strategy says."""
         device = self._group.device
+        self._fill(part, self.module)
         for name, parameter in part.named_parameters():
             if kind_of(parameter) is not None:
                 continue  # of a unit within
@@ -145,14 +147,10 @@ class ShardedModel(Model):
         if self.strategy.compile:
             part.compile(**({} if self.strategy.compile is True else {"backend": self.strategy.compile}))
 
-    def _replaced(self, former: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
-        self._former[id(former)] = weakref.ref(former), parameter
-        former.data = former.data.new_empty(0)  # whoever has it keeps no memory, and cannot use it by mistake
-
-    def current(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The parameter of the model that a former one has become; any other is returned itself."""
-        former, now = self._former.get(id(parameter), (None, None))
-        return now if former is not None and now is not None and former() is parameter else parameter
+    def _replaced(self, former: torch.Tensor, now: torch.Tensor) -> None:
+        super()._replaced(former, now)
+        if not isinstance(former, Unfilled):
+            former.data = former.data.new_empty(0)  # whoever has it keeps no memory, and cannot use it by mistake
 
     def refresh(self) -> None:
         """Train the parameters that are trained now; a collective of all ranks."""
