@@ -72,9 +72,11 @@ DATA = {"map": Numbered, "stateful": Stateful, "stateful-split": StatefulSplit, 
 folder, epochs, workers, *own = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 run = paceline.init(seed=3, checkpoint_dir=own[0] if own else f"{folder}/checkpoints", checkpoint_every=3)
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+shard = {"": False, "all": True}.get(os.environ.get("SHARD", ""), "optimizer")
+drop = 0.2 if "SHARD" not in os.environ else 0.0  # what is dropped depends on the number of ranks
+model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(drop), torch.nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-model, optimizer = run.setup(model, optimizer)
+model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(shard=shard))
 kind = os.environ.get("DATA", "map")
 train = run.dataloader(DATA[kind](), global_batch_size=16, shuffle=kind == "map", num_workers=workers)
 start = run.broadcast_object(time.time_ns())
@@ -95,8 +97,9 @@ for epoch in run.epochs(epochs):
         run.backward((model(features) - 1).pow(2).mean())
         optimizer.step()
         optimizer.zero_grad()
+weights = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for p in model.parameters()]
 if run.is_main:
-    torch.save([p.detach() for p in model.parameters()], f"{folder}/weights.pt")
+    torch.save(weights, f"{folder}/weights.pt")
     print("end", run.step, file=records, flush=True)
 run.close()
 os.close(1)

@@ -100,8 +100,12 @@ def status(paceline: Paceline) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
-def test_samples_and_weights_survive_kills_of_ranks(paceline: Paceline, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "shard"), [pytest.param(0, None, marks=pytest.mark.nightly), (2, None), (0, "all")]
+)
+def test_samples_and_weights_survive_kills_of_ranks(paceline: Paceline, workers: int, shard: str | None) -> None:
+    if shard is not None:
+        paceline.env["SHARD"] = shard
     training = Training(paceline, workers)
     quiet = training.start(2)
     quiet.communicate(timeout=GENEROUS + 30 * KILLS)
@@ -135,13 +139,21 @@ def test_samples_and_weights_survive_kills_of_ranks(paceline: Paceline, workers:
 
 
 def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: Paceline) -> None:
+    """Each start is sharded in another way, or not at all; the weights are those of one process, to the order of sums."""
+    paceline.env["SHARD"] = ""
     training = Training(paceline, 0)
+    training.start(1).communicate(timeout=GENEROUS + 30 * KILLS)
+    alone = torch.load(paceline.folder / "weights.pt")
+    for path in ("records", "checkpoints"):
+        shutil.rmtree(paceline.folder / path)
+    training.records.mkdir()
     training.hold.touch()
     dice = random.Random(1)
     kills = 0
     while True:
         if kills == KILLS:
             training.hold.unlink()
+        paceline.env["SHARD"] = dice.choice(["", "all", "all", "optimizer"])
         process = training.start(dice.randint(1, 3))
         goal = training.steps() + dice.randint(1, 25)
         eventually(lambda p=process, g=goal: training.steps() >= g or p.poll() is not None, "steps are made")
@@ -158,6 +170,7 @@ def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: P
         eventually(lambda: not paceline.processes(), "the killed job is gone")
     assert kills == KILLS
     training.check()
+    torch.testing.assert_close(torch.load(paceline.folder / "weights.pt"), alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("trial", range(int(os.environ.get("PACELINE_SOAK_STREAMS", "1"))))
