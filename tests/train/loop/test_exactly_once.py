@@ -139,7 +139,7 @@ def test_samples_and_weights_survive_kills_of_ranks(paceline: Paceline, workers:
 
 
 def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: Paceline) -> None:
-    """Each start is sharded in another way, or not at all; the weights are those of one process, to the order of sums."""
+    """Each start is sharded in another way, or not; the weights are those of one process, but for the order of sums."""
     paceline.env["SHARD"] = ""
     training = Training(paceline, 0)
     training.start(1).communicate(timeout=GENEROUS + 30 * KILLS)

@@ -151,7 +151,7 @@ class Watch:
         with self._condition:
             self._trace.enter("close")
 
-    def explain(self, error: RuntimeError) -> None:
+    def explain(self, error: RuntimeError | ConnectionError) -> None:
         """Raise what is known of the other ranks where that is why a collective has failed; called before `leave`."""
         if not self._links:
             return
@@ -492,7 +492,7 @@ class Collective(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if isinstance(error, RuntimeError):
+            if isinstance(error, (RuntimeError, ConnectionError)):
                 self._watch.explain(error)
         finally:
             self._watch.leave()

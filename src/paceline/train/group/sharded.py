@@ -51,6 +51,13 @@ def is_fully_sharded(module: torch.nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for part in module.modules() for kind in type(part).__mro__)
 
 
+def name_of(module: torch.nn.Module) -> str:
+    """The name of a model's class; that of one of `fully_shard` without what torch puts before it."""
+    kinds = type(module).__mro__
+    own = [kind for number, kind in enumerate(kinds) if number > 1 and kinds[number - 1].__name__ == "FSDPModule"]
+    return (own[0] if own else kinds[0]).__name__
+
+
 def old_kind_of(value: object) -> str | None:
     """What a tensor is that is sharded, and does not say which part of the whole it is; None for everything else."""
     return None if is_dtensor(value) else kind_of(value)

@@ -7,15 +7,17 @@ import logging
 import operator
 import re
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.train.collective_trace import line_of, script_call, script_line
+from paceline.train.group.sharded import name_of
 
 from .alike import check_alike
+from .build import Unfilled
 from .errors import AccumulationChanged, NotExchanged, UnusedParameters, WrongDevice
 from .late_exchange import LateExchange
 from .precision import HalfPrecision
@@ -39,6 +41,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline")
 _dtype, _requires_grad = operator.attrgetter("dtype"), operator.attrgetter("requires_grad")
+
+
+class Former(torch.nn.Parameter):
+    """A parameter that a model had before it was set up, and that has become another one: it cannot be used."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> NoReturn:
+        """See torch."""
+        raise RuntimeError(
+            "this parameter is from before run.setup, which has made another one of it: pass the optimizer to "
+            "run.setup, and take parameters from the model that it returned"
+        )
 
 
 class Exchange(DistributedDataParallel):
@@ -80,7 +94,7 @@ class Model:
         built: Built | None = None,
     ) -> None:
         """Set a model up, on all ranks."""
-        self.strategy, self.name = strategy, type(module).__name__
+        self.strategy, self.name = strategy, name_of(module)
         self._group, self._built = group, built
         # Whoever has a parameter of the model from before, such as an optimizer, finds the new one here.
         self._former: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
@@ -125,7 +139,13 @@ class Model:
             self._replaced(former, now)
 
     def _replaced(self, former: torch.Tensor, now: torch.Tensor) -> None:
+        """Note what a parameter or a buffer has become, which keeps its attributes."""
+        for name, value in former.__dict__.items():
+            now.__dict__.setdefault(name, value)
         self._former[id(former)] = weakref.ref(former), now
+        if not isinstance(former, Unfilled):
+            former.data = former.data.new_empty(0)  # whoever has it keeps no memory
+        former.__class__ = Former
 
     def _exchanges_again(self) -> None:
         """Make the exchange of the parameters that are trained now; a collective of all ranks."""
@@ -375,12 +395,12 @@ class Model:
             self.has_gradients = False
             if self._exchange.require_backward_grad_sync:
                 self._sent += self._sent_each
-        if complete:
+        if complete and not (self._may_be_unused or self.late.was_late):
             self._check_unused()
 
     def _check_unused(self) -> None:
         """Check that all parameters have gradients, if some have."""
-        if self._may_be_unused or self.late.was_late or all(p.grad is not None for _, p in self._trained):
+        if all(p.grad is not None for _, p in self._trained):
             return
         unused = [name for name, p in self._trained if p.grad is None]
         if len(unused) < len(self._trained):

@@ -113,6 +113,7 @@ class Prepared:
         self._group = group
         self._models: list[Model] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self._strategies: list[Strategy] = []  # of each of them
         self.replicas: list[str] = []
         self._registered: dict[str, Stateful] = {}
         self._rank_parts: dict[str, RankPart] = {}
@@ -149,6 +150,9 @@ class Prepared:
                 part = SavedSync(model, model.strategy.method, self._group)
                 self.register_on_rank(f"run.sync-{len(self._models)}", part)
             self._models.append(model)
+            for optimizer, own in zip(self.optimizers, self._strategies, strict=True):
+                if self._renew(optimizer):
+                    self._shard_state(optimizer, own)
             self._changes += 1
             self._accumulates.add(model.strategy.accumulate)
             return model.wrapped
@@ -182,6 +186,7 @@ class Prepared:
                 stepped=stepped,
             )
             self.optimizers.append(thing)
+            self._strategies.append(strategy)
             self._loose.append(LooseParameters(self._group, every))
             self._groups_given.append(len(thing.param_groups))
             self.replicas.append("off" if is_sharded else strategy.replicas)
@@ -196,7 +201,7 @@ class Prepared:
         own = sharded.is_fully_sharded(module)
         if own and strategy.shard is not False:
             raise ValueError(
-                f"{type(module).__name__} is sharded by fully_shard already, and Strategy(shard={strategy.shard!r}) "
+                f"{sharded.name_of(module)} is sharded by fully_shard already, and Strategy(shard={strategy.shard!r}) "
                 "shards models that are whole; leave out one of them"
             )
         if not own and (strategy.shard in (False, "optimizer") or self._group.world_size == 1):
@@ -223,6 +228,9 @@ class Prepared:
             from .shard.optimizer import check_each_number
 
             check_each_number(optimizer, rows=False)
+            if optimizer in self.optimizers:  # its state is that of all ranks
+                spread_optimizer(optimizer)
+                self.replicas[self.optimizers.index(optimizer)] = "off"
             optimizer.register_load_state_dict_post_hook(spread_optimizer)
             return True
         if strategy.shard == "optimizer" and self._group.world_size > 1:
@@ -232,16 +240,18 @@ class Prepared:
             keeps_parts(optimizer, rows.like)
         return False
 
-    def _renew(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer that was made before its model was set up train the parameters of now."""
+    def _renew(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Let an optimizer that was made before its model was set up train what its parameters have become."""
+        is_new = False
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
                 for model in self._models:
                     now = model.current(parameter)
                     if now is not parameter:
-                        group["params"][place] = now
+                        group["params"][place], is_new = now, True
                         if parameter in optimizer.state:
                             optimizer.state[now] = optimizer.state.pop(parameter)
+        return is_new
 
     def adopt(self) -> None:
         """Make all that the optimizers train a part of the run; a collective of all ranks if something is new."""

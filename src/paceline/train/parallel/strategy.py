@@ -104,8 +104,6 @@ class Strategy:
                 )
             if self.offload:
                 raise ValueError("offload=True has an effect on sharded parameters only; add shard=True")
-            if self.units is not None and not self.recompute:
-                raise ValueError(f"units={self.units!r} has an effect with shard= or recompute= only; add shard=True")
             return
         if self.sync not in (None, "allreduce"):
             raise ValueError(

@@ -68,6 +68,8 @@ def _repeated(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 def _named(module: torch.nn.Module, names: Sequence[str]) -> dict[str, torch.nn.Module]:
     here = dict(module.named_modules())
+    if not names:
+        raise ValueError("units=() names no module; leave it out, and the repeated blocks of the model are found")
     missing = [name for name in names if name not in here or not name]
     if missing:
         raise ValueError(
@@ -80,7 +82,13 @@ def _named(module: torch.nn.Module, names: Sequence[str]) -> dict[str, torch.nn.
             raise ValueError(f"units={tuple(names)!r}: {inside} is within {name}; name one of them")
         if not _size(here[name]):
             raise ValueError(f"units={tuple(names)!r}: {name} has no parameters")
-    return {name: here[name] for name in names}
+    found: dict[str, torch.nn.Module] = {}
+    for name in names:
+        if isinstance(here[name], (torch.nn.ModuleList, torch.nn.ModuleDict)):  # it has no forward pass
+            found.update({f"{name}.{key}": child for key, child in here[name].named_children() if _size(child)})
+        else:
+            found[name] = here[name]
+    return found
 
 
 def _check_apart(module: torch.nn.Module, units: dict[str, torch.nn.Module]) -> None:

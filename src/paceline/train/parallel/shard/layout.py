@@ -45,11 +45,6 @@ def from_part(part: torch.Tensor, like: DTensor) -> DTensor:
     )
 
 
-def shards_of(state: Mapping[str, Any]) -> dict[str, DTensor]:
-    """The sharded tensors among the values of a state."""
-    return {name: value for name, value in state.items() if is_dtensor(value)}
-
-
 def spread(state: MutableMapping[str, Any] | Mapping[str, Any], shards: Mapping[str, DTensor]) -> None:
     """Replace whole tensors of a state, in place, by this rank's parts."""
     for name, like in shards.items():

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from paceline.train.group.sharded import is_fully_sharded, kind_of
-from paceline.train.parallel.build import Unfilled
+from paceline.train.group.sharded import is_dtensor, is_fully_sharded, kind_of, name_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
 from paceline.train.parallel.model import Model
 from paceline.train.parallel.units import compute_again, describe, find_units
 
-from .layout import shards_of, spread
+from .layout import spread
 from .mesh import make_mesh, mesh_of, shard_size
 from .wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from paceline.train.parallel.strategy import Strategy
 
     from .evaluation import JointPasses
-
-_ORIGINAL = 2  # place of the user's class among those of a sharded model
-_METHODS = ("generate",)  # that compute with parameters, beside `forward`
 
 
 class ShardedModel(Model):
@@ -54,7 +50,7 @@ class ShardedModel(Model):
         built: Built | None,
         passes: JointPasses,
     ) -> None:
-        self._is_sharded = self._was_cut = self._is_last = False
+        self._is_sharded = self._was_cut = self._is_last = self._is_repeating = False
         self._passes, self._number = passes, passes.add(self)
         super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look, built)
 
@@ -75,7 +71,7 @@ class ShardedModel(Model):
         self._compute = self._compute_together = module
 
     def _shard(self) -> None:
-        from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+        from torch.distributed.fsdp import FSDPModule
 
         module, group, strategy = self.module, self._group, self.strategy
         if not is_fully_sharded(module):
@@ -83,9 +79,6 @@ class ShardedModel(Model):
             mesh = make_mesh(size, group)
             self._shard_units(find_units(module, strategy.units), mesh, size)
             module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
-            for name in _METHODS:
-                if callable(getattr(module, name, None)):
-                    register_fsdp_forward_method(module, name)
         else:
             mesh = mesh_of(module, group)
         size = mesh.size(mesh.ndim - 1)
@@ -97,7 +90,9 @@ class ShardedModel(Model):
                 part.set_custom_reduce_scatter(self._wires.reduce_scatter)  # type: ignore[arg-type]
                 part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
         type(module).__deepcopy__ = type(module).__reduce_ex__ = _no_copy  # type: ignore[attr-defined,assignment,method-assign]
-        module.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
+        for part in module.modules():
+            part.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
+        module.register_forward_pre_hook(self._before_pass, prepend=True, with_kwargs=True)
 
     def _shard_units(self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, size: int) -> None:
         """Shard a model, a unit at a time."""
@@ -105,12 +100,13 @@ class ShardedModel(Model):
 
         module, group = self.module, self._group
         whole = {p for p in module.parameters() if not _can_be_sharded(p)}
+        _check_units(module, units, whole)
         options: dict[str, Any] = {"mesh": mesh, "ignored_params": whole}
         if self.strategy.offload and group.device.type != "cpu":
             options["offload_policy"] = CPUOffloadPolicy()
         if group.is_main:
             print(
-                f"paceline: {type(module).__name__}: {describe(module, units)}, over {size} ranks",
+                f"paceline: {self.name}: {describe(module, units)}, over {size} ranks",
                 file=sys.stderr,
                 flush=True,
             )
@@ -127,14 +123,12 @@ class ShardedModel(Model):
         """Give a unit rank 0's numbers, and let it be compiled and computed again as the strategy says."""
         device = self._group.device
         self._fill(part, self.module)
-        for name, parameter in part.named_parameters():
+        for parameter in part.parameters():
             if kind_of(parameter) is not None:
                 continue  # of a unit within
             moved = parameter.data.to(device)
             dist.broadcast(moved, 0)
             parameter.data = moved
-            if is_root and parameter in whole and parameter.requires_grad and not parameter.dtype.is_floating_point:
-                raise ValueError(f"{name} is trained, and is {parameter.dtype}: only floating-point numbers can be")
         if is_root:
             for owner in part.modules():
                 for name, buffer in owner._buffers.items():
@@ -146,11 +140,6 @@ class ShardedModel(Model):
             compute_again(part)
         if self.strategy.compile:
             part.compile(**({} if self.strategy.compile is True else {"backend": self.strategy.compile}))
-
-    def _replaced(self, former: torch.Tensor, now: torch.Tensor) -> None:
-        super()._replaced(former, now)
-        if not isinstance(former, Unfilled):
-            former.data = former.data.new_empty(0)  # whoever has it keeps no memory, and cannot use it by mistake
 
     def refresh(self) -> None:
         """Train the parameters that are trained now; a collective of all ranks."""
@@ -167,21 +156,26 @@ class ShardedModel(Model):
         if self._was_cut:
             self.module.reset_iter_state()  # type: ignore[operator]
             self._was_cut = False
-        is_trained = torch.is_grad_enabled() and not self._is_evaluating
-        if is_trained:
+        if self._is_training:
             if self._has_changed:
                 self.refresh()
             self.late.forget()
             if self.module.training:
                 self.share_buffers()
-        else:
-            self._passes.goes_on(self._number, args, kwargs)
         return self._computed(args, kwargs)
+
+    @property
+    def _is_training(self) -> bool:
+        return torch.is_grad_enabled() and not self._is_evaluating
+
+    def _before_pass(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before each pass, also one that a method of the model begins: let ranks without batches take part."""
+        if not (self._is_training or self._is_repeating):
+            self._passes.goes_on(self._number, args, kwargs)
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            with self._group.guard:
-                result = self._compute(*args, **kwargs)
+            result = self._compute(*args, **kwargs)
         except RuntimeError as error:
             self._was_cut = True
             if "mixed torch.Tensor and DTensor" not in str(error):
@@ -208,8 +202,12 @@ class ShardedModel(Model):
 
     def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take part in a pass of other ranks."""
-        with torch.no_grad():
-            self._computed(args, kwargs)
+        self._is_repeating = True
+        try:
+            with torch.no_grad():
+                self._computed(args, kwargs)
+        finally:
+            self._is_repeating = False
 
     def share_buffers(self) -> None:
         """Copy rank 0's buffers to all ranks."""
@@ -268,7 +266,7 @@ class ShardedModel(Model):
         """Check that the exchange of the gradients of a backward is complete, if there are any."""
         super().check_gradients(complete, again)
         self.has_gradients = False
-        if complete:
+        if complete and not self._may_be_unused:
             self._check_unused()
 
     @property
@@ -287,9 +285,34 @@ class ShardedModel(Model):
             self._wires.close()
 
 
+def _check_units(
+    module: torch.nn.Module, units: Mapping[str, torch.nn.Module], whole: Collection[torch.nn.Parameter]
+) -> None:
+    """Check that `fully_shard` takes the parameters of a model, before anything is changed."""
+    kinds: dict[str, tuple[str, torch.dtype]] = {}  # of the units, and of the rest
+    for name, parameter in module.named_parameters():
+        hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        if hooks:
+            raise ValueError(f"{name} has hooks, which a sharded parameter loses: register them after run.setup")
+        if parameter in whole:
+            if parameter.requires_grad and not parameter.is_floating_point():
+                raise ValueError(f"{name} is trained, and is {parameter.dtype}: only floating-point numbers can be")
+            continue
+        unit = next((each for each in units if name.startswith(f"{each}.")), "")
+        other, dtype = kinds.setdefault(unit, (name, parameter.dtype))
+        if dtype != parameter.dtype:
+            raise ValueError(
+                f"{other} is {dtype}, and {name}, which is sharded together with it, {parameter.dtype}: convert one of "
+                "them, or give them units of their own: Strategy(units=(…))"
+            )
+    for name, part in module.named_modules():
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse:
+            raise ValueError(f"{name} has sparse gradients, which cannot be sharded; use sparse=False")
+
+
 def _can_be_sharded(parameter: torch.Tensor) -> bool:
     """Whether `fully_shard` takes a parameter; others are the same on all ranks, and their gradients averaged."""
-    return parameter.dim() > 0 and parameter.is_floating_point()
+    return parameter.dim() > 0 and parameter.numel() > 0 and parameter.is_floating_point()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -321,13 +344,14 @@ def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def _no_copy(module: torch.nn.Module, *_: Any) -> NoReturn:
     """In place of `__deepcopy__` and `__reduce_ex__` of a sharded model."""
-    name = type(module).__mro__[_ORIGINAL].__name__
     raise TypeError(
-        f"{name} is sharded, so it has no copy: each rank has a part of it; keep what state_dict() returns, or write a "
-        "checkpoint and export it: paceline checkpoint export (docs/sharding.md)"
+        f"{name_of(module)} is sharded, so it has no copy: each rank has a part of it; keep what state_dict() returns, "
+        "or write a checkpoint and export it: paceline checkpoint export (docs/sharding.md)"
     )
 
 
 def _spread_state(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Before `load_state_dict`: take this rank's part of whole tensors."""
-    spread(state, {prefix + name: each for name, each in shards_of(module.state_dict()).items()})
+    """Before `load_state_dict` of a model, or of a part of it: take this rank's part of whole tensors."""
+    # Parameters may be gathered now, as after an error; `state_dict` gives them back first.
+    own = module.state_dict() if isinstance(state, dict) and not prefix else module._parameters
+    spread(state, {prefix + name: each for name, each in own.items() if is_dtensor(each)})

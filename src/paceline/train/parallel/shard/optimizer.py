@@ -17,8 +17,6 @@ from .mesh import make_mesh
 from .wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.distributed.tensor import DTensor
 
     from paceline.train.group.group import Group
@@ -35,6 +33,8 @@ def check_each_number(optimizer: torch.optim.Optimizer, *, rows: bool) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, tuple(getattr(torch.optim, each) for each in _WHOLE if hasattr(torch.optim, each))):
         raise TypeError(f"{name} looks at whole parameters, and ranks have parts of them; use AdamW, or shard=False")
+    if not rows and isinstance(optimizer, torch.optim.Rprop):
+        raise TypeError("Rprop does not take sharded parameters: torch has no sharded index_put_; use another")
     if rows and type(optimizer) not in [getattr(torch.optim, each) for each in _EACH_NUMBER]:
         raise TypeError(
             f'{name} may look at whole parameters, and with shard="optimizer" it gets rows of them; use one of '
@@ -78,22 +78,20 @@ class Rows:
         self._whole = []
         for group in optimizer.param_groups:
             self._whole.append(group["params"])
-            group["params"] = [row for each in group["params"] for row in self._in_step(optimizer, each)]
+            group["params"] = [self._in_step(optimizer, each) for each in group["params"]]
 
-    def _in_step(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What the optimizer has in a step in place of a parameter: nothing if this rank has no rows of it."""
+    def _in_step(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.Tensor:
+        """What the optimizer has in a step in place of a parameter."""
         if not self._is_cut(parameter):
-            yield parameter
-            return
+            return parameter
         if parameter not in self._rows:
             self._rows[parameter] = torch.nn.Parameter(self._own(parameter.data), parameter.requires_grad)
         row = self._rows[parameter]
         row.data = self._own(parameter.data)
         row.grad = None if parameter.grad is None else self._own(parameter.grad)
-        if row.numel():
-            if parameter in optimizer.state:
-                optimizer.state[row] = optimizer.state.pop(parameter)
-            yield row
+        if parameter in optimizer.state:
+            optimizer.state[row] = optimizer.state.pop(parameter)
+        return row  # also without rows, as the optimizer counts its steps for each
 
     def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         changed: dict[torch.dtype, list[torch.Tensor]] = {}
