@@ -19,7 +19,7 @@ import paceline
 
 WIDTH, DEPTH = 256, 12  # 7.6 million parameters, 30 MB
 WORDS = 128  # per rank and step
-WINDOWS, STEPS = 5, 8
+WINDOWS, STEPS = 5, 5
 
 
 def trainer(run: paceline.Run, what: str) -> Callable[[], None]:
