@@ -67,6 +67,7 @@ class Case:
         together: measures a number of pairs, for work in which both sides take turns within one program; includes the
             warm-up.
         is_count: whether the ratio is that of the requests, not of the times.
+        is_memory: whether it is that of the megabytes.
         once: whether to measure one pair without a warm-up, because the other side takes very long.
     """
 
@@ -78,3 +79,4 @@ class Case:
     together: Callable[[Lab, int], Iterable[Pair]] | None = None
     once: bool = False
     is_count: bool = False
+    is_memory: bool = False

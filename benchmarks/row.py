@@ -38,6 +38,11 @@ def counted(ours: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
     return [(our.requests or 0) / (other.requests or 1) for our, other in zip(ours, others, strict=True)]
 
 
+def of_memory(ours: Sequence[Sample], others: Sequence[Sample]) -> list[float]:
+    """Paceline's megabytes divided by the other's, for each pair."""
+    return [(our.megabytes or 0) / (other.megabytes or 1) for our, other in zip(ours, others, strict=True)]
+
+
 @dataclass
 class Row:
     """A case and what was measured of it."""
@@ -52,7 +57,8 @@ class Row:
         """One ratio per pair; none for a reference time."""
         if not self.case.paceline or not self.case.other:
             return []
-        return (counted if self.case.is_count else ratios)(self.paceline, self.other)
+        of = of_memory if self.case.is_memory else counted if self.case.is_count else ratios
+        return of(self.paceline, self.other)
 
     @property
     def delays(self) -> list[float]:

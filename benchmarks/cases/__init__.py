@@ -14,6 +14,7 @@ GROUPS = (
     "web",
     "ddp",
     "sync",
+    "shard",
     "horovod",
     "horovod_tensorflow",
     "epoch",

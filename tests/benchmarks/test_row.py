@@ -26,6 +26,11 @@ def test_a_ratio_of_requests():
     assert Row(case, [Sample(60.0, requests=6)], [Sample(60.0, requests=24)]).ratios == [0.25]
 
 
+def test_a_ratio_of_memory():
+    case = Case("row", "memory", Side("ours"), Side("other"), is_memory=True)
+    assert Row(case, [Sample(5.0, megabytes=300)], [Sample(4.0, megabytes=1200)]).ratios == [0.25]
+
+
 def test_spread():
     assert Spread.of([0.5, 0.1, 0.4]) == Spread(0.4, 0.1, 0.5)
     assert Spread.of([0.2, 0.4]) == Spread(pytest.approx(0.3), 0.2, 0.4)
