@@ -326,8 +326,7 @@ class Model:
     def share_buffers(self) -> None:
         """Copy rank 0's buffers to all ranks."""
         if self._exchange is not None:
-            for buffer in self.module.buffers():
-                dist.broadcast(buffer, 0)
+            broadcast(list(self.module.buffers()))
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
@@ -411,6 +410,16 @@ class Model:
             f"no gradient for {some_of(names) or 'some parameters'} on rank {self._group.rank}: {loss} does not "
             "depend on them; use them, set requires_grad=False, or use Strategy(find_unused_parameters=True)"
         )
+
+
+def broadcast(tensors: Sequence[torch.Tensor]) -> None:
+    """Copy rank 0's tensors to all ranks, in place, all of one type at once; a collective of all ranks."""
+    for dtype in dict.fromkeys(each.dtype for each in tensors):
+        alike = [each for each in tensors if each.dtype is dtype]
+        flat = torch.cat([each.reshape(-1) for each in alike])
+        dist.broadcast(flat, 0)
+        for each, value in zip(alike, torch.split(flat, [each.numel() for each in alike]), strict=True):
+            each.copy_(value.view_as(each))
 
 
 def some_of(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from paceline.train.group.sharded import is_dtensor, is_fully_sharded, kind_of, name_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
-from paceline.train.parallel.model import Model
+from paceline.train.parallel.model import Model, broadcast
 from paceline.train.parallel.units import compute_again, describe, find_units
 
 from .layout import spread
@@ -105,11 +105,8 @@ class ShardedModel(Model):
         if self.strategy.offload and group.device.type != "cpu":
             options["offload_policy"] = CPUOffloadPolicy()
         if group.is_main:
-            print(
-                f"paceline: {self.name}: {describe(module, units)}, over {size} ranks",
-                file=sys.stderr,
-                flush=True,
-            )
+            said = f"{self.name}: {describe(module, units)}, over {size} ranks"
+            print(f"paceline: {said}", file=sys.stderr, flush=True)
         with group.guard:
             for part in (*units.values(), module):
                 self._prepare(part, is_root=part is module, whole=whole)
@@ -212,8 +209,7 @@ class ShardedModel(Model):
     def share_buffers(self) -> None:
         """Copy rank 0's buffers to all ranks."""
         with self._group.guard:
-            for buffer in self.module.buffers():
-                dist.broadcast(buffer, 0)
+            broadcast(list(self.module.buffers()))
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
