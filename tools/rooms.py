@@ -52,7 +52,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/group": 1080,
     "paceline/train/loop": 1960,
     "paceline/train/metrics": 760,
-    "paceline/train/parallel": 4530,
+    "paceline/train/parallel": 4540,
     "paceline/train/replicas": 450,
     "paceline/web": 1600,
 }

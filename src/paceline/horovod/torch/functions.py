@@ -89,7 +89,7 @@ def begins_anew(process_set: ProcessSet) -> None:
 
 def check_whole(name: str, thing: object) -> None:
     """Check that a rank's model, optimizer or state can be given to the other ranks."""
-    found = sharded.in_object(thing) or sharded.in_state(thing, name)
+    found = sharded.in_object(thing, sharded.kind_of) or sharded.in_state(thing, name)
     if found is not None:
         raise TypeError(f"{name} is sharded, and Horovod gives all ranks one rank's state: {found}")
 

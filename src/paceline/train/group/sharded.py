@@ -63,15 +63,15 @@ def old_kind_of(value: object) -> str | None:
     return None if is_dtensor(value) else kind_of(value)
 
 
-def in_object(thing: object) -> str | None:
-    """What is sharded in an old way in a model, or among the parameters of an optimizer, with its name; or None.
+def in_object(thing: object, kind: Callable[[object], str | None] = old_kind_of) -> str | None:
+    """What is of a kind in a model, or among the parameters of an optimizer, with its name; None if nothing is.
 
     Nothing is looked for in other objects: their states say what they hold, see `in_state`.
     """
     if isinstance(thing, torch.nn.Module):
-        return next(_in_module(thing), None)
+        return next(_in_module(thing, kind), None)
     if isinstance(thing, torch.optim.Optimizer):
-        return next(_in_optimizer(thing), None)
+        return next(_in_optimizer(thing, kind), None)
     return None
 
 
@@ -92,20 +92,21 @@ def why_refused(name: str, found: str) -> str:
     return f'"{name}": {found}: {_TO_SAVE}'
 
 
-def _in_module(module: torch.nn.Module) -> Iterator[str]:
+def _in_module(module: torch.nn.Module, kind_of_it: Callable[[object], str | None]) -> Iterator[str]:
     for name, parameter in itertools.chain(module.named_parameters(), module.named_buffers()):
-        if kind := old_kind_of(parameter):
+        if kind := kind_of_it(parameter):
             yield f'parameter "{name}" is {kind}'
-    for name, part in module.named_modules():
-        if any(kind.__name__ == _MODULE for kind in type(part).__mro__):
-            yield f'module "{name}" is sharded by {_MODULE}' if name else f"it is sharded by {_MODULE}"
+    kinds = {_MODULE} if kind_of_it is old_kind_of else {_MODULE, "FSDPModule"}
+    for name, part in module.named_modules():  # parameters of it may be gathered for now
+        if found := kinds & {each.__name__ for each in type(part).__mro__}:
+            yield f'module "{name}" is sharded by {found.pop()}' if name else f"it is sharded by {found.pop()}"
 
 
-def _in_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+def _in_optimizer(optimizer: torch.optim.Optimizer, kind_of_it: Callable[[object], str | None]) -> Iterator[str]:
     for number, group in enumerate(optimizer.param_groups):
         names: Sequence[str | int] = group.get("param_names") or range(len(group["params"]))
         for name, parameter in zip(names, group["params"], strict=False):
-            if kind := old_kind_of(parameter):
+            if kind := kind_of_it(parameter):
                 of_group = f" of group {number}" if isinstance(name, int) else ""
                 yield f'parameter "{name}"{of_group} is {kind}'
 

@@ -419,7 +419,7 @@ def broadcast(tensors: Sequence[torch.Tensor]) -> None:
         flat = torch.cat([each.reshape(-1) for each in alike])
         dist.broadcast(flat, 0)
         for each, value in zip(alike, torch.split(flat, [each.numel() for each in alike]), strict=True):
-            each.copy_(value.view_as(each))
+            each.data.copy_(value.view_as(each))  # a backward of an earlier pass may still need it as it is
 
 
 def some_of(names: Sequence[str]) -> str:
