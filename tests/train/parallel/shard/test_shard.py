@@ -111,7 +111,9 @@ def trained(options: Options, folder: Path | None = None, epochs: int = 2, order
                 begun = epoch
                 first = whole(model.state_dict()), whole(optimizer.state_dict()["state"])
             for x, y in loader:
-                run.backward(functional.cross_entropy(model(x), y))
+                # The weights of an accumulation are known at its end only: gradients so far are corrected then.
+                weight = loader.samples if "accumulate" in options else None
+                run.backward(functional.cross_entropy(model(x), y), weight)
                 norm = run.clip_grad_norm(0.5)
                 if not run.accumulating:
                     seen.append(float(norm))
