@@ -53,7 +53,8 @@ class ShardedModel(Model):
         built: Built | None,
         passes: JointPasses,
     ) -> None:
-        self._is_sharded = self._was_cut = self._is_last = self._is_repeating = False
+        self._is_sharded = self._was_cut = self._is_repeating = False
+        self._is_last = True  # what torch begins with
         self._passes, self._number = passes, passes.add(self)
         super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look, built)
 
