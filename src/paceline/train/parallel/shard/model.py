@@ -256,9 +256,9 @@ class ShardedModel(Model):
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply all gradients so far, also those that are not exchanged yet."""
-        super().scale_gradients(factor)
-        for gathered in _accumulated(self.module):
-            gathered.mul_(factor)
+        here = [parameter.grad for _, parameter in self._trained if parameter.grad is not None]
+        for gradient in (*here, *_accumulated(self.module)):  # the module may have its gathered parameters now
+            gradient.mul_(factor)
 
     def check_inputs(self, inputs: set[int]) -> bool:
         """Whether a backward for these tensors, given by their ids, gives gradients of this model."""
