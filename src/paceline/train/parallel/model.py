@@ -289,7 +289,8 @@ class Model:
             return self._compute(*args, **kwargs)
         if self._has_changed:
             self.refresh()
-        if self._exchange is None:
+        # A pass of an evaluation with gradients must not prepare an exchange: the next backward would begin it.
+        if self._exchange is None or self._is_evaluating:
             return self._compute(*args, **kwargs)
         self.late.forget()
         self._is_exchanging = self._exchange.require_backward_grad_sync

@@ -34,6 +34,7 @@ KINDS: dict[str, Options] = {
     "optimizer": {"shard": "optimizer"},
     "optimizer, accumulated": {"shard": "optimizer", "accumulate": 3},
     "recomputed": {"recompute": True},
+    "whole, accumulated": {"accumulate": 3},
 }
 
 
