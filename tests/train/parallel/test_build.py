@@ -69,15 +69,23 @@ def built(options: dict[str, Any], weights: Path | None = None) -> tuple[dict[st
             model: Any = Net()
         drawn = torch.rand(2)
         kept = sum(each.untyped_storage().nbytes() for each in model.parameters() if type(each) is nn.Parameter)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(**options))
+        optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer, model = run.setup(optimizer, model, strategy=paceline.Strategy(**options))
         found = numbers(model)
         is_tied = model.head.weight is model.embedding.weight
         before = model.head.weight.detach().clone()
         run.backward(model(torch.arange(6).view(2, 3)).square().mean())
         optimizer.step()
-        assert not torch.equal(numbers(model)["head.weight"], before.full_tensor() if options else before)
+        assert not torch.equal(
+            numbers(model)["head.weight"], before.full_tensor() if options.get("shard") is True else before
+        )
+        if options.get("shard") == "optimizer":
+            assert len(run._prepared._rows) == 1
         return found, is_tied, drawn, kept
+
+
+def test_an_optimizer_that_is_set_up_first_keeps_its_rows_once() -> None:
+    launch(built, ({"shard": "optimizer"},), 2)
 
 
 @pytest.mark.parametrize("nproc", [1, 3])

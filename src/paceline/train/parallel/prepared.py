@@ -233,7 +233,7 @@ class Prepared:
                 self.replicas[self.optimizers.index(optimizer)] = "off"
             optimizer.register_load_state_dict_post_hook(spread_optimizer)
             return True
-        if strategy.shard == "optimizer" and self._group.world_size > 1:
+        if strategy.shard == "optimizer" and self._group.world_size > 1 and optimizer not in self.optimizers:
             from .shard.optimizer import Rows
 
             self._rows.append(rows := Rows(optimizer, self._group))

@@ -78,6 +78,8 @@ class ShardedModel(Model):
         from torch.distributed.fsdp import FSDPModule
 
         module, group, strategy = self.module, self._group, self.strategy
+        if group.device.type == "cpu":
+            _give_back_memory()
         if not is_fully_sharded(module):
             size = shard_size(strategy.shard, group)
             mesh = make_mesh(size, group)
@@ -95,8 +97,6 @@ class ShardedModel(Model):
                 part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
                 if group.device.type == "cpu":  # to gather the next unit early takes memory, and saves no time
                     part.set_modules_to_backward_prefetch([part])
-        if group.device.type == "cpu":
-            _give_back_memory()
         type(module).__deepcopy__ = type(module).__reduce_ex__ = _no_copy  # type: ignore[attr-defined,assignment,method-assign]
         for part in module.modules():
             part.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
