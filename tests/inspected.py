@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from paceline.backends.check.findings import findings
 from paceline.backends.check.inspect import Inspected, Inspection
 from paceline.backends.check.report import Clock, Finding, HostReport, Link, Report, Survey
+from paceline.contract.memory import Memory
 from paceline.node.machine import gpus, hardware, network, software
 
 GIB = 1 << 30
@@ -19,7 +20,7 @@ SOUND = Inspection(
     packages={"torch": software.Package("2.8.0", "CUDA 12.8"), "numpy": software.Package("2.0")},
     devices=gpus.Gpus(nvidia=(H200,), driver="570.86.15", nvidia_on_bus=1),
     cores=hardware.Cores(16, 16),
-    memory=hardware.Memory(64 * GIB, 60 * GIB),
+    memory=Memory(64 * GIB, 60 * GIB),
     shared_memory=hardware.Space("/dev/shm", True, True, 32 * GIB, 32 * GIB),
     jobs=hardware.Space("/home/you/jobs", True, True, 100 * GIB, 50 * GIB, 1000),
     interfaces=(LO, ETH),

@@ -43,6 +43,7 @@ VERBS = {
     "run": ("run", "Train a script here, on as many ranks as you like."),
     "submit": ("submit", "Start a job that outlives this terminal."),
     "warm": ("warm", "Keep a framework imported, so that jobs start at once."),
+    "plan": ("plan", "Say what a script's training takes in memory, and whether it fits."),
     "tune": ("tune", "Measure which settings of a script are the fastest."),
     "list": ("show", "List the jobs."),
     "get": ("show", "Show all about one job."),

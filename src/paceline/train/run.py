@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
+from paceline.contract.memory import PLAN
 from paceline.train.control.exit_report import ask_for_interrupt, fail_at_exit
 from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.agreement import SameData
@@ -111,7 +112,7 @@ def init(
     draws = SharedDraws(seed, membership.placement.rank)
     job = run_folder()
     in_trial = job is not None and trial_steps(os.environ) is not None
-    if in_trial:  # it leaves nothing outside of its own folder
+    if in_trial or PLAN in os.environ:  # it leaves nothing outside of its own folder
         checkpoint_dir = log_dir = every = None
     folder = Path(checkpoint_dir) if checkpoint_dir is not None else _own_folder(job)
     store = None
@@ -410,6 +411,8 @@ class Run(Collectives):
         self._draws.end()
         if self._keeps_workers:
             options["worker_init_fn"] = KeepWorking(options.get("worker_init_fn"))
+        if "global_batch_size" in options and not evaluation:
+            self._prepared.divides_batches()
         if "generator" not in options:
             options.setdefault("seed", self._seed)
         loader = make_loader(

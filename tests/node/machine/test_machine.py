@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.contract.memory import Memory, machine_memory
 from paceline.node.machine import gpus, hardware, network, numa, software
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def test_the_tightest_limit_of_cgroups_v2_counts_and_its_cache_is_available(tmp_
             "cg/slice/pids.max": "77\n",
         },
     )
-    assert hardware.memory(tmp_path, tmp_path / "cg") == hardware.Memory(16 * GIB, 2 * GIB, 4 * GIB)
+    assert machine_memory(tmp_path, tmp_path / "cg") == Memory(16 * GIB, 2 * GIB, 4 * GIB)
     assert hardware.cores(tmp_path, tmp_path / "cg").quota == 1.5
     assert hardware.busy_seconds(tmp_path, tmp_path / "cg") == 2.5, "of the group that has a quota"
     assert hardware.limits(tmp_path, tmp_path / "cg").processes == 77
@@ -134,7 +135,7 @@ def test_in_a_container_of_cgroups_v1_the_names_of_the_outside_are_not_there(tmp
             "cg/cpu,cpuacct/cpuacct.usage": "2500000000\n",
         },
     )
-    assert hardware.memory(tmp_path, tmp_path / "cg") == hardware.Memory(16 * GIB, GIB, 2 * GIB)
+    assert machine_memory(tmp_path, tmp_path / "cg") == Memory(16 * GIB, GIB, 2 * GIB)
     assert hardware.cores(tmp_path, tmp_path / "cg").quota == 2.0
     assert hardware.busy_seconds(tmp_path, tmp_path / "cg") == 2.5
     capacity = hardware.capacity(tmp_path, tmp_path, tmp_path / "cg")
@@ -154,7 +155,7 @@ def test_load_is_of_the_cores_we_may_use(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_v1_calls_no_limit_is_none(tmp_path: Path) -> None:
     files = {"self/cgroup": "4:memory:/\n2:cpu:/\n", "meminfo": MEMINFO, "cg/cpu/cpu.cfs_quota_us": "-1\n"}
     tree(tmp_path, {**files, "cg/memory/memory.limit_in_bytes": "9223372036854771712\n"})
-    assert hardware.memory(tmp_path, tmp_path / "cg").limit is None
+    assert machine_memory(tmp_path, tmp_path / "cg").limit is None
     assert hardware.cores(tmp_path, tmp_path / "cg").quota is None
 
 
@@ -166,7 +167,7 @@ def test_no_file_of_the_kernel_is_too_odd(tmp_path: Path, cgroup: str, limit: st
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text.encode(errors="replace"))
-    assert hardware.memory(tmp_path, tmp_path / "cg").total >= 0
+    assert machine_memory(tmp_path, tmp_path / "cg").total >= 0
     assert (hardware.cores(tmp_path, tmp_path / "cg").quota or 1) > 0
     assert (hardware.limits(tmp_path, tmp_path / "cg").processes or 0) >= 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
+from paceline.contract.memory import Memory, machine_memory
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.machine import gpus, hardware, network, software
@@ -41,7 +42,7 @@ class Inspection:
     packages: Mapping[str, software.Package | None]
     devices: gpus.Gpus
     cores: hardware.Cores
-    memory: hardware.Memory
+    memory: Memory
     shared_memory: hardware.Space | None
     jobs: hardware.Space | None
     interfaces: tuple[network.Interface, ...]
@@ -90,7 +91,7 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
         packages=software.packages(folder),
         devices=gpus.Gpus(),
         cores=hardware.cores(),
-        memory=hardware.memory(),
+        memory=machine_memory(),
         shared_memory=hardware.space(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
         jobs=_jobs(),
         interfaces=interfaces,

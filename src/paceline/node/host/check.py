@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import TOKEN
+from paceline.contract.memory import machine_memory
 from paceline.contract.slurm import expand_hosts
 from paceline.node.files import list_names, read_json, write_json
 from paceline.node.machine import gpus, hardware, network, software
@@ -51,7 +52,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "devices": gpus.installed(os.environ).to_dict(),
         "cores": asdict(hardware.cores()),
-        "memory": asdict(hardware.memory()),
+        "memory": asdict(machine_memory()),
     }
 
 

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .hardware import PROC, SYS, read
+from paceline.contract.memory import PROC, read
+
+from .hardware import SYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

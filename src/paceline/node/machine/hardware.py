@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.contract.memory import CGROUP, PROC, limits_of_cgroups, machine_memory, number_of, read
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paceline.contract.records import Capacity
 
-PROC, SYS = Path("/proc"), Path("/sys")
-CGROUP = SYS / "fs" / "cgroup"
+SYS = Path("/sys")
 _TICKS: int = os.sysconf("SC_CLK_TCK")
 _BYTES = 8 << 20  # of the file that is read to measure a disk
 _PIECE = 1 << 20
-_NO_LIMIT = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,6 @@ class Cores:
     present: int
     usable: int
     quota: float | None = None
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory in bytes: of the machine, what could be used now, and what the cgroup allows (None: all of it)."""
-
-    total: int
-    available: int
-    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,14 +59,6 @@ class Limits:
     core_dumps: bool
 
 
-def read(path: Path) -> str:
-    """The text of a file of the kernel, empty when it cannot be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except (OSError, ValueError):  # ValueError: no file can have such a name
-        return ""
-
-
 def cores(proc: Path = PROC, cgroup: Path = CGROUP) -> Cores:
     """The cores, and the cgroup's quota of them."""
     quotas = list(cpu_quotas(limits_of_cgroups("cpu", ("cpu.max", "cpu.cfs_quota_us"), proc, cgroup)))
@@ -92,51 +75,6 @@ def cpu_quotas(found: Iterable[tuple[Path, str]]) -> Iterable[float]:
             fields.append(read(path.with_name("cpu.cfs_period_us")))
         if len(fields) == 2 and all(re.fullmatch(r"0*[1-9][0-9]{0,17}", field) for field in fields):
             yield int(fields[0]) / int(fields[1])
-
-
-def memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Memory:
-    """The memory, and the tightest of the cgroups' limits when it is below what the machine has."""
-    lines = re.findall(r"^(\w+):\s+([0-9]+) kB$", read(proc / "meminfo"), re.MULTILINE)
-    amounts = {name: int(kib) << 10 for name, kib in lines}
-    total = amounts.get("MemTotal", 0)
-    available = amounts.get("MemAvailable", amounts.get("MemFree", 0))
-    limit: int | None = None
-    for path, text in limits_of_cgroups("memory", ("memory.max", "memory.limit_in_bytes"), proc, cgroup):
-        allowed = _count(text)
-        if allowed is None or (total and allowed >= total):
-            continue
-        limit = allowed if limit is None else min(limit, allowed)
-        used = _count(read(path.with_name("memory.current")) or read(path.with_name("memory.usage_in_bytes"))) or 0
-        cached = re.search(r"^(?:total_)?inactive_file ([0-9]+)$", read(path.with_name("memory.stat")), re.MULTILINE)
-        used -= min(used, int(cached.group(1)) if cached else 0)  # the kernel drops this before it kills a process
-        available = min(available, max(0, allowed - used))
-    return Memory(total, available, limit)
-
-
-def _count(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) and int(text) < _NO_LIMIT else None
-
-
-def limits_of_cgroups(controller: str, files: tuple[str, ...], proc: Path, cgroup: Path) -> list[tuple[Path, str]]:
-    """Every file with one of these names in the cgroups of this process and those above, with its text.
-
-    A container often sees the names of its cgroups outside but only the folders inside; names that are not there are
-    passed over, down to the root of the hierarchy, which then is the container's own cgroup.
-    """
-    found = {}
-    for line in read(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, name = rest.partition(":")
-        if number == "0" and not controllers:
-            roots = [cgroup, cgroup / "unified"]
-        elif controller in controllers.split(","):
-            roots = [cgroup / controllers, cgroup / controller]
-        else:
-            continue
-        inner = Path(*(part for part in Path(name).parts if part not in ("/", "..")))
-        for folder in (root / part for root in roots for part in (inner, *inner.parents)):
-            found.update({folder / file: text for file in files if (text := read(folder / file))})
-    return list(found.items())
 
 
 def space(path: Path) -> Space | None:
@@ -184,7 +122,7 @@ def busy_seconds(proc: Path = PROC, cgroup: Path = CGROUP) -> float:
 
 def capacity(folder: Path, proc: Path = PROC, cgroup: Path = CGROUP) -> Capacity:
     """What the machine or its control group has, and what is in use of memory and of the disk of `folder`."""
-    has, ram, disk = cores(proc, cgroup), memory(proc, cgroup), space(folder)
+    has, ram, disk = cores(proc, cgroup), machine_memory(proc, cgroup), space(folder)
     total = ram.total if ram.limit is None else ram.limit
     return {
         "cores": float(has.usable if has.quota is None else min(has.usable, has.quota)),
@@ -199,7 +137,7 @@ def limits(proc: Path = PROC, cgroup: Path = CGROUP) -> Limits:
     """The limits of this process, which its children inherit, and its cgroups' on the number of processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes = [_none_if_infinite(resource.getrlimit(resource.RLIMIT_NPROC)[0])]
-    processes += [_count(text) for _, text in limits_of_cgroups("pids", ("pids.max",), proc, cgroup)]
+    processes += [number_of(text) for _, text in limits_of_cgroups("pids", ("pids.max",), proc, cgroup)]
     return Limits(
         open_files=_none_if_infinite(soft),
         open_files_most=_none_if_infinite(hard),

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
+from paceline.contract.memory import read
 from paceline.contract.placement import MAIN_PORT
-
-from .hardware import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,9 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from .hardware import PROC, SYS, read
+from paceline.contract.memory import PROC, read
+
+from .hardware import SYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

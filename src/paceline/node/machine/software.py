@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .hardware import read
+from paceline.contract.memory import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import ContractError, Placement
 from paceline.contract.folder_lock import holder_of
+from paceline.contract.memory import machine_memory
 from paceline.contract.slurm import is_step
 from paceline.contract.tensorflow import ROLES, TensorflowContract
 from paceline.node.errors import Refused
-from paceline.node.machine import devices, hardware
+from paceline.node.machine import devices
 from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
@@ -355,7 +356,7 @@ def _check_devices(job: Mapping[str, Any], here: Here) -> None:
         raise Refused(f"--cpus {job['cpus']}: this machine lets a job use {devices.cores()} cores; ask for fewer")
     if job["memory"] is None:
         return
-    memory = hardware.memory()
+    memory = machine_memory()
     most = memory.total if memory.limit is None else min(memory.total, memory.limit)
     if job["memory"] > most:
         raise Refused(f"--memory {_gibibytes(job['memory'])}: this machine has {_gibibytes(most)}; ask for less")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
+from paceline.contract.memory import PROC, read
 from paceline.node.machine import hardware, processes
 
 if TYPE_CHECKING:
@@ -212,10 +213,10 @@ def _columns(gpus: Sequence[Gpu]) -> GpusUse:
 # -- the network -------------------------------------------------------------------------------------------------------
 
 
-def traffic(proc: Path = hardware.PROC, net: Path = NET, infiniband: Path = INFINIBAND) -> tuple[int, int]:
+def traffic(proc: Path = PROC, net: Path = NET, infiniband: Path = INFINIBAND) -> tuple[int, int]:
     """Bytes that this machine, or its network namespace, has received and sent, InfiniBand's among them."""
     found: dict[str, tuple[int, int]] = {}
-    for line in hardware.read(proc / "self" / "net" / "dev").splitlines():
+    for line in read(proc / "self" / "net" / "dev").splitlines():
         name, colon, rest = line.partition(":")
         fields = rest.split()
         if colon and len(fields) > 8 and (name := name.strip()) != "lo":
@@ -230,7 +231,7 @@ def traffic(proc: Path = hardware.PROC, net: Path = NET, infiniband: Path = INFI
 def over_infiniband(infiniband: Path = INFINIBAND) -> tuple[int, int] | None:
     """Bytes that came and went over InfiniBand; None without such a device."""
     ports = list(infiniband.glob("*/ports/*/counters"))
-    words = [[hardware.read(counters / f"port_{name}_data") for counters in ports] for name in ("rcv", "xmit")]
+    words = [[read(counters / f"port_{name}_data") for counters in ports] for name in ("rcv", "xmit")]
     received, sent = (sum(int(word) * _LANES for word in of_side if word.isdecimal()) for of_side in words)
     return (received, sent) if ports else None
 
@@ -255,7 +256,7 @@ class _Counters(NamedTuple):
 class HostUse:
     """Compares the counters of this machine with those at the beginning."""
 
-    def __init__(self, proc: Path = hardware.PROC, sys: Path = hardware.SYS) -> None:
+    def __init__(self, proc: Path = PROC, sys: Path = hardware.SYS) -> None:
         """Begin."""
         self._proc, self._sys = proc, sys
         self._began, self._first = time.monotonic(), self._look()
@@ -281,17 +282,17 @@ class HostUse:
     def _look(self) -> _Counters:
         net, infiniband = self._sys / "class" / "net", self._sys / "class" / "infiniband"
         bands = over_infiniband(infiniband)
-        stalled = _STALLED.search(hardware.read(self._proc / "pressure" / "memory"))
+        stalled = _STALLED.search(read(self._proc / "pressure" / "memory"))
         heat = (self._sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
         return _Counters(
             traffic(self._proc, net, infiniband)[1],
             None if bands is None else bands[1],
-            sum(map(int, _SWAPPED.findall(hardware.read(self._proc / "vmstat")))),
+            sum(map(int, _SWAPPED.findall(read(self._proc / "vmstat")))),
             int(stalled[1]) if stalled else None,
-            sum(int(count) for count in map(hardware.read, heat) if count.isdecimal()),
+            sum(int(count) for count in map(read, heat) if count.isdecimal()),
         )
 
     def _link(self) -> float:
         """Bytes per second of the fastest interface with a device; 0 if that is not known."""
-        speeds = map(hardware.read, (self._sys / "class" / "net").glob("*/speed"))
+        speeds = map(read, (self._sys / "class" / "net").glob("*/speed"))
         return max((int(speed) * _BITS for speed in speeds if speed.isdecimal()), default=0)

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.memory import machine_memory
 from paceline.node.agent import guard
-from paceline.node.machine import hardware, processes
+from paceline.node.machine import processes
 from paceline.node.planning.packages import WITH_OPTIMIZERS
 from paceline.node.ranks import forkserver, seed
 from paceline.node.ranks.launcher import fork_server_environment
@@ -160,7 +161,7 @@ class WarmServer:
         return not self._forks and time.monotonic() - self._used >= self._seconds
 
     def _is_useless(self) -> bool:
-        memory = hardware.memory()
+        memory = machine_memory()
         is_short = memory.total > 0 and memory.available < _LEAST_MEMORY * min(
             memory.total, memory.limit or memory.total
         )

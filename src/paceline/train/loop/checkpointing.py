@@ -118,6 +118,7 @@ class Checkpointing:
         """Take a checkpoint of everything that was set up."""
         if self._store is None:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
+        self._prepared.decide()
         with self._group.guard:
             shared = {name: _state_of(thing) for name, thing in self._prepared.stateful().items()}
             own = {name: _state_of(part.thing) for name, part in self._prepared.rank_parts().items()}
@@ -145,6 +146,7 @@ class Checkpointing:
     def load(self, found: Checkpoint, loaders: int) -> None:
         """Load a checkpoint into everything that was set up."""
         progress = found.shared_state["progress"]
+        self._prepared.decide(progress["trained"])
         self._prepared.train_as(progress["trained"])
         self._prepared.expect(found.shared_state)
         stateful = self._prepared.stateful()
@@ -157,6 +159,7 @@ class Checkpointing:
 
     def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
         """Load those parts of a checkpoint that were set up so far; returns their names."""
+        self._prepared.decide(found.shared_state["progress"]["trained"])
         here = {name: thing for name, thing in self._prepared.stateful().items() if name in found.shared_state}
         check_whole(here)
         for name, thing in here.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import types
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from paceline.contract.exchange import SYNC, TRIAL_STEPS
+from paceline.contract.memory import PLAN
 from paceline.train.collective_trace import script_line
 from paceline.train.group import sharded
 from paceline.train.group.sharded import check_savable, is_dtensor
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from .model import Look
     from .shard.optimizer import Rows
+    from .shard.undecided import Choices, Undecided
     from .sync.methods.synchroniser import Synchroniser
 
     Reshard = Callable[[Sequence[Any], int, int], Any]
@@ -131,7 +134,9 @@ class Prepared:
         self.look: Look | None = None
         self.builds = Builds()
         self._passes = JointPasses(group)
-        self._rows: list[Rows] = []  # of optimizers whose state is sharded, and their parameters are not
+        self._choices: Choices | None = None
+        self._divides = False
+        self._rows: dict[torch.optim.Optimizer, Rows] = {}  # where the state alone is sharded
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -145,7 +150,7 @@ class Prepared:
             check_kind(thing)
             self._warn_of_variable(chosen)
             check_alike(self._group, thing, chosen)
-            model = self._made(thing, chosen)
+            model = self._begun(thing, chosen)
             if model.synchroniser is not None:
                 part = SavedSync(model, model.strategy.method, self._group)
                 self.register_on_rank(f"run.sync-{len(self._models)}", part)
@@ -195,6 +200,47 @@ class Prepared:
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
 
+    def _begun(self, module: torch.nn.Module, strategy: Strategy) -> Model:
+        """The model, or what waits for its first pass, if that decides how it is kept."""
+        if strategy.shard != "auto" and PLAN not in os.environ:
+            return self._made(module, strategy)
+        if self._choices is None:
+            from .shard.undecided import Choices  # it imports much of torch
+
+            self._choices = Choices(self._group, self._settle)
+            self._choices.divides_batches = self._divides
+        return self._choices.make(module, strategy, lambda: [self.optimizers[n] for n in self._optimizers_of(module)])
+
+    def _optimizers_of(self, module: torch.nn.Module) -> list[int]:
+        """The places of the optimizers that update a model."""
+        mine = {id(parameter) for parameter in module.parameters()}
+        return [n for n, each in enumerate(self.optimizers) if any(id(p) in mine for _, p in _named(each))]
+
+    def _settle(self, model: Undecided, options: Mapping[str, Any]) -> None:
+        """Keep a model, of which it was not known how, as these options say. A collective of all ranks."""
+        places = self._optimizers_of(model.module)
+        made = self._made(model.module, dataclasses.replace(model.strategy, **options))
+        model.passes_on(made)
+        self._models[self._models.index(model)] = made
+        for place in places:
+            optimizer, own = self.optimizers[place], self._strategies[place]
+            self._renew(optimizer)
+            if own.shard == "auto":
+                self._strategies[place] = own = dataclasses.replace(own, **options)
+            self._shard_state(optimizer, own)
+        self.adopt()
+
+    def divides_batches(self) -> None:
+        """Note that the batches of a rank become smaller with more ranks."""
+        self._divides = True
+        if self._choices is not None:
+            self._choices.divides_batches = True
+
+    def decide(self, saved: Mapping[str, Any] | None = None) -> None:
+        """Let it be known of each model how it is kept, as what `trained` has returned says; a collective."""
+        if self._choices is not None:
+            self._choices.rest((saved or {}).get("kept", ()))
+
     def _made(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model with its exchange: the only place that asks how it is kept."""
         built = self.builds.of(module)
@@ -233,11 +279,13 @@ class Prepared:
                 self.replicas[self.optimizers.index(optimizer)] = "off"
             optimizer.register_load_state_dict_post_hook(spread_optimizer)
             return True
-        if strategy.shard == "optimizer" and self._group.world_size > 1 and optimizer not in self.optimizers:
+        if strategy.shard == "optimizer" and self._group.world_size > 1 and optimizer not in self._rows:
             from .shard.optimizer import Rows
 
-            self._rows.append(rows := Rows(optimizer, self._group))
+            self._rows[optimizer] = rows = Rows(optimizer, self._group)
             keeps_parts(optimizer, rows.like)
+            if optimizer in self.optimizers:  # its state is that of all ranks
+                optimizer.load_state_dict(optimizer.state_dict())
         return False
 
     def _renew(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -393,25 +441,26 @@ class Prepared:
         """Release the models, before their process group ends."""
         for model in self._models:
             model.close()
-        for rows in self._rows:
+        for rows in self._rows.values():
             rows.close()
         self._models.clear()
         self._uses.clear()
 
     def sent(self) -> int:
         """Bytes that this rank has sent to other machines, or to ranks with which it shares no memory."""
-        return sum(model.sent for model in self._models) + sum(rows.sent for rows in self._rows)
+        return sum(model.sent for model in self._models) + sum(rows.sent for rows in self._rows.values())
 
     def method(self) -> str | None:
         """The name of the method by which models exchange what they learn, or the names; None if none does."""
         return ", ".join(dict.fromkeys(model.method for model in self._models if model.method)) or None
 
     def trained(self) -> dict[str, Any]:
-        """What is trained now: the names of frozen parameters, and those of the groups that optimizers got later."""
+        """What is trained now, and how: names of frozen parameters, and those of groups that optimizers got later."""
         names = {id(p): (number, name) for number, m in enumerate(self._models) for name, p in m.named}
         added = [o.param_groups[given:] for o, given in zip(self.optimizers, self._groups_given, strict=True)]
         return {
             "frozen": [[name for name, p in m.named if not p.requires_grad] for m in self._models],
+            "kept": [] if self._choices is None else self._choices.records(),
             "added": [[[names.get(id(p)) for p in group["params"]] for group in groups] for groups in added],
         }
 
@@ -704,6 +753,8 @@ class Prepared:
 
     def evaluated(self) -> None:
         """End an evaluation that has used all of its batches; all ranks call this."""
+        if self._choices is not None:
+            self._choices.evaluated()
         self._passes.finish()
 
     def parameters_with_gradients(self) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_SHARDS = ("node", "optimizer")
+_SHARDS = ("auto", "node", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ class Strategy:
         shard: what each rank keeps a part of, instead of a copy. False: nothing. True: parameters, gradients and the
             optimizer's state, by torch's `fully_shard`, over all ranks; "node": over the ranks of each machine; a
             number: over groups of so many ranks. The parts are the same in each machine or group. "optimizer": the
-            optimizer's state alone, over all ranks. With one rank, it has no effect.
+            optimizer's state alone, over all ranks. With one rank, it has no effect. "auto": the first pass is
+            measured, and the fastest way is taken that fits into the memory of the device, the machine or its cgroup.
         units: the names of the modules that are gathered, or computed again, at a time; None finds the repeated blocks
             of the model.
+        reshard: give back what a forward pass has gathered of a unit until the backward pass needs it.
         recompute: compute each unit again in the backward pass, instead of keeping what its forward pass has computed
             (`torch.utils.checkpoint`).
         offload: keep parameters, gradients and the optimizer's state in the memory of the machine, and not of the GPU.
@@ -64,8 +66,9 @@ class Strategy:
     find_unused_parameters: bool = False
     bucket_mb: int | None = None
     sync: Sync | str | None = None
-    shard: bool | int | Literal["node", "optimizer"] = False
+    shard: bool | int | Literal["auto", "node", "optimizer"] = False
     units: tuple[str, ...] | None = None
+    reshard: bool = True
     recompute: bool = False
     offload: bool = False
     replicas: Literal["check", "warn", "off"] = "check"
@@ -90,7 +93,8 @@ class Strategy:
         is_number = isinstance(self.shard, int) and not isinstance(self.shard, bool)
         if not (isinstance(self.shard, bool) or self.shard in _SHARDS or (is_number and int(self.shard) > 1)):
             raise ValueError(
-                f"shard {self.shard!r} is neither True nor False, nor 'node', nor 'optimizer', nor a number from 2 on"
+                f"shard {self.shard!r} is neither True nor False, nor 'auto', 'node' or 'optimizer', nor a number from "
+                "2 on"
             )
         if isinstance(self.units, str):
             raise TypeError(f"units {self.units!r} is one name; write units=({self.units!r},)")
@@ -102,8 +106,9 @@ class Strategy:
                     f'sync={self.sync!r} lets each rank step alone, and with shard="optimizer" each updates a part; '
                     "leave out one of them"
                 )
-            if self.offload:
-                raise ValueError("offload=True has an effect on sharded parameters only; add shard=True")
+            for option, is_given in (("offload=True", self.offload), ("reshard=False", not self.reshard)):
+                if is_given:
+                    raise ValueError(f"{option} has an effect on sharded parameters only; add shard=True")
             return
         if self.sync not in (None, "allreduce"):
             raise ValueError(

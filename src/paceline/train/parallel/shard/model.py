@@ -119,7 +119,8 @@ class ShardedModel(Model):
             for part in (*units.values(), module):
                 self._prepare(part, is_root=part is module, whole=whole)
                 before = dict(part.named_parameters())
-                fully_shard(part, **options)
+                # None: torch keeps what is beside the units.
+                fully_shard(part, reshard_after_forward=None if part is module else self.strategy.reshard, **options)
                 for name, parameter in part.named_parameters():
                     if parameter is not before[name]:
                         self._replaced(before[name], parameter)

@@ -53,8 +53,10 @@ class Rows:
         self._wires = Wires(group, range(group.world_size), self._mesh.get_group())
         self._rows: dict[torch.Tensor, torch.nn.Parameter] = {}
         self._whole: list[list[torch.Tensor]] = []  # the parameters of each group, in a step
-        optimizer.register_step_pre_hook(self._begin)
-        optimizer.register_step_post_hook(self._end)
+        before, after = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
+        # Hooks that are there already see the whole parameters after a step.
+        optimizer._optimizer_step_pre_hooks.move_to_end(before.id)  # type: ignore[attr-defined]  # it has an order
+        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)  # type: ignore[attr-defined]
         optimizer.register_state_dict_post_hook(self._saved)
         optimizer.register_load_state_dict_pre_hook(self._loaded)
 

@@ -1,0 +1,204 @@
+"""What the training of a model takes, measured without memory and without computing, on stand-ins of its tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # torch's docs name it: torch.compiler_fake_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.train.parallel.units import compute_again
+
+from .choice import Passes, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+_DEPTH = 10  # of containers within what a model gets or returns
+
+
+class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Counts the bytes of tensors that are made within it.
+
+    Attributes:
+        now: bytes that are there.
+        most: the most that there were at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known: dict[int, int] = {}  # bytes of storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """See `TorchDispatchMode`."""
+        for tensor in _tensors((args, kwargs)):
+            self._see(tensor, counts=False)
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            self._see(tensor, counts=True)
+        return result
+
+    def _see(self, tensor: torch.Tensor, *, counts: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known[key] = storage.nbytes() if counts else 0
+        self.now += self._known[key]
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._known.pop(key, 0)
+
+
+def tensors_of(module: torch.nn.Module, units: Collection[str]) -> list[Tensor]:
+    """The parameters of a model."""
+    found = []
+    for name, parameter in module.named_parameters():
+        unit = next((number for number, each in enumerate(units) if name.startswith(f"{each}.")), -1)
+        rows = parameter.shape[0] if parameter.dim() else 1
+        found.append(Tensor(rows, parameter.nbytes // max(rows, 1), parameter.requires_grad, unit))
+    return found
+
+
+class Twin:
+    """Stand-ins of a model and its optimizers, whose tensors have no numbers."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+        self._mode, self._device, self._module = FakeTensorMode(allow_non_fake_inputs=True), device, module
+        self._parameters: dict[int, torch.Tensor] = {}
+        with self._mode:
+            for each in module.parameters():
+                made = torch.empty(each.shape, dtype=each.dtype, device=device)
+                self._parameters[id(each)] = torch.nn.Parameter(made, each.requires_grad)
+            self._buffers = {
+                id(each): torch.empty(each.shape, dtype=each.dtype, device=device) for each in module.buffers()
+            }
+
+    def passes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], units: Collection[str], precision: torch.dtype | None
+    ) -> Passes:
+        """What a pass takes, with these arguments.
+
+        Raises:
+            Exception: the model does not run without numbers.
+        """
+        activations, backward = self._pass(args, kwargs, (), precision)
+        recomputed = self._pass(args, kwargs, units, precision)[0] if units else activations
+        return Passes(activations, min(recomputed, activations), backward)
+
+    def _pass(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], again: Collection[str], precision: torch.dtype | None
+    ) -> tuple[int, int]:
+        """The most bytes of a pass without and with gradients, where some units are computed again."""
+        # The original would not be the same after a pass: some modules count them.
+        module = copy.deepcopy(self._module, {**self._parameters, **self._buffers}).train()
+        for name in again:
+            compute_again(module.get_submodule(name))
+        gradients = 0
+        autocast: Any = contextlib.nullcontext()
+        if precision is not None:
+            autocast = torch.autocast(self._device.type, precision)
+        with torch.random.fork_rng(devices=[]), self._mode, torch.enable_grad(), Memory() as memory:
+            most = 0  # with gradients
+
+            def forget(parameter: torch.Tensor) -> None:
+                nonlocal gradients, most
+                most = max(most, memory.most + gradients)
+                gradients += parameter.nbytes
+                memory.most = memory.now
+                parameter.grad = None
+
+            hooks = [
+                parameter.register_post_accumulate_grad_hook(forget)  # type: ignore[no-untyped-call]
+                for parameter in self._parameters.values()
+                if parameter.requires_grad
+            ]
+            try:
+                given = _mapped((args, kwargs), self._stand_in)
+                with autocast:
+                    returned = module(*given[0], **given[1])
+                loss = _loss(returned)
+                del returned
+                peak = memory.most
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                return max(peak, memory.most), max(most, memory.most + gradients, peak)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        return made.requires_grad_(tensor.requires_grad)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[int, int] | None:
+        """Bytes of the state of an optimizer, and the most that a step takes beside; None if it cannot be measured."""
+        groups = [
+            {**group, "params": [self._parameters[id(p)] for p in group["params"] if id(p) in self._parameters]}
+            for group in optimizer.param_groups
+        ]
+        kind = type(optimizer)
+        step: Callable[..., Any] = getattr(kind.step, "__wrapped__", kind.step)  # without hooks
+        try:
+            with self._mode:
+                twin = kind.__new__(kind)
+                twin.__dict__.update(copy.copy(optimizer.__dict__))
+                twin.__dict__.pop("step", None)
+                twin.param_groups, twin.state = groups, type(optimizer.state)(dict)
+                for parameter in self._parameters.values():
+                    parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+                with Memory() as memory:
+                    step(twin)
+                    kept = {
+                        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+                        for t in _tensors([*twin.state.values()])
+                    }
+                state = sum(kept.values())
+                return state, max(memory.most - state, 0)
+        except Exception:  # it is the user's class, and may need numbers
+            return None
+        finally:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+
+
+def _loss(returned: Any) -> torch.Tensor:
+    """Something like the loss of what a model has returned: a cross entropy takes as much as the softmax."""
+    total: Any = 0.0
+    for each in _tensors(returned):
+        if each.requires_grad:
+            total = total + (torch.log_softmax(each.float(), -1) if each.dim() else each).sum()
+    if not isinstance(total, torch.Tensor):
+        return torch.zeros(())
+    return total
+
+
+def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors of nested containers and of data classes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each, depth - 1)
+    elif depth and hasattr(value, "__dataclass_fields__"):
+        yield from _tensors(vars(value), depth - 1)
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)((key, _mapped(each, change)) for key, each in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(each, change) for each in value)
+    return value

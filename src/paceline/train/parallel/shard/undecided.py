@@ -1,0 +1,307 @@
+"""Models with `Strategy(shard="auto")` until their first pass, which says what they take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from paceline.contract.machine import machine_id
+from paceline.contract.memory import PLAN, PLANNED, machine_memory, memory_given
+from paceline.train.parallel.build import Unfilled
+from paceline.train.parallel.model import Model
+from paceline.train.parallel.units import find_units
+
+from .choice import Choice, Limits, Passes, Sizes, choose, ways
+from .measure import Twin, tensors_of
+from .optimizer import check_each_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from paceline.train.group.group import Group
+    from paceline.train.parallel.strategy import Strategy
+
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_FIXED = ("reshard", "recompute", "offload")  # options that hold if the script has set them
+
+
+class Undecided(Model):
+    """A user's model of which it is not known yet how the ranks keep it. Its first pass asks for that.
+
+    Attributes:
+        group: all ranks.
+        is_decided: whether another model has taken its place.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        group: Group,
+        strategy: Strategy,
+        asks: Callable[[Undecided, Arguments], None],
+    ) -> None:
+        self.group, self.is_decided = group, False
+        self._asks, self._is_last = asks, strategy.accumulate == 1
+        self._own_forward = module.__dict__.get("forward")
+        plain: dict[str, Any] = {"shard": False, "units": None, "reshard": True, "recompute": False, "offload": False}
+        plain |= {"compile": False, "sync_batchnorm": False, "precision": "fp32"}
+        super().__init__(module, group, dataclasses.replace(strategy, **plain))
+        self.strategy = strategy
+        module.forward = self._redirected
+
+    def _to_device(self, module: torch.nn.Module) -> None:
+        """Leave it where it is."""
+
+    def _exchanges_again(self) -> None:
+        self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        self._frozen = [p for p in self.module.parameters() if not p.requires_grad]
+        self._compute = self._compute_together = self.module
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._asks(self, (args, kwargs))
+        return self.wrapped(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _redirected(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass of the module itself, as within a method of it."""
+        self._asks(self, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    def exchange(self, last: bool) -> None:
+        """Note whether the next backward is the last of its accumulation."""
+        super().exchange(last)
+        self._is_last = last
+
+    def free(self) -> torch.nn.Module:
+        """The module, with its own forward pass."""
+        self.module.__dict__.pop("forward", None)
+        if self._own_forward is not None:
+            self.module.forward = self._own_forward
+        return self.module
+
+    def passes_on(self, model: Model) -> None:
+        """Let another model take this one's place, also where the script has it already."""
+        new = model.wrapped
+        self.wrapped.__dict__.update({name: new.__dict__[name] for name in ("module", "_forward_together", "_no_sync")})
+        model.wrapped, self.is_decided = self.wrapped, True
+        model.exchange(self._is_last)
+        model.evaluate(self._is_evaluating)
+
+
+class Choices:
+    """All models of a run of which it is not known from the start how ranks keep them.
+
+    Ranks agree on the model that they choose for: in an evaluation, a rank without batches begins no pass.
+
+    Attributes:
+        divides_batches: whether the batches of a rank become smaller with more ranks.
+    """
+
+    def __init__(self, group: Group, settle: Callable[[Undecided, Mapping[str, Any]], None]) -> None:
+        """`settle` keeps a model as some options of a strategy say."""
+        self._group, self._settle, self.divides_batches = group, settle, False
+        self._models: list[Undecided] = []
+        self._optimizers: list[Callable[[], list[torch.optim.Optimizer]]] = []  # of each of them
+        self._records: list[dict[str, Any] | None] = []  # what a checkpoint has of each
+
+    def make(
+        self, module: torch.nn.Module, strategy: Strategy, optimizers: Callable[[], list[torch.optim.Optimizer]]
+    ) -> Undecided:
+        """The model whose first pass decides."""
+        self._models.append(model := Undecided(module, self._group, strategy, self._begins))
+        self._optimizers.append(optimizers)
+        self._records.append(None)
+        return model
+
+    def _begins(self, model: Undecided, arguments: Arguments) -> None:
+        while not model.is_decided:
+            number = self._agreed(self._models.index(model))
+            self._choose(number, arguments if self._models[number] is model else None)
+
+    def evaluated(self) -> None:
+        """End an evaluation: take part in the choices of ranks that had batches. All ranks call this."""
+        while not all(model.is_decided for model in self._models) and (number := self._agreed(-1)) >= 0:
+            self._choose(number, None)
+
+    def _agreed(self, number: int) -> int:
+        return max(self._group.gather_objects(number))
+
+    def rest(self, saved: Sequence[Mapping[str, Any] | None] = ()) -> None:
+        """Choose for models that had no pass yet, as a checkpoint says or without measuring. All ranks call this."""
+        for number, model in enumerate(self._models):
+            if model.is_decided:
+                continue
+            record = saved[number] if number < len(saved) else None
+            if record is None:
+                self._choose(number, None)
+            elif record["ranks"] == self._group.world_size:
+                self._keep(number, {**record, "options": dict(record["options"])})
+            else:
+                self._decide(number, Passes(*record["passes"]) if record["passes"] else None)
+
+    def records(self) -> list[dict[str, Any] | None]:
+        """What a checkpoint must have, so that a resumed run keeps the models alike."""
+        return self._records
+
+    def _choose(self, number: int, arguments: Arguments | None) -> None:
+        passes = measured(self._models[number], arguments)
+        if PLAN in os.environ:
+            write_plan(self._models[number], self._optimizers[number](), passes, divides=self.divides_batches)
+        self._decide(number, passes)
+
+    def _decide(self, number: int, passes: Passes | None) -> None:
+        chosen, passes = decide(self._models[number], self._optimizers[number](), passes)
+        kept = None if passes is None else [*dataclasses.astuple(passes)]
+        options = dict(chosen.way.options)
+        self._keep(number, {"ranks": self._group.world_size, "options": options, "passes": kept})
+
+    def _keep(self, number: int, record: dict[str, Any]) -> None:
+        self._records[number] = record
+        self._models[number].free()
+        self._settle(self._models[number], record["options"])
+
+
+def measured(model: Undecided, arguments: Arguments | None) -> Passes | None:
+    """What a pass takes; None if there is none to measure, or the model does not run without numbers."""
+    if arguments is None:
+        return None
+    units = _units(model)
+    precision = torch.bfloat16 if model.strategy.precision == "bf16" else None
+    try:
+        return Twin(model.free(), model.group.device).passes(*arguments, units, precision)
+    except Exception as error:  # the script's code, which may need numbers
+        print(f"paceline: {model.name} cannot be measured: {str(error).splitlines()[0][:200]}", file=sys.stderr)
+        return None
+
+
+def sizes_of(model: Undecided, optimizers: Sequence[torch.optim.Optimizer], passes: Passes | None) -> Sizes:
+    """What a model and its training have."""
+    module = model.module
+    tensors = tensors_of(module, _units(model))
+    twin, state, scratch, reckoned = Twin(module, model.group.device), 0, 0, 0
+    for optimizer in optimizers:
+        own = sum(p.nbytes for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+        found = twin.optimizer(optimizer)
+        state += 2 * own if found is None else found[0]
+        scratch += 0 if found is None else found[1]
+        reckoned += own
+    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    state += 2 * max(trained - reckoned, 0)  # as Adam's, where the optimizer is not known
+    per = max(trained, 1)
+    return Sizes(tensors, sum(b.nbytes for b in module.buffers()), state / per, scratch / per, passes)
+
+
+def limits_of(model: Undecided, optimizers: Iterable[torch.optim.Optimizer], ranks: int) -> Limits:
+    """What ways are possible."""
+    strategy = model.strategy
+    fixed = {name: getattr(strategy, name) for name in _FIXED}
+    fixed = {name: value for name, value in fixed.items() if value is not (name == "reshard")}
+    return Limits(
+        ranks,
+        on_gpu=model.group.device.type != "cpu",
+        accumulates=strategy.accumulate > 1,
+        options=fixed,
+        rows=all(_takes(optimizer, rows=True) for optimizer in optimizers),
+        parts=bool(_units(model)) and all(_takes(optimizer, rows=False) for optimizer in optimizers),
+    )
+
+
+def _takes(optimizer: torch.optim.Optimizer, *, rows: bool) -> bool:
+    try:
+        check_each_number(optimizer, rows=rows)
+    except TypeError:
+        return False
+    return True
+
+
+def _units(model: Undecided) -> Collection[str]:
+    """The names of a model's units; none if they are not known."""
+    try:
+        return list(find_units(model.module, model.strategy.units))
+    except ValueError:
+        if model.strategy.units is not None:
+            raise
+        return []
+
+
+def budget(group: Group, module: torch.nn.Module) -> int:
+    """Bytes that each rank may have for a model, which it may have already. A collective of all ranks."""
+    device = group.device
+    if device.type == "cuda":
+        place = f"{machine_id()} {device}"
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        free -= torch.cuda.memory_allocated(device)
+    else:
+        place, free = machine_id(), machine_memory().available
+    here = sum(
+        p.nbytes
+        for p in (*module.parameters(), *module.buffers())
+        if not isinstance(p, Unfilled) and p.device == device
+    )
+    every = group.gather_objects((place, free, here, memory_given(os.environ)))
+    count = {place: sum(each[0] == place for each in every) for place, *_ in every}
+    return min(given or free // count[place] + here for place, free, here, given in every)
+
+
+def decide(
+    model: Undecided, optimizers: Sequence[torch.optim.Optimizer], passes: Passes | None
+) -> tuple[Choice, Passes | None]:
+    """How a model is kept, and what a pass takes on the rank with the most; the same on all ranks, a collective."""
+    group = model.group
+    memory = budget(group, model.module)
+    every = [each for each in group.gather_objects(passes) if each is not None]
+    most = Passes(*map(max, zip(*map(dataclasses.astuple, every), strict=True))) if every else None
+    sizes, limits = sizes_of(model, optimizers, most), limits_of(model, optimizers, group.world_size)
+    chosen = group.broadcast_object(choose(sizes, limits, memory))
+    if group.is_main:
+        print(f"paceline: {model.name}: {chosen.why()}", file=sys.stderr, flush=True)
+    return chosen, most
+
+
+def write_plan(
+    model: Undecided, optimizers: Sequence[torch.optim.Optimizer], passes: Passes | None, *, divides: bool
+) -> NoReturn:
+    """In `paceline plan`: write what the training takes with some numbers of ranks, and end the process.
+
+    If it `divides` batches, those of a rank become smaller with more ranks.
+    """
+    memory = budget(model.group, model.module)
+    is_shared = memory_given(os.environ) is None and model.group.device.type == "cpu"
+    rows = []
+    for ranks in map(int, os.environ[PLANNED].split(",")):
+        own = passes.divided(ranks) if passes is not None and divides else passes
+        sizes, limits = sizes_of(model, optimizers, own), limits_of(model, optimizers, ranks)
+        chosen = choose(sizes, limits, memory // ranks if is_shared else memory)
+        rows.append({
+            "ranks": ranks,
+            "memory": chosen.memory,
+            "chosen": chosen.way.name,
+            "ways": [
+                {"name": way.name, "parts": way.parts, "total": way.total, "fits": way.total <= chosen.usable}
+                for way in ways(sizes, limits)
+            ],
+        })  # fmt: skip
+    counts = {is_trained: 0 for is_trained in (True, False)}
+    for parameter in model.module.parameters():
+        counts[parameter.requires_grad] += parameter.numel()
+    answer = {
+        "model": model.name,
+        "trained": counts[True],
+        "frozen": counts[False],
+        "units": len(_units(model)),
+        "optimizers": [type(each).__name__ for each in optimizers],
+        "measured": passes is not None,
+        "rows": rows,
+    }
+    Path(os.environ[PLAN]).write_text(json.dumps(answer))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
