@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -9,6 +11,7 @@ from ..case import Case, Goal, Pair, Side
 from ..lab import SCRIPTS, Lab, free_port, installed
 from ..sample import Sample
 
+PLAN = str(SCRIPTS / "plan_memory.py")
 STEP, MEMORY = str(SCRIPTS / "shard_step.py"), str(SCRIPTS / "shard_memory.py")
 PACELINE = installed("paceline")
 RANKS = 4  # in rows of memory
@@ -63,7 +66,31 @@ def _memory_case(name: str, label: str, other: Callable[[Lab], Sample], goal: fl
     )
 
 
+def _plan(lab: Lab, architecture: str) -> Iterator[Pair]:
+    """The larger and the smaller of the memory that is predicted and measured, with 1, 2 and 4 ranks."""
+    for ranks in (1, 2, 4):
+        command = [PACELINE, "plan", "-n", str(ranks), "--all", "-o", "json", PLAN, architecture, "-"]
+        way = "shard=True" if ranks > 1 else "a copy on each rank"
+        said = subprocess.run(command, env=lab.env, check=True, capture_output=True).stdout
+        predicted = next(each["total"] for each in json.loads(said) if each["way"] == way) / 1e6
+        measured = lab.answer([PACELINE, "run", "-n", str(ranks), PLAN, architecture])
+        yield Sample(0.0, megabytes=max(predicted, measured)), Sample(0.0, megabytes=min(predicted, measured))
+
+
+def _plan_case(architecture: str) -> Case:
+    return Case(
+        f"plan-{architecture}",
+        "peak memory of 1, 2 and 4 ranks, predicted and measured",
+        Side("the larger of the two"),
+        Side("the smaller"),
+        Goal(1.1),
+        together=lambda lab, _: _plan(lab, architecture),
+        is_memory=True,
+    )
+
+
 CASES = [
+    *map(_plan_case, ("mlp", "convnet", "transformer", "lstm", "decoder")),
     _step_case("shard-step-2", "FSDP2 by hand", "fsdp", 0.8),
     _step_case("shard-step-ddp-2", "DDP by hand", "ddp", 1.3),
     _memory_case(f"shard-memory-{RANKS}", "one rank, whole model", _whole, 0.3),

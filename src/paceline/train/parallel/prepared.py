@@ -207,7 +207,7 @@ class Prepared:
         if self._choices is None:
             from .shard.undecided import Choices  # it imports much of torch
 
-            self._choices = Choices(self._group, self._settle)
+            self._choices = Choices(self._group, self._passes, self._settle)
             self._choices.divides_batches = self._divides
         return self._choices.make(module, strategy, lambda: [self.optimizers[n] for n in self._optimizers_of(module)])
 
@@ -753,8 +753,6 @@ class Prepared:
 
     def evaluated(self) -> None:
         """End an evaluation that has used all of its batches; all ranks call this."""
-        if self._choices is not None:
-            self._choices.evaluated()
         self._passes.finish()
 
     def parameters_with_gradients(self) -> list[torch.Tensor]:

@@ -355,7 +355,7 @@ def test_what_cannot_be_done_is_refused_in_one_line_on_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"shard": "both"}, "shard 'both' is neither True nor False, nor 'node', nor 'optimizer', nor a number"),
+        ({"shard": "both"}, "shard 'both' is neither True nor False, nor 'auto', 'node' or 'optimizer', nor a"),
         ({"shard": 1}, "shard 1 is neither"),
         ({"shard": True, "sync": "powersgd"}, "with shard=True no rank has them"),
         ({"shard": "optimizer", "sync": "local_sgd"}, "lets each rank step alone"),

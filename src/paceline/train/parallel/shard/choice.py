@@ -32,18 +32,14 @@ class Passes:
     Attributes:
         activations: the most at a time.
         recomputed: the same, if units are computed again.
-        backward: the most of the pass and the gradients so far: these come while activations go.
     """
 
     activations: int
     recomputed: int
-    backward: int
 
     def divided(self, ranks: int) -> Passes:
         """Those of a rank, if the batch is divided among several."""
-        gradients = self.backward - self.activations
-        activations = self.activations // ranks
-        return Passes(activations, self.recomputed // ranks, activations + gradients)
+        return Passes(self.activations // ranks, self.recomputed // ranks)
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ class Choice:
         """Why, with the numbers."""
         way = self.way
         parts = ", ".join(f"{part} {in_words(size)}" for part, size in way.parts.items() if size)
-        line = f"{way.name} takes {in_words(way.total)} of {in_words(self.memory)} per rank: {parts}"
+        line = f"{way.name}: {in_words(way.total)} per rank, and there are {in_words(self.memory)}: {parts}"
         if not self.fits:
             return f"{line}; no way fits, and this one takes the least"
         if self.next is not None:
@@ -203,7 +199,9 @@ def _parts(sizes: Sizes, limits: Limits, options: Mapping[str, Any]) -> dict[str
     ranks = limits.ranks if is_cut else 1
     trained, whole = sizes.parameters(ranks, trained=True), sizes.parameters(trained=True)
     kept = sizes.parameters(limits.ranks, trained=True) if rows else trained
-    activations = _activations(sizes, limits, again=options["recompute"])
+    passes = sizes.passes or Passes(0, 0)
+    # Gradients come while activations go, and mostly get other memory all the same: allocators keep what they had.
+    activations = passes.recomputed if options["recompute"] else passes.activations
     gathered = _gathered(sizes, limits, keeps_all=not options["reshard"]) if is_cut else 0
     scratch = int(sizes.scratch * kept) + (_BUCKETS if rows else 0)
     parts = {
@@ -222,22 +220,12 @@ def _parts(sizes: Sizes, limits: Limits, options: Mapping[str, Any]) -> dict[str
     }
 
 
-def _activations(sizes: Sizes, limits: Limits, *, again: bool) -> int:
-    """The most bytes of a pass, beside parameters and gradients."""
-    passes = sizes.passes
-    if passes is None:
-        return 0
-    if limits.ranks > 1:
-        return passes.recomputed if again else passes.activations
-    most = passes.backward - sizes.parameters(trained=True)  # gradients come while activations go
-    return max(most - (passes.activations - passes.recomputed if again else 0), 0)
-
-
 def _gathered(sizes: Sizes, limits: Limits, *, keeps_all: bool) -> int:
     """Bytes of what a rank has gathered, and of whole gradients that are exchanged, at the worst moment of a pass."""
     at_once = 2 if limits.on_gpu else 1  # the next unit is gathered early
     each = [sizes.of_unit(unit) for unit in sizes.units]
     trained = max((sizes.of_unit(unit, trained=True) for unit in sizes.units), default=0)
     parameters = sum(each) if keeps_all else at_once * max(each, default=0)
+    rest = sizes.of_unit(-1, trained=True)
     # Twice: gradients, and what is sent of them.
-    return parameters + 2 * trained + sizes.of_unit(-1) + sizes.of_unit(-1, trained=True)
+    return parameters + sizes.of_unit(-1) + max(2 * trained + rest, 2 * rest)

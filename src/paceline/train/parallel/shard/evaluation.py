@@ -38,7 +38,7 @@ class JointPasses:
 
     def add(self, model: Gathered) -> int:
         """Add a model, and return its number. A collective of all ranks."""
-        if self._ranks is None:
+        if self._ranks is None and self._group.world_size > 1:
             self._ranks = dist.new_group()
         self._models.append(model)
         return len(self._models) - 1
@@ -46,12 +46,12 @@ class JointPasses:
     def goes_on(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Say that this rank computes a pass of a model."""
         self._last[number] = args, kwargs
-        if _ENDS in self._said(number):
+        if self._ranks is not None and _ENDS in self._said(number):
             self._give(number)
 
     def finish(self) -> None:
         """Compute passes until all ranks have ended."""
-        while self._models and (number := max(self._said(_ENDS))) != _ENDS:
+        while self._ranks is not None and (number := max(self._said(_ENDS))) != _ENDS:
             self._give(number)
             self._models[number].compute_again(*self._last[number])
         self._last.clear()

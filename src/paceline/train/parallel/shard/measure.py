@@ -89,34 +89,34 @@ class Twin:
         Raises:
             Exception: the model does not run without numbers.
         """
-        activations, backward = self._pass(args, kwargs, (), precision)
-        recomputed = self._pass(args, kwargs, units, precision)[0] if units else activations
-        return Passes(activations, min(recomputed, activations), backward)
+        try:
+            return self._passes(args, kwargs, units, precision, trains=True)
+        except Exception:  # as with batch norm and a last batch of one sample in an evaluation
+            return self._passes(args, kwargs, units, precision, trains=self._module.training)
+
+    def _passes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], units: Collection[str], precision: Any, *, trains: bool
+    ) -> Passes:
+        most = []
+        for again in ((), units) if units else ((),):
+            # The original would not be the same after a pass: some modules count them.
+            module = copy.deepcopy(self._module, {**self._parameters, **self._buffers})
+            most.append(self._pass(module.train() if trains else module, args, kwargs, again, precision))
+        return Passes(most[0], min(most))
 
     def _pass(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], again: Collection[str], precision: torch.dtype | None
-    ) -> tuple[int, int]:
-        """The most bytes of a pass without and with gradients, where some units are computed again."""
-        # The original would not be the same after a pass: some modules count them.
-        module = copy.deepcopy(self._module, {**self._parameters, **self._buffers}).train()
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], again: Collection[str],
+        precision: torch.dtype | None,
+    ) -> int:  # fmt: skip
+        """The most bytes of a pass without gradients of parameters, where some units are computed again."""
         for name in again:
             compute_again(module.get_submodule(name))
-        gradients = 0
         autocast: Any = contextlib.nullcontext()
         if precision is not None:
             autocast = torch.autocast(self._device.type, precision)
         with torch.random.fork_rng(devices=[]), self._mode, torch.enable_grad(), Memory() as memory:
-            most = 0  # with gradients
-
-            def forget(parameter: torch.Tensor) -> None:
-                nonlocal gradients, most
-                most = max(most, memory.most + gradients)
-                gradients += parameter.nbytes
-                memory.most = memory.now
-                parameter.grad = None
-
             hooks = [
-                parameter.register_post_accumulate_grad_hook(forget)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
                 for parameter in self._parameters.values()
                 if parameter.requires_grad
             ]
@@ -126,10 +126,10 @@ class Twin:
                     returned = module(*given[0], **given[1])
                 loss = _loss(returned)
                 del returned
-                peak = memory.most
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]
-                return max(peak, memory.most), max(most, memory.most + gradients, peak)
+                most: int = memory.most
+                return most
             finally:
                 for hook in hooks:
                     hook.remove()
@@ -167,6 +167,10 @@ class Twin:
         finally:
             for parameter in self._parameters.values():
                 parameter.grad = None
+
+
+def _forget(parameter: torch.Tensor) -> None:
+    parameter.grad = None
 
 
 def _loss(returned: Any) -> torch.Tensor:

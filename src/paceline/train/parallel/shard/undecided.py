@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
     from paceline.train.parallel.strategy import Strategy
 
+    from .evaluation import JointPasses
+
     Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _FIXED = ("reshard", "recompute", "offload")  # options that hold if the script has set them
@@ -45,10 +47,12 @@ class Undecided(Model):
         module: torch.nn.Module,
         group: Group,
         strategy: Strategy,
-        asks: Callable[[Undecided, Arguments], None],
+        choose: Callable[[Arguments], None],
+        passes: JointPasses,
     ) -> None:
         self.group, self.is_decided = group, False
-        self._asks, self._is_last = asks, strategy.accumulate == 1
+        self._choose, self._is_last = choose, strategy.accumulate == 1
+        self._passes, self._number = passes, passes.add(self)
         self._own_forward = module.__dict__.get("forward")
         plain: dict[str, Any] = {"shard": False, "units": None, "reshard": True, "recompute": False, "offload": False}
         plain |= {"compile": False, "sync_batchnorm": False, "precision": "fp32"}
@@ -66,14 +70,23 @@ class Undecided(Model):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._asks(self, (args, kwargs))
+        self._begins(args, kwargs)
         return self.wrapped(*args, **kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _redirected(self, *args: Any, **kwargs: Any) -> Any:
         """The forward pass of the module itself, as within a method of it."""
-        self._asks(self, (args, kwargs))
+        self._begins(args, kwargs)
         return self.module(*args, **kwargs)
+
+    def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_evaluating or not torch.is_grad_enabled():  # some ranks may have no batches
+            self._passes.goes_on(self._number, args, kwargs)
+        self._choose((args, kwargs))
+
+    def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take part in the choice that other ranks make."""
+        self._choose((args, kwargs))
 
     def exchange(self, last: bool) -> None:
         """Note whether the next backward is the last of its accumulation."""
@@ -99,15 +112,15 @@ class Undecided(Model):
 class Choices:
     """All models of a run of which it is not known from the start how ranks keep them.
 
-    Ranks agree on the model that they choose for: in an evaluation, a rank without batches begins no pass.
-
     Attributes:
         divides_batches: whether the batches of a rank become smaller with more ranks.
     """
 
-    def __init__(self, group: Group, settle: Callable[[Undecided, Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self, group: Group, passes: JointPasses, settle: Callable[[Undecided, Mapping[str, Any]], None]
+    ) -> None:
         """`settle` keeps a model as some options of a strategy say."""
-        self._group, self._settle, self.divides_batches = group, settle, False
+        self._group, self._passes, self._settle, self.divides_batches = group, passes, settle, False
         self._models: list[Undecided] = []
         self._optimizers: list[Callable[[], list[torch.optim.Optimizer]]] = []  # of each of them
         self._records: list[dict[str, Any] | None] = []  # what a checkpoint has of each
@@ -116,23 +129,14 @@ class Choices:
         self, module: torch.nn.Module, strategy: Strategy, optimizers: Callable[[], list[torch.optim.Optimizer]]
     ) -> Undecided:
         """The model whose first pass decides."""
-        self._models.append(model := Undecided(module, self._group, strategy, self._begins))
+        number = len(self._models)
+        model = Undecided(
+            module, self._group, strategy, lambda arguments: self._choose(number, arguments), self._passes
+        )
+        self._models.append(model)
         self._optimizers.append(optimizers)
         self._records.append(None)
         return model
-
-    def _begins(self, model: Undecided, arguments: Arguments) -> None:
-        while not model.is_decided:
-            number = self._agreed(self._models.index(model))
-            self._choose(number, arguments if self._models[number] is model else None)
-
-    def evaluated(self) -> None:
-        """End an evaluation: take part in the choices of ranks that had batches. All ranks call this."""
-        while not all(model.is_decided for model in self._models) and (number := self._agreed(-1)) >= 0:
-            self._choose(number, None)
-
-    def _agreed(self, number: int) -> int:
-        return max(self._group.gather_objects(number))
 
     def rest(self, saved: Sequence[Mapping[str, Any] | None] = ()) -> None:
         """Choose for models that had no pass yet, as a checkpoint says or without measuring. All ranks call this."""
@@ -143,6 +147,9 @@ class Choices:
             if record is None:
                 self._choose(number, None)
             elif record["ranks"] == self._group.world_size:
+                if self._group.is_main:
+                    said = f"as when the checkpoint was taken, {model.name}: {record['way']}"
+                    print(f"paceline: {said}", file=sys.stderr, flush=True)
                 self._keep(number, {**record, "options": dict(record["options"])})
             else:
                 self._decide(number, Passes(*record["passes"]) if record["passes"] else None)
@@ -161,7 +168,8 @@ class Choices:
         chosen, passes = decide(self._models[number], self._optimizers[number](), passes)
         kept = None if passes is None else [*dataclasses.astuple(passes)]
         options = dict(chosen.way.options)
-        self._keep(number, {"ranks": self._group.world_size, "options": options, "passes": kept})
+        ranks = self._group.world_size
+        self._keep(number, {"ranks": ranks, "way": chosen.way.name, "options": options, "passes": kept})
 
     def _keep(self, number: int, record: dict[str, Any]) -> None:
         self._records[number] = record
@@ -178,7 +186,9 @@ def measured(model: Undecided, arguments: Arguments | None) -> Passes | None:
     try:
         return Twin(model.free(), model.group.device).passes(*arguments, units, precision)
     except Exception as error:  # the script's code, which may need numbers
-        print(f"paceline: {model.name} cannot be measured: {str(error).splitlines()[0][:200]}", file=sys.stderr)
+        why = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+        if model.group.is_main:
+            print(f"paceline: {model.name} cannot be measured: {why}", file=sys.stderr, flush=True)
         return None
 
 
