@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _MOST = 5  # names in a message
 
@@ -40,6 +40,14 @@ def find_units(module: torch.nn.Module, given: Sequence[str] | None) -> dict[str
 def compute_again(unit: torch.nn.Module) -> None:
     """Let a unit keep its inputs only, and compute the rest again in the backward pass."""
     unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
+
+
+def scales(unit: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """The parameters of modules that have no matrix, such as norms: autocast leaves them as they are."""
+    for part in unit.modules():
+        own = list(part.parameters(recurse=False))
+        if all(parameter.dim() < 2 for parameter in own):
+            yield from own
 
 
 def describe(module: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> str:

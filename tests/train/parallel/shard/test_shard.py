@@ -144,6 +144,44 @@ def test_sharded_models_train_as_whole_ones_do(alone: dict[int, Any]) -> None:
                 torch.testing.assert_close((dict(model), optimizer), (dict(expected[0]), expected[1]), msg=kind)
 
 
+def half(shard: bool) -> Any:
+    """The losses of some steps in half precision, and how many bytes the graph of a pass keeps in it."""
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        if tensor.dtype == torch.bfloat16:
+            kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with paceline.init(seed=1) as run:
+        block = [torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.Tanh()]
+        model: Any = torch.nn.Sequential(*(copy.deepcopy(torch.nn.Sequential(*block)) for _ in range(8)))
+        optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+        strategy = paceline.Strategy(shard=shard, precision="bf16")
+        model, optimizer = run.setup(model, optimizer, strategy=strategy)
+        x = torch.randn(3, 64, generator=torch.Generator().manual_seed(run.rank))
+        losses = []
+        for _ in range(4):
+            kept.clear()
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = model(x).square().mean()
+            size = sum(storage.nbytes() for storage in kept.values())  # what was given back has none
+            run.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        return losses, whole(model.state_dict()), size
+
+
+def test_half_precision_has_the_numbers_of_copies_and_keeps_no_parameters() -> None:
+    copies, sharded = launch_each(half, [(False,), (True,)], 2)
+    for (losses, state, kept), (others, other, fewer) in zip(copies, sharded, strict=True):
+        assert losses == pytest.approx(others, abs=1e-6)
+        torch.testing.assert_close(dict(state), dict(other), rtol=0, atol=1e-6)
+        matrices = 8 * 64 * 64 * 2
+        assert kept >= matrices > fewer
+
+
 def test_an_optimizer_may_be_made_and_set_up_before_its_model_or_after(alone: dict[int, Any]) -> None:
     cases = [({"shard": True}, None, 2, order) for order in ("first", "after")]
     for ranks in launch_each(trained, cases, 2):

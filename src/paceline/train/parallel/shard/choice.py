@@ -25,21 +25,29 @@ class Tensor(NamedTuple):
     unit: int
 
 
-@dataclass(frozen=True)
-class Passes:
-    """Bytes that a pass of a batch takes beside parameters, their gradients and the optimizer's state.
+class Passes(NamedTuple):
+    """Bytes that a pass of a batch takes at most, beside parameters, their gradients and the optimizer's state.
 
     Attributes:
-        activations: the most at a time.
-        recomputed: the same, if units are computed again.
+        whole: if ranks have copies.
+        whole_again: the same, if units are computed again.
+        sharded: if the model is sharded; other than for copies, autocast keeps nothing of the parameters then.
+        sharded_again: the same, if units are computed again.
     """
 
-    activations: int
-    recomputed: int
+    whole: int
+    whole_again: int
+    sharded: int
+    sharded_again: int
+
+    def of(self, *, is_sharded: bool, again: bool) -> int:
+        """Those of a way."""
+        whole, sharded = (self.whole_again, self.sharded_again) if again else (self.whole, self.sharded)
+        return sharded if is_sharded else whole
 
     def divided(self, ranks: int) -> Passes:
         """Those of a rank, if the batch is divided among several."""
-        return Passes(self.activations // ranks, self.recomputed // ranks)
+        return Passes(*(size // ranks for size in self))
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ class Limits:
     Attributes:
         ranks: number of ranks.
         on_gpu: whether they have GPUs.
+        is_half: whether passes are in half precision.
         accumulates: whether several batches make a step: until then, whole gradients are kept.
         options: of the strategy that hold in each way.
         rows: whether the optimizers take rows of parameters.
@@ -109,6 +118,7 @@ class Limits:
 
     ranks: int
     on_gpu: bool = False
+    is_half: bool = False
     accumulates: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     rows: bool = True
@@ -199,9 +209,9 @@ def _parts(sizes: Sizes, limits: Limits, options: Mapping[str, Any]) -> dict[str
     ranks = limits.ranks if is_cut else 1
     trained, whole = sizes.parameters(ranks, trained=True), sizes.parameters(trained=True)
     kept = sizes.parameters(limits.ranks, trained=True) if rows else trained
-    passes = sizes.passes or Passes(0, 0)
+    passes = sizes.passes or Passes(0, 0, 0, 0)
     # Gradients come while activations go, and mostly get other memory all the same: allocators keep what they had.
-    activations = passes.recomputed if options["recompute"] else passes.activations
+    activations = passes.of(is_sharded=is_cut, again=options["recompute"])
     gathered = _gathered(sizes, limits, keeps_all=not options["reshard"]) if is_cut else 0
     scratch = int(sizes.scratch * kept) + (_BUCKETS if rows else 0)
     parts = {
@@ -225,7 +235,8 @@ def _gathered(sizes: Sizes, limits: Limits, *, keeps_all: bool) -> int:
     at_once = 2 if limits.on_gpu else 1  # the next unit is gathered early
     each = [sizes.of_unit(unit) for unit in sizes.units]
     trained = max((sizes.of_unit(unit, trained=True) for unit in sizes.units), default=0)
-    parameters = sum(each) if keeps_all else at_once * max(each, default=0)
+    part = 0.5 if limits.is_half else 1  # what is beside the units is gathered as it is
+    parameters = part * (sum(each) if keeps_all else at_once * max(each, default=0))
     rest = sizes.of_unit(-1, trained=True)
-    # Twice: gradients, and what is sent of them.
-    return parameters + sizes.of_unit(-1) + max(2 * trained + rest, 2 * rest)
+    # Gradients, and what is sent of them.
+    return int(parameters + sizes.of_unit(-1) + max(part * trained + trained + rest, 2 * rest))

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # torch's docs name it: torch.compiler_fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.train.parallel.units import compute_again
+from paceline.train.parallel.units import compute_again, scales
 
 from .choice import Passes, Tensor
 
@@ -97,27 +97,45 @@ class Twin:
     def _passes(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], units: Collection[str], precision: Any, *, trains: bool
     ) -> Passes:
-        most = []
-        for again in ((), units) if units else ((),):
-            # The original would not be the same after a pass: some modules count them.
-            module = copy.deepcopy(self._module, {**self._parameters, **self._buffers})
-            most.append(self._pass(module.train() if trains else module, args, kwargs, again, precision))
-        return Passes(most[0], min(most))
+        found: list[int] = []
+        for is_sharded in (False, True):
+            if is_sharded and (precision is None or not units):
+                found += found
+                continue
+            for again in (False, True):
+                if again and not units:
+                    found += found
+                    continue
+                module = self._copy(units, again=again, precision=precision if is_sharded else None).train(trains)
+                found.append(self._pass(module, args, kwargs, precision))
+            found[-1] = min(found[-2:])
+        return Passes(*found)
+
+    def _copy(self, units: Collection[str], *, again: bool, precision: torch.dtype | None) -> torch.nn.Module:
+        """The model of stand-ins: with units that are computed again, or with parameters as they are gathered."""
+        # The original would not be the same after a pass: some modules count them.
+        module = copy.deepcopy(self._module, {**self._parameters, **self._buffers})
+        for unit in map(module.get_submodule, units):
+            if again:
+                compute_again(unit)
+            kept = set(scales(unit))
+            for owner in unit.modules() if precision is not None else ():
+                for name, parameter in owner._parameters.items():
+                    if parameter is not None and parameter not in kept:
+                        owner._parameters[name] = torch.nn.Parameter(parameter.to(precision), parameter.requires_grad)
+        return module
 
     def _pass(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], again: Collection[str],
-        precision: torch.dtype | None,
-    ) -> int:  # fmt: skip
-        """The most bytes of a pass without gradients of parameters, where some units are computed again."""
-        for name in again:
-            compute_again(module.get_submodule(name))
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], precision: torch.dtype | None
+    ) -> int:
+        """The most bytes of a pass, without gradients of parameters."""
         autocast: Any = contextlib.nullcontext()
         if precision is not None:
             autocast = torch.autocast(self._device.type, precision)
         with torch.random.fork_rng(devices=[]), self._mode, torch.enable_grad(), Memory() as memory:
             hooks = [
                 parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
-                for parameter in self._parameters.values()
+                for parameter in module.parameters()
                 if parameter.requires_grad
             ]
             try:

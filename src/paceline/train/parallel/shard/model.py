@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline.train.group.sharded import is_dtensor, is_fully_sharded, kind_of, name_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
 from paceline.train.parallel.model import Model, broadcast
-from paceline.train.parallel.units import compute_again, describe, find_units
+from paceline.train.parallel.units import compute_again, describe, find_units, scales
 
 from .layout import spread
 from .mesh import make_mesh, mesh_of, shard_size
@@ -104,14 +104,20 @@ class ShardedModel(Model):
 
     def _shard_units(self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, size: int) -> None:
         """Shard a model, a unit at a time."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         module, group = self.module, self._group
+        is_half = self.strategy.precision == "bf16"
         whole = {p for p in module.parameters() if not _can_be_sharded(p)}
+        whole |= {p for unit in units.values() for p in scales(unit)} if is_half else set()
         _check_units(module, units, whole)
         options: dict[str, Any] = {"mesh": mesh, "ignored_params": whole}
         if self.strategy.offload and group.device.type != "cpu":
             options["offload_policy"] = CPUOffloadPolicy()
+        # Autocast would keep a copy in bfloat16 of all that is gathered, until the backward pass.
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        if not is_half:
+            policy = MixedPrecisionPolicy()
         if group.is_main:
             said = f"{self.name}: {describe(module, units)}, over {size} ranks"
             print(f"paceline: {said}", file=sys.stderr, flush=True)
@@ -119,8 +125,10 @@ class ShardedModel(Model):
             for part in (*units.values(), module):
                 self._prepare(part, is_root=part is module, whole=whole)
                 before = dict(part.named_parameters())
-                # None: torch keeps what is beside the units.
-                fully_shard(part, reshard_after_forward=None if part is module else self.strategy.reshard, **options)
+                if part is module:  # torch keeps what is beside the units until the end of the pass
+                    fully_shard(part, **options)
+                else:
+                    fully_shard(part, reshard_after_forward=self.strategy.reshard, mp_policy=policy, **options)
                 for name, parameter in part.named_parameters():
                     if parameter is not before[name]:
                         self._replaced(before[name], parameter)

@@ -166,7 +166,7 @@ class Choices:
 
     def _decide(self, number: int, passes: Passes | None) -> None:
         chosen, passes = decide(self._models[number], self._optimizers[number](), passes)
-        kept = None if passes is None else [*dataclasses.astuple(passes)]
+        kept = None if passes is None else [*passes]
         options = dict(chosen.way.options)
         ranks = self._group.world_size
         self._keep(number, {"ranks": ranks, "way": chosen.way.name, "options": options, "passes": kept})
@@ -217,6 +217,7 @@ def limits_of(model: Undecided, optimizers: Iterable[torch.optim.Optimizer], ran
     return Limits(
         ranks,
         on_gpu=model.group.device.type != "cpu",
+        is_half=strategy.precision == "bf16",
         accumulates=strategy.accumulate > 1,
         options=fixed,
         rows=all(_takes(optimizer, rows=True) for optimizer in optimizers),
@@ -268,7 +269,7 @@ def decide(
     group = model.group
     memory = budget(group, model.module)
     every = [each for each in group.gather_objects(passes) if each is not None]
-    most = Passes(*map(max, zip(*map(dataclasses.astuple, every), strict=True))) if every else None
+    most = Passes(*map(max, zip(*every, strict=True))) if every else None
     sizes, limits = sizes_of(model, optimizers, most), limits_of(model, optimizers, group.world_size)
     chosen = group.broadcast_object(choose(sizes, limits, memory))
     if group.is_main:
