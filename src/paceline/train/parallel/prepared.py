@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
     from .model import Look
-    from .shard.optimizer import Rows
+    from .shard.optimizer import Parts
     from .shard.undecided import Choices, Undecided
     from .sync.methods.synchroniser import Synchroniser
 
@@ -136,7 +136,7 @@ class Prepared:
         self._passes = JointPasses(group)
         self._choices: Choices | None = None
         self._divides = False
-        self._rows: dict[torch.optim.Optimizer, Rows] = {}  # where the state alone is sharded
+        self._parts: dict[torch.optim.Optimizer, Parts] = {}  # where the state is sharded
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -270,23 +270,26 @@ class Prepared:
 
     def _shard_state(self, optimizer: torch.optim.Optimizer, strategy: Strategy) -> bool:
         """Keep this rank's part of an optimizer's state, if that is asked for; returns whether its parameters are."""
-        if any(is_dtensor(p) for _, p in _named(optimizer)):
-            from .shard.optimizer import check_each_number
+        is_sharded = any(is_dtensor(p) for _, p in _named(optimizer))
+        if not is_sharded and (strategy.shard != "optimizer" or self._group.world_size == 1):
+            return False
+        from .shard.optimizer import Parts, check_each_number, takes_parts
 
+        is_new = optimizer not in self._parts
+        if is_sharded:
             check_each_number(optimizer, rows=False)
-            if optimizer in self.optimizers:  # its state is that of all ranks
-                spread_optimizer(optimizer)
+            if optimizer in self.optimizers:
                 self.replicas[self.optimizers.index(optimizer)] = "off"
-            optimizer.register_load_state_dict_post_hook(spread_optimizer)
-            return True
-        if strategy.shard == "optimizer" and self._group.world_size > 1 and optimizer not in self._rows:
-            from .shard.optimizer import Rows
-
-            self._rows[optimizer] = rows = Rows(optimizer, self._group)
-            keeps_parts(optimizer, rows.like)
+        if is_new and (takes_parts(optimizer) or not is_sharded):
+            self._parts[optimizer] = parts = Parts(optimizer, self._group, rows=not is_sharded)
+            keeps_parts(optimizer, parts.like)
             if optimizer in self.optimizers:  # its state is that of all ranks
                 optimizer.load_state_dict(optimizer.state_dict())
-        return False
+        elif is_new:
+            if optimizer in self.optimizers:
+                spread_optimizer(optimizer)
+            optimizer.register_load_state_dict_post_hook(spread_optimizer)
+        return is_sharded
 
     def _renew(self, optimizer: torch.optim.Optimizer) -> bool:
         """Let an optimizer that was made before its model was set up train what its parameters have become."""
@@ -441,14 +444,14 @@ class Prepared:
         """Release the models, before their process group ends."""
         for model in self._models:
             model.close()
-        for rows in self._rows.values():
-            rows.close()
+        for parts in self._parts.values():
+            parts.close()
         self._models.clear()
         self._uses.clear()
 
     def sent(self) -> int:
         """Bytes that this rank has sent to other machines, or to ranks with which it shares no memory."""
-        return sum(model.sent for model in self._models) + sum(rows.sent for rows in self._rows.values())
+        return sum(model.sent for model in self._models) + sum(parts.sent for parts in self._parts.values())
 
     def method(self) -> str | None:
         """The name of the method by which models exchange what they learn, or the names; None if none does."""

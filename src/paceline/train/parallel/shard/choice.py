@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _FITS, _FITS_UNMEASURED = 0.9, 0.5  # of the memory; the latter if it is not known what passes take
 _SHARED = 24 << 20  # bytes by which ranks of one machine exchange gradients, see `paceline.train.group.shared_memory`
-_BUCKETS = 2 * (25 << 20)  # bytes of rows that are gathered after a step, see `Rows`
+_BUCKETS = 2 * (25 << 20)  # bytes of rows that are gathered after a step, see `Parts`
 
 
 _WHOLE = ("recompute",)  # options that also have an effect on models that are not sharded

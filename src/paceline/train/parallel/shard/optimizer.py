@@ -1,7 +1,8 @@
-"""Optimizers of which each rank keeps a part of the state: it updates its rows of each parameter, and gets the others.
+"""Optimizers of which each rank keeps a part of the state: in a step, they have this rank's part of each parameter.
 
-This is what ZeRO calls stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054). Parameters and gradients are whole. Only in
-a step, the optimizer has this rank's rows in place of the parameters.
+Of sharded parameters this is the part that the rank has. So torch's optimizers need not know of it, and call no DTensor
+for each number that they compute. Where parameters are whole, it is some rows, and the rank gets the others after the
+step: what ZeRO calls stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from paceline.train.group.sharded import is_dtensor
 
-from .layout import part_of
+from .layout import from_part, part_of
 from .mesh import make_mesh
 from .wires import Wires
 
@@ -33,25 +34,31 @@ def check_each_number(optimizer: torch.optim.Optimizer, *, rows: bool) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, tuple(getattr(torch.optim, each) for each in _WHOLE if hasattr(torch.optim, each))):
         raise TypeError(f"{name} looks at whole parameters, and ranks have parts of them; use AdamW, or shard=False")
-    if not rows and isinstance(optimizer, torch.optim.Rprop):
-        raise TypeError("Rprop does not take sharded parameters: torch has no sharded index_put_; use another")
-    if rows and type(optimizer) not in [getattr(torch.optim, each) for each in _EACH_NUMBER]:
+    if rows and not takes_parts(optimizer):
         raise TypeError(
             f'{name} may look at whole parameters, and with shard="optimizer" it gets rows of them; use one of '
             f"torch.optim.{', '.join(_EACH_NUMBER)}, or shard=True"
         )
 
 
-class Rows:
-    """This rank's rows of the parameters of an optimizer."""
+def takes_parts(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is one of torch that treats each number of a parameter on its own."""
+    return type(optimizer) in [getattr(torch.optim, each) for each in _EACH_NUMBER]
 
-    def __init__(self, optimizer: torch.optim.Optimizer, group: Group) -> None:
-        """Make an optimizer keep its state for them only. A collective of all ranks."""
+
+class Parts:
+    """This rank's parts of the parameters of an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, group: Group, *, rows: bool) -> None:
+        """Make an optimizer keep its state for them only: for `rows` of whole parameters, or for sharded ones.
+
+        A collective of all ranks.
+        """
         check_each_number(optimizer, rows=True)
         self._rank, self._count, self._guard = group.rank, group.world_size, group.guard
-        self._mesh = make_mesh(group.world_size, group)
-        self._wires = Wires(group, range(group.world_size), self._mesh.get_group())
-        self._rows: dict[torch.Tensor, torch.nn.Parameter] = {}
+        self._mesh = make_mesh(group.world_size, group) if rows else None
+        self._wires = Wires(group, range(group.world_size), self._mesh.get_group()) if self._mesh is not None else None
+        self._parts: dict[torch.Tensor, torch.nn.Parameter] = {}
         self._whole: list[list[torch.Tensor]] = []  # the parameters of each group, in a step
         before, after = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
         # Hooks that are there already see the whole parameters after a step.
@@ -63,19 +70,21 @@ class Rows:
     @property
     def sent(self) -> int:
         """Bytes that this rank has sent."""
-        return self._wires.sent
+        return 0 if self._wires is None else self._wires.sent
 
     def close(self) -> None:
         """Give back what the exchange holds."""
-        self._wires.close()
+        if self._wires is not None:
+            self._wires.close()
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def _begin(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
             raise RuntimeError(
-                'a closure computes gradients of whole parameters within the step; with shard="optimizer", call '
-                "optimizer.step() without one"
+                "a closure computes gradients of whole parameters within the step, where the optimizer has parts of "
+                "them; call optimizer.step() without one, or set shard=False"
             )
         self._whole = []
         for group in optimizer.param_groups:
@@ -86,33 +95,37 @@ class Rows:
         """What the optimizer has in a step in place of a parameter."""
         if not self._is_cut(parameter):
             return parameter
-        if parameter not in self._rows:
-            self._rows[parameter] = torch.nn.Parameter(self._own(parameter.data), parameter.requires_grad)
-        row = self._rows[parameter]
-        row.data = self._own(parameter.data)
-        row.grad = None if parameter.grad is None else self._own(parameter.grad)
+        own = self._own(parameter)
+        part = self._parts.get(parameter)
+        if part is None:
+            self._parts[parameter] = part = torch.nn.Parameter(own, parameter.requires_grad)
+        part.data = own
+        part.grad = None if parameter.grad is None else self._own(parameter.grad)
         if parameter in optimizer.state:
-            optimizer.state[row] = optimizer.state.pop(parameter)
-        return row  # also without rows, as the optimizer counts its steps for each
+            optimizer.state[part] = optimizer.state.pop(parameter)
+        return part  # also without numbers, as the optimizer counts its steps for each
 
+    @torch.no_grad()
     def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         changed: dict[torch.dtype, list[torch.Tensor]] = {}
         for group, parameters in zip(optimizer.param_groups, self._whole, strict=True):
             group["params"] = parameters
             for parameter in parameters:
-                row = self._rows.get(parameter)
-                if row is None or not self._is_cut(parameter):
+                part = self._parts.get(parameter)
+                if part is None or not self._is_cut(parameter):
                     continue
-                if row in optimizer.state:
-                    optimizer.state[parameter] = optimizer.state.pop(row)
-                if row.grad is not None:
+                if part in optimizer.state:
+                    optimizer.state[parameter] = optimizer.state.pop(part)
+                if part.grad is not None and not is_dtensor(parameter):
                     changed.setdefault(parameter.dtype, []).append(parameter.data)
-                row.grad = None
+                part.grad = None
         for parameters in changed.values():
             self._gather(parameters)
 
     def _gather(self, parameters: list[torch.Tensor]) -> None:
         """Give each rank the rows of the others."""
+        assert self._wires is not None
+        assert self._mesh is not None
         bucket: list[torch.Tensor] = []
         size = 0
         for number, parameter in enumerate(parameters, 1):
@@ -135,16 +148,19 @@ class Rows:
             bucket, size = [], 0
 
     def _is_cut(self, parameter: torch.Tensor) -> bool:
+        if self._mesh is None or is_dtensor(parameter):
+            return self._mesh is None and is_dtensor(parameter)
         gradient = parameter.grad
-        is_sparse = gradient is not None and gradient.is_sparse
-        return parameter.dim() > 0 and parameter.shape[0] > 0 and not is_sparse and not is_dtensor(parameter)
+        return parameter.dim() > 0 and parameter.shape[0] > 0 and not (gradient is not None and gradient.is_sparse)
 
     def _most(self, tensor: torch.Tensor) -> int:
         """The largest number of rows of a rank."""
         return -(-tensor.shape[0] // self._count)
 
     def _own(self, tensor: torch.Tensor, rank: int | None = None) -> torch.Tensor:
-        """The rows of this rank, or of another one."""
+        """This rank's part, or the rows of another one."""
+        if is_dtensor(tensor):
+            return tensor.to_local()
         most = self._most(tensor)
         first = min(most * (self._rank if rank is None else rank), tensor.shape[0])
         return tensor[first : first + most]
@@ -156,6 +172,8 @@ class Rows:
         return self._sharded(parameter, self._own(parameter.detach())) if self._is_cut(parameter) else None
 
     def _sharded(self, parameter: torch.Tensor, own: torch.Tensor) -> DTensor:
+        if is_dtensor(parameter):
+            return from_part(own, parameter)
         from torch.distributed.tensor import DTensor, Shard
 
         return DTensor.from_local(
