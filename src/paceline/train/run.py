@@ -18,7 +18,7 @@ from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.agreement import SameData
 from paceline.train.data.keep_working import KeepWorking
 from paceline.train.data.make_loader import check_options, make_loader, tuned
-from paceline.train.data.random_state import SharedDraws
+from paceline.train.data.random_state import SharedDraws, seed_generators
 from paceline.train.group import file_meeting, join
 from paceline.train.group.group import Collectives, Group
 from paceline.train.loop.checkpointing import Checkpointing, Interval, open_store
@@ -109,7 +109,7 @@ def init(
     membership = join.join(
         init_method=init_method, rank=rank, world_size=world_size, device=device, backend=backend, timeout=timeout
     )
-    draws = SharedDraws(seed, membership.placement.rank)
+    draws = SharedDraws(seed)
     job = run_folder()
     in_trial = job is not None and trial_steps(os.environ) is not None
     if in_trial or PLAN in os.environ:  # it leaves nothing outside of its own folder
@@ -240,7 +240,10 @@ class Run(Collectives):
             ValueError: an argument was set up before; or learning rates are to be scaled, but a scheduler has already
                 stored them; or an optimizer and its model are to accumulate different numbers of batches.
         """
-        self._draws.end()
+        together = self.world_size // self._group.data_size
+        if strategy is not None and strategy.tensor != together and self.world_size > 1:
+            self._share_data(strategy.tensor)
+        self._draws.end(self._group.data_rank)
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer):
                 self._metrics.times.watch(thing)
@@ -250,6 +253,18 @@ class Run(Collectives):
             if isinstance(thing, torch.optim.Optimizer) and self._prepared.exchanges_after(thing):
                 self._metrics.times.watch_exchange(thing)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def _share_data(self, ranks: int) -> None:
+        """Let each so many ranks have the same data and the same random numbers. A collective of all ranks."""
+        if self._draws.have_ended:
+            raise ValueError(
+                f"tensor={ranks}: ranks that compute a model together need the same data and random numbers; make this "
+                "the first run.setup, before run.dataloader, and give all models the same tensor="
+            )
+        self._group.share_data(ranks)
+        seeds = self.gather_objects(torch.initial_seed())
+        if len({*seeds}) > 1:  # nothing was seeded
+            seed_generators(seeds[self.rank // ranks * ranks])
 
     def backward(
         self,
@@ -408,7 +423,7 @@ class Run(Collectives):
         """
         check_options(options)
         batch_size, options = tuned(batch_size, options, os.environ, evaluation=evaluation)
-        self._draws.end()
+        self._draws.end(self._group.data_rank)
         if self._keeps_workers:
             options["worker_init_fn"] = KeepWorking(options.get("worker_init_fn"))
         if "global_batch_size" in options and not evaluation:
@@ -419,8 +434,8 @@ class Run(Collectives):
             dataset,
             batch_size=batch_size,
             shuffle=shuffle,
-            rank=self.rank,
-            world_size=self.world_size,
+            rank=self._group.data_rank,
+            world_size=self._group.data_size,
             device=self.device,
             evaluation=evaluation,
             ranks=self._group,
@@ -507,7 +522,7 @@ class Run(Collectives):
             RuntimeError: another loop over epochs is under way; or the checkpoint does not fit the script.
             paceline.CheckpointError: the newest checkpoint is complete, but cannot be read.
         """
-        self._draws.end()  # before a checkpoint's random states are loaded
+        self._draws.end(self._group.data_rank)  # before a checkpoint's random states are loaded
         return self._steps.over_epochs(count)
 
     def steps(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -525,7 +540,7 @@ class Run(Collectives):
         Raises:
             RuntimeError: it is iterated within another loop whose steps are counted.
         """
-        self._draws.end()
+        self._draws.end(self._group.data_rank)
         return self._steps.over(items)
 
     def resume(self) -> bool:
@@ -537,7 +552,7 @@ class Run(Collectives):
             RuntimeError: the checkpoint does not fit the script.
             paceline.CheckpointError: the checkpoint is complete, but cannot be read.
         """
-        self._draws.end()
+        self._draws.end(self._group.data_rank)
         return self._steps.resume()
 
     def save(self, block: bool = False) -> None:

@@ -89,7 +89,7 @@ class Shards:
 
     def __init__(self, files: list[Path], read: Callable[[Path], Any]) -> None:
         self._files, self._read = files, read
-        self._found: dict[tuple[str, Path_], list[tuple[tuple[int, ...], torch.Tensor]]] | None = None
+        self._found: dict[tuple[str, Path_], dict[tuple[int, ...], torch.Tensor]] | None = None
 
     def fill(self, part: str, state: Any, likes: Callable[[Path_, torch.Size], DTensor | None]) -> Any:
         """The state of a part with its numbers: of each sharded tensor the whole, or what `likes` says is needed.
@@ -144,5 +144,6 @@ class Shards:
             for file in self._files:
                 for name, paths in self._read(file).items():
                     for where, piece in paths.items():
-                        self._found.setdefault((name, where), []).append(piece)
-        return self._found.get((part, path), [])
+                        # Ranks that compute layers together have the same of those that they do not divide.
+                        self._found.setdefault((name, where), {})[piece[0]] = piece[1]
+        return [*self._found.get((part, path), {}).items()]

@@ -35,16 +35,16 @@ class SharedDraws:
     would.
     """
 
-    def __init__(self, seed: int | None, rank: int) -> None:
-        self._own_seed = None if seed is None or rank == 0 else seed + rank
+    def __init__(self, seed: int | None) -> None:
+        self._seed, self.have_ended = seed, False
         if seed is not None:
             seed_generators(seed)
 
-    def end(self) -> None:
-        """From now on, this rank draws different numbers from the others. A second call does nothing."""
-        if self._own_seed is not None:
-            seed_generators(self._own_seed)
-            self._own_seed = None
+    def end(self, rank: int) -> None:
+        """From now on, ranks draw different numbers, by their `rank`. A second call does nothing."""
+        if self._seed is not None and rank > 0 and not self.have_ended:
+            seed_generators(self._seed + rank)
+        self.have_ended = True
 
 
 class RandomStream:

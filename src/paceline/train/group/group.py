@@ -227,6 +227,9 @@ class Group(Collectives):
         local_rank: position among the ranks of this machine.
         attempt: number of restarts of the job before this start.
         device: this rank's device.
+        data_rank: position among the ranks that have other data; ranks that compute a model's layers together have the
+            same.
+        data_size: number of ranks that have other data.
     """
 
     def __init__(self, membership: Membership, guard: contextlib.AbstractContextManager[None] | None = None) -> None:
@@ -235,6 +238,17 @@ class Group(Collectives):
         self.local_rank, self.attempt, self.device = placement.local_rank, placement.attempt, membership.device
         self.guard = self._guard = guard or contextlib.nullcontext()
         self._owns_group = membership.owns_group
+        self.data_rank, self.data_size = self.rank, self.world_size
+
+    def share_data(self, ranks: int) -> None:
+        """Let each so many ranks that follow each other have the same data.
+
+        Raises:
+            ValueError: the ranks cannot be divided so.
+        """
+        if self.world_size % ranks:
+            raise ValueError(f"tensor={ranks}: {self.world_size} ranks cannot be divided into groups of {ranks}")
+        self.data_rank, self.data_size = self.rank // ranks, self.world_size // ranks
 
     @property
     def owns_process_group(self) -> bool:

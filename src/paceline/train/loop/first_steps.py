@@ -77,7 +77,7 @@ class FirstSteps:
         if gradients.are_plain():
             if accumulate > 1:
                 why = f"they are the sum over {accumulate} batches, and not the mean"
-            elif source is not None and _may_be_uneven(source, self._group.world_size):
+            elif source is not None and _may_be_uneven(source, self._group.data_size):
                 why = "all ranks count the same, also where some have smaller batches, as at the end of an epoch"
         if why and self._group.is_main:
             log.warning(

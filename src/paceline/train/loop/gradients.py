@@ -75,11 +75,11 @@ class Window:
         self._divisor = self._samples
         return factor
 
-    def weight(self, loader: Loader | Pass, world_size: int) -> float:
+    def weight(self, loader: Loader | Pass, ranks: int) -> float:
         """Factor for the mean loss of this rank's batch, so that gradients are the mean over all samples."""
         if self._usual == 1 or not self.begun:  # set up within the current step
             return loader.weight
-        return loader.samples * world_size / self._divisor
+        return loader.samples * ranks / self._divisor
 
     @property
     def is_complete(self) -> bool:
@@ -234,10 +234,10 @@ class Gradients:
         if weight is not None:  # a stand-in does not count
             correction, factor = weights.factors(weight if samples else 0.0, is_last=is_last)
         elif is_sum:
-            factor = float(self._group.world_size if samples else 0)  # the exchange divides by it
+            factor = float(self._group.data_size if samples else 0)  # the exchange divides by it
         elif source is not None:
             correction = window.correction()
-            factor = window.weight(source, self._group.world_size)
+            factor = window.weight(source, self._group.data_size)
         else:
             factor = 1 / every
         if correction is not None and (isinstance(correction, torch.Tensor) or correction != 1):

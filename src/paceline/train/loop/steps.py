@@ -197,7 +197,7 @@ class Steps:
         is_first = self._is_before_loops and not self._resuming.has_looked
         if is_first and self._resuming.find() and not self._resuming.is_ahead:
             self._load()
-        one = Pass(items, self._group.world_size)
+        one = Pass(items, self._group.data_size)
         if not self.enter(one):
             return
         with self.loop(one):

@@ -245,12 +245,14 @@ class Prepared:
         """The model with its exchange: the only place that asks how it is kept."""
         built = self.builds.of(module)
         own = sharded.is_fully_sharded(module)
-        if own and strategy.shard is not False:
+        if own and (strategy.shard is not False or strategy.tensor > 1):
+            option = f"shard={strategy.shard!r}" if strategy.shard is not False else f"tensor={strategy.tensor}"
             raise ValueError(
-                f"{sharded.name_of(module)} is sharded by fully_shard already, and Strategy(shard={strategy.shard!r}) "
+                f"{sharded.name_of(module)} is sharded by fully_shard already, and Strategy({option}) "
                 "shards models that are whole; leave out one of them"
             )
-        if not own and (strategy.shard in (False, "optimizer") or self._group.world_size == 1):
+        is_whole = strategy.shard in (False, "optimizer") and strategy.tensor == 1
+        if not own and (is_whole or self._group.world_size == 1):
             return Model(module, self._group, strategy, self.look, built)
         from .shard.model import ShardedModel  # it imports much of torch that others do not need
 

@@ -44,6 +44,10 @@ class Strategy:
             number: over groups of so many ranks. The parts are the same in each machine or group. "optimizer": the
             optimizer's state alone, over all ranks. With one rank, it has no effect. "auto": the first pass is
             measured, and the fastest way is taken that fits into the memory of the device, the machine or its cgroup.
+        tensor: number of ranks that compute each layer of `plan` together, each with a part of its weights; they follow
+            each other, and have the same data. `shard` is about ranks with other data then.
+        plan: how layers are divided, by their names, in which `*` stands for one part: "colwise", "rowwise" or another
+            style of `torch.distributed.tensor.parallel`. None takes the model's own plan, `tp_plan`.
         units: the names of the modules that are gathered, or computed again, at a time; None finds the repeated blocks
             of the model.
         reshard: give back what a forward pass has gathered of a unit until the backward pass needs it.
@@ -67,6 +71,8 @@ class Strategy:
     bucket_mb: int | None = None
     sync: Sync | str | None = None
     shard: bool | int | Literal["auto", "node", "optimizer"] = False
+    tensor: int = 1
+    plan: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
     units: tuple[str, ...] | None = None
     reshard: bool = True
     recompute: bool = False
@@ -100,7 +106,16 @@ class Strategy:
             raise TypeError(f"units {self.units!r} is one name; write units=({self.units!r},)")
         if self.units is not None:
             object.__setattr__(self, "units", tuple(self.units))
-        if self.shard in (False, "optimizer"):
+        if self.tensor < 1:
+            raise ValueError(f"tensor {self.tensor} is less than 1")
+        if self.plan is not None and self.tensor == 1:
+            raise ValueError("plan= has an effect with tensor= only; add the number of ranks that compute a layer")
+        if self.tensor > 1 and (self.shard in ("auto", "optimizer") or self.sync not in (None, "allreduce")):
+            raise ValueError(
+                f'tensor={self.tensor} divides layers among ranks, and goes together with shard=False, True, "node" or '
+                "a number, and without sync="
+            )
+        if self.shard in (False, "optimizer") and self.tensor == 1:
             if self.shard and not isinstance(self.method, EveryStep):
                 raise ValueError(
                     f'sync={self.sync!r} lets each rank step alone, and with shard="optimizer" each updates a part; '
@@ -133,7 +148,7 @@ class Strategy:
             ValueError: the environment names no method, no precision or no size.
         """
         given = self._given(env)
-        if self.shard not in (False, "optimizer"):
+        if self.shard not in (False, "optimizer") or self.tensor > 1:
             return given
         name = env.get(SYNC) or "allreduce"
         if self.sync is not None:

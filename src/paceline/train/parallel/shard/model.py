@@ -18,10 +18,11 @@ from paceline.train.parallel.units import compute_again, describe, find_units, s
 
 from .layout import spread
 from .mesh import make_mesh, mesh_of, shard_size
+from .tensor import divide, forget_groups, plan_of
 from .wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -81,15 +82,15 @@ class ShardedModel(Model):
         if group.device.type == "cpu":
             _give_back_memory()
         if not is_fully_sharded(module):
-            size = shard_size(strategy.shard, group)
-            mesh = make_mesh(size, group)
-            self._shard_units(find_units(module, strategy.units), mesh, size)
+            plan = plan_of(module, strategy.plan, strategy.tensor) if strategy.tensor > 1 else {}
+            mesh, tensor = make_mesh(shard_size(strategy.shard, group), group)
+            units = find_units(module, strategy.units)
+            self._shard_units(units, mesh, lambda part, name: divide(part, _within(plan, units, name), tensor))
             module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
         else:
             mesh = mesh_of(module, group)
-        size = mesh.size(mesh.ndim - 1)
-        first = group.rank // size * size
-        self._wires = Wires(group, range(first, first + size), mesh.get_group(mesh.ndim - 1))
+        ranks = mesh.get_group(mesh.ndim - 1)
+        self._wires = Wires(group, dist.get_process_group_ranks(ranks), ranks)
         for part in module.modules():
             if isinstance(part, FSDPModule):
                 # torch calls them, and asks for no more than that.
@@ -102,8 +103,10 @@ class ShardedModel(Model):
             part.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
         module.register_forward_pre_hook(self._before_pass, prepend=True, with_kwargs=True)
 
-    def _shard_units(self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, size: int) -> None:
-        """Shard a model, a unit at a time."""
+    def _shard_units(
+        self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, divide: Callable[[torch.nn.Module, str], None]
+    ) -> None:
+        """Shard a model, a unit at a time; `divide` divides its layers before."""
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         module, group = self.module, self._group
@@ -119,19 +122,22 @@ class ShardedModel(Model):
         if not is_half:
             policy = MixedPrecisionPolicy()
         if group.is_main:
-            said = f"{self.name}: {describe(module, units)}, over {size} ranks"
+            ranks = mesh.size(mesh.ndim - 1)
+            layers = f", layers over {self.strategy.tensor}" if self.strategy.tensor > 1 else ""
+            said = f"{self.name}: {describe(module, units)}, over {ranks} ranks{layers}"
             print(f"paceline: {said}", file=sys.stderr, flush=True)
         with group.guard:
-            for part in (*units.values(), module):
+            for name, part in (*units.items(), ("", module)):
                 self._prepare(part, is_root=part is module, whole=whole)
                 before = dict(part.named_parameters())
+                divide(part, name)
                 if part is module:  # torch keeps what is beside the units until the end of the pass
                     fully_shard(part, **options)
                 else:
                     fully_shard(part, reshard_after_forward=self.strategy.reshard, mp_policy=policy, **options)
-                for name, parameter in part.named_parameters():
-                    if parameter is not before[name]:
-                        self._replaced(before[name], parameter)
+                for own, parameter in part.named_parameters():
+                    if parameter is not before[own]:
+                        self._replaced(before[own], parameter)
 
     def _prepare(self, part: torch.nn.Module, *, is_root: bool, whole: set[torch.nn.Parameter]) -> None:
         """Give a unit rank 0's numbers, and let it be compiled and computed again as the strategy says."""
@@ -296,6 +302,16 @@ class ShardedModel(Model):
         """Give back what the exchange holds."""
         if self._is_sharded:
             self._wires.close()
+        if self.strategy.tensor > 1:
+            forget_groups()
+
+
+def _within(plan: Mapping[str, Any], units: Collection[str], unit: str) -> dict[str, Any]:
+    """What a plan has for the layers of a unit, by their names in it; "" is what is outside of all units."""
+    if unit:
+        own = {name.removeprefix(f"{unit}."): style for name, style in plan.items() if name.startswith(f"{unit}.")}
+        return own | ({"": plan[unit]} if unit in plan else {})
+    return {name: style for name, style in plan.items() if not any(f"{name}.".startswith(f"{each}.") for each in units)}
 
 
 def _give_back_memory() -> None:

@@ -56,7 +56,7 @@ class Parts:
         """
         check_each_number(optimizer, rows=True)
         self._rank, self._count, self._guard = group.rank, group.world_size, group.guard
-        self._mesh = make_mesh(group.world_size, group) if rows else None
+        self._mesh = make_mesh(group.world_size, group)[0] if rows else None
         self._wires = Wires(group, range(group.world_size), self._mesh.get_group()) if self._mesh is not None else None
         self._parts: dict[torch.Tensor, torch.nn.Parameter] = {}
         self._whole: list[list[torch.Tensor]] = []  # the parameters of each group, in a step
