@@ -4,22 +4,20 @@ By hand it is FSDP2 with gloo's own collectives, or `DistributedDataParallel`. B
 turns step by step, A B B A …. Rank 0 writes the times of the window with the median ratio to FILE.
 """
 
-import json
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from blocks import build, make_batch, shard_by_hand
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from turns import write_median
 
 import paceline
 
 WIDTH, DEPTH = 256, 12  # 7.6 million parameters, 30 MB
 WORDS = 128  # per rank and step
-WINDOWS, STEPS = 5, 5
+STEPS = 5
 
 
 def trainer(run: paceline.Run, what: str) -> Callable[[], None]:
@@ -44,25 +42,10 @@ def trainer(run: paceline.Run, what: str) -> Callable[[], None]:
     return step
 
 
-def measure(run: paceline.Run, ours: Callable[[], None], other: Callable[[], None]) -> tuple[float, float]:
-    """Seconds per step of each, in a window."""
-    seconds = {ours: 0.0, other: 0.0}
-    for number in range(STEPS):
-        for step in (ours, other) if number % 2 else (other, ours):
-            run.barrier()
-            began = time.perf_counter()
-            step()
-            seconds[step] += time.perf_counter() - began
-    return seconds[ours] / STEPS, seconds[other] / STEPS
-
-
 def main(what: str, file: str) -> None:
     with paceline.init(seed=0) as run:
         ours, other = trainer(run, "paceline"), trainer(run, what)
-        measure(run, ours, other)  # warm-up
-        windows = sorted((measure(run, ours, other) for _ in range(WINDOWS)), key=lambda pair: pair[0] / pair[1])
-        if run.is_main:
-            Path(file).write_text(json.dumps(windows[len(windows) // 2]))
+        write_median(run, ours, other, STEPS, file)
 
 
 if __name__ == "__main__":

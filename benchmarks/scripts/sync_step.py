@@ -5,20 +5,18 @@ hook. Both train in the same ranks and take turns. Rank 0 writes the times of th
 """
 
 import dataclasses
-import json
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from turns import write_median
 
 import paceline
 from paceline.train.parallel.sync.options import LocalSGD, PowerSGD, Sync, parse
 
-WINDOWS, STEPS = 5, 8  # `local_sgd(8)` averages once in a window
+STEPS = 8  # `local_sgd(8)` averages once in a window
 RANK = 2
 
 
@@ -57,25 +55,10 @@ def trainer(run: paceline.Run, what: str) -> Callable[[], None]:
     return step
 
 
-def measure(run: paceline.Run, ours: Callable[[], None], other: Callable[[], None]) -> tuple[float, float]:
-    """Seconds per step of each, in a window."""
-    seconds = {ours: 0.0, other: 0.0}
-    for number in range(STEPS):
-        for step in (ours, other) if number % 2 else (other, ours):
-            run.barrier()
-            began = time.perf_counter()
-            step()
-            seconds[step] += time.perf_counter() - began
-    return seconds[ours] / STEPS, seconds[other] / STEPS
-
-
 def main(one: str, another: str, file: str) -> None:
     with paceline.init(seed=0) as run:
         ours, other = trainer(run, one), trainer(run, another)
-        measure(run, ours, other)  # warm-up
-        windows = sorted((measure(run, ours, other) for _ in range(WINDOWS)), key=lambda pair: pair[0] / pair[1])
-        if run.is_main:
-            Path(file).write_text(json.dumps(windows[len(windows) // 2]))
+        write_median(run, ours, other, STEPS, file)
 
 
 if __name__ == "__main__":

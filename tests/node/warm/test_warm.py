@@ -432,6 +432,7 @@ def test_variables_that_decide(
 ) -> None:
     """Those that a module reads one by one, and those that C libraries read; a loop over all does not count."""
     monkeypatch.setenv("READ", "1")
+    monkeypatch.delenv("PACELINE_HOME", raising=False)
     text = "import os\nos.environ.get('ABSENT'); os.environ['READ']; dict(os.environ); list(os.environ.items())\n"
     found = _imported(tmp_path, text, monkeypatch)
     env = {**os.environ, **change}

@@ -77,7 +77,7 @@ def buffered(mesh: Any) -> torch.nn.Module:
     return module
 
 
-DTENSORS = "has DTensors, and is not sharded by fully_shard: run.setup does not support tensor parallelism; "
+DTENSORS = "has DTensors, and is not sharded by fully_shard: pass it as it was before, "
 FLAT = "is sharded in a way that run.setup does not support: "
 MODULES: dict[str, tuple[Callable[[Any], torch.nn.Module], str, str]] = {
     "FSDP1": (

@@ -40,8 +40,8 @@ def check_kind(module: torch.nn.Module) -> None:
             )
     if not sharded.is_fully_sharded(module) and any(map(sharded.is_dtensor, module.state_dict().values())):
         raise TypeError(
-            f"the {type(module).__name__} has DTensors, and is not sharded by fully_shard: run.setup does not support "
-            "tensor parallelism; pass it the model as it was before"
+            f"the {type(module).__name__} has DTensors, and is not sharded by fully_shard: pass it as it was before, "
+            "with Strategy(tensor=…, plan={…}) or Strategy(shard=True)"
         )
     found = sharded.in_object(module)
     if found is not None:
