@@ -50,9 +50,10 @@ def amount(text: str, name: str) -> int:
         ValueError: it is not an amount.
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if match is None or float(match[1]) <= 0:
+    size = 0 if match is None else int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
+    if size < 1:
         raise ValueError(f"{name}={text}: it is not an amount of memory such as 24G or 512M")
-    return int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
+    return size
 
 
 def read(path: Path) -> str:

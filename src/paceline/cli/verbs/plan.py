@@ -19,7 +19,7 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import show_size
 from paceline.job.text import counted
 
-_RANKS = "1,2,4,8"
+_RANKS, _MOST = "1,2,4,8", 1 << 16
 _PARTS = ("parameters", "gradients", "optimizer", "activations")
 _PLAN = in_section(
     "Plan",
@@ -53,8 +53,8 @@ def _plan(**given: Any) -> int:
     if given["memory"] is not None:
         _checked_amount(given["memory"])
     ranks = sorted(set(parse_numbers("--ranks", given["ranks"] or _RANKS)))
-    if not ranks or ranks[0] < 1:
-        raise UserError("--ranks: a job has one rank or more")
+    if not ranks or ranks[0] < 1 or ranks[-1] > _MOST:
+        raise UserError(f"--ranks: a job has from 1 to {_MOST} ranks")
     if not given["module"] and not Path(given["script"]).is_file():
         raise UserError(f"no such script: {given['script']}")
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
@@ -67,10 +67,12 @@ def _plan(**given: Any) -> int:
             code = subprocess.run(words, env=env, stdout=sys.stderr.fileno(), check=False).returncode
         except KeyboardInterrupt:
             return 130
+        if not file.exists() and code:
+            raise UserError(f"the script ended with exit code {code}, see above, before a model was called")
         if not file.exists():
             raise UserError(
-                f"the script ended {f'with exit code {code} ' if code else ''}before the first forward pass of a model "
-                "of run.setup; it must train with the library, as in docs/library.md"
+                "the script ended before the first forward pass of a model of run.setup; it must train with the "
+                "library, as in docs/library.md"
             )
         answer = json.loads(file.read_text())
     rows = [
@@ -85,6 +87,8 @@ def _plan(**given: Any) -> int:
         optimizers = ", ".join(answer["optimizers"]) or "no optimizer yet, reckoned as Adam"
         units = counted(answer["units"], "unit") if answer["units"] else "no units found: see units= of Strategy"
         say(f"{answer['model']}: {answer['trained']:,} parameters{frozen}, {units}, {optimizers}")
+        if answer["shard"] != "auto":
+            say(f'the script has shard={answer["shard"]!r}; this is what "auto" would take; --all shows the rest')
         if not answer["measured"]:
             say("the pass could not be measured: half of the memory is left for it")
     show(rows, _columns(all_ways=given["all"]), given["output"], _Row._asdict)

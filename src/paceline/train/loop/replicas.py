@@ -36,6 +36,7 @@ class Replicas:
         self._prepared, self._watch, self._device = prepared, watch, device
         self._compared: dict[int, _Compared] = {}  # by numbers of optimizers
         self._has_begun = False
+        self._settled = prepared.settled  # when optimizers were found
         watch.parts = self._parts
 
     def begins(self, step: int) -> None:
@@ -50,7 +51,7 @@ class Replicas:
 
     def stepped(self, number: int, step: int) -> None:
         self._has_begun = True
-        one = self._compared.get(number) or self._of(number)
+        one = self._of(number)
         if one is not None:
             one.stepped(step, len(self._compared))
 
@@ -106,9 +107,12 @@ class Replicas:
 
     def _of(self, number: int) -> _Compared | None:
         """What is compared of an optimizer; None if nothing is."""
+        prepared = self._prepared
+        if self._settled != prepared.settled:  # parameters may be other ones now
+            self._settled = prepared.settled
+            self._compared.clear()
         if number in self._compared:
             return self._compared[number]
-        prepared = self._prepared
         if 0 <= number < len(prepared.optimizers):
             optimizer, mode = prepared.optimizers[number], prepared.replicas[number]
         else:

@@ -246,6 +246,10 @@ class Model:
         former, now = self._former.get(id(parameter), (None, None))
         return self.current(now) if former is not None and now is not None and former() is parameter else parameter
 
+    def take_former(self, other: Model) -> None:
+        """Know also what parameters were before another model had them."""
+        self._former |= {key: each for key, each in other._former.items() if key not in self._former}
+
     def cut(self) -> None:
         """Note that an error has ended a pass."""
 

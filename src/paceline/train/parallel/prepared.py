@@ -110,6 +110,7 @@ class Prepared:
         replicas: `Strategy.replicas` of each of them.
         look: is called at the first forward passes, see `Model`.
         builds: models that were made without memory.
+        settled: number of models of which it is known since their first pass how they are kept.
     """
 
     def __init__(self, group: Group) -> None:
@@ -135,6 +136,7 @@ class Prepared:
         self.builds = Builds()
         self._passes = JointPasses(group)
         self._choices: Choices | None = None
+        self.settled = 0
         self._divides = False
         self._parts: dict[torch.optim.Optimizer, Parts] = {}  # where the state is sharded
 
@@ -202,6 +204,8 @@ class Prepared:
 
     def _begun(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model, or what waits for its first pass, if that decides how it is kept."""
+        if strategy.shard == "auto" and isinstance(module, torch.jit.ScriptModule):  # it takes no hooks, and no copies
+            return self._made(module, dataclasses.replace(strategy, shard=False))
         if strategy.shard != "auto" and PLAN not in os.environ:
             return self._made(module, strategy)
         if self._choices is None:
@@ -209,7 +213,8 @@ class Prepared:
 
             self._choices = Choices(self._group, self._passes, self._settle)
             self._choices.divides_batches = self._divides
-        return self._choices.make(module, strategy, lambda: [self.optimizers[n] for n in self._optimizers_of(module)])
+        own = lambda: [self.optimizers[number] for number in self._optimizers_of(module)]  # noqa: E731 - those of then
+        return self._choices.make(module, strategy, own, self.builds.of(module))
 
     def _optimizers_of(self, module: torch.nn.Module) -> list[int]:
         """The places of the optimizers that update a model."""
@@ -222,6 +227,7 @@ class Prepared:
         made = self._made(model.module, dataclasses.replace(model.strategy, **options))
         model.passes_on(made)
         self._models[self._models.index(model)] = made
+        self.settled += 1
         for place in places:
             optimizer, own = self.optimizers[place], self._strategies[place]
             self._renew(optimizer)
@@ -592,6 +598,8 @@ class Prepared:
         """Do a backward, which is a collective if gradients are exchanged."""
         self._check_followed()
         self._factor = factor
+        if self._choices is not None and PLAN in os.environ:
+            self._choices.rest()  # no pass was seen, and nothing is to be trained
         given = None if inputs is None else {id(tensor) for tensor in inputs}
         expects = given is None
         for model in self._models:
@@ -600,6 +608,8 @@ class Prepared:
         if not any([model.exchanges for model in self._models]):
             compute(factor)
             self._average_loose()
+            if self._choices is not None:
+                self._choices.check()
             return
         self._step_counts.exchanges(step)
         with self._group.guard:
@@ -611,6 +621,8 @@ class Prepared:
                 if isinstance(error, RuntimeError):
                     self._explain(error)
                 raise
+        if self._choices is not None:
+            self._choices.check()
         has_gradients = any(model.has_gradients for model in self._models)
         beside = (p for loose in self._loose for p in loose.late.parameters)
         if expects and not has_gradients and all(p.grad is None for p in beside):
@@ -691,6 +703,8 @@ class Prepared:
         """
         if only_makes_state():
             return
+        if self._choices is not None and PLAN in os.environ:
+            self._choices.rest()
         if optimizer in self._waiting:
             number = len(optimizer.param_groups)
             raise RuntimeError(

@@ -143,7 +143,8 @@ def ways(sizes: Sizes, limits: Limits) -> list[Way]:
             given = limits.options if own["shard"] is True else {k: v for k, v in limits.options.items() if k in _WHOLE}
             options = {"reshard": True, "recompute": False, "offload": False, **own, **given}
             if all(options != way.options for way in found):
-                found.append(Way(name, options, _parts(sizes, limits, options)))
+                more = [f", {key}={value}" for key, value in given.items() if f"{key}=" not in name]
+                found.append(Way(name + "".join(more), options, _parts(sizes, limits, options)))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # torch's docs name it: torch.compiler_fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.train.data.random_state import random_states, set_random_states
 from paceline.train.parallel.units import compute_again, scales
 
 from .choice import Passes, Tensor
@@ -80,6 +82,8 @@ class Twin:
             self._buffers = {
                 id(each): torch.empty(each.shape, dtype=each.dtype, device=device) for each in module.buffers()
             }
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            self._parameters.clear()  # a copy of it has the parameters of the original
 
     def passes(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], units: Collection[str], precision: torch.dtype | None
@@ -89,10 +93,17 @@ class Twin:
         Raises:
             Exception: the model does not run without numbers.
         """
+        if not self._parameters:
+            raise TypeError("it is a model of TorchScript, or has no parameters")
+        log, states = logging.getLogger(FakeTensorMode.__module__), random_states()
+        was_quiet, log.disabled = log.disabled, True
         try:
             return self._passes(args, kwargs, units, precision, trains=True)
         except Exception:  # as with batch norm and a last batch of one sample in an evaluation
             return self._passes(args, kwargs, units, precision, trains=self._module.training)
+        finally:
+            log.disabled = was_quiet
+            set_random_states(states)
 
     def _passes(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], units: Collection[str], precision: Any, *, trains: bool
@@ -115,6 +126,10 @@ class Twin:
         """The model of stand-ins: with units that are computed again, or with parameters as they are gathered."""
         # The original would not be the same after a pass: some modules count them.
         module = copy.deepcopy(self._module, {**self._parameters, **self._buffers})
+        for part in module.modules():
+            for hooks in (part._forward_pre_hooks, part._forward_hooks):
+                for key in [key for key, hook in hooks.items() if not _is_of_torch(hook)]:
+                    del hooks[key]  # the script's own may keep what they see
         for unit in map(module.get_submodule, units):
             if again:
                 compute_again(unit)
@@ -132,11 +147,12 @@ class Twin:
         autocast: Any = contextlib.nullcontext()
         if precision is not None:
             autocast = torch.autocast(self._device.type, precision)
-        with torch.random.fork_rng(devices=[]), self._mode, torch.enable_grad(), Memory() as memory:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        # The mode is not active: what code makes of no stand-in has numbers, as it may keep that for later passes.
+        with torch.enable_grad(), Memory() as memory:
             hooks = [
                 parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
-                for parameter in module.parameters()
-                if parameter.requires_grad
+                for parameter in trained
             ]
             try:
                 given = _mapped((args, kwargs), self._stand_in)
@@ -144,8 +160,8 @@ class Twin:
                     returned = module(*given[0], **given[1])
                 loss = _loss(returned)
                 del returned
-                if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                if loss.requires_grad:  # and not those of others, such as parameters outside of the model
+                    loss.backward(inputs=trained)  # type: ignore[no-untyped-call]
                 most: int = memory.most
                 return most
             finally:
@@ -153,7 +169,8 @@ class Twin:
                     hook.remove()
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        with self._mode:
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
         return made.requires_grad_(tensor.requires_grad)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> tuple[int, int] | None:
@@ -185,6 +202,10 @@ class Twin:
         finally:
             for parameter in self._parameters.values():
                 parameter.grad = None
+
+
+def _is_of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", None) or type(hook).__module__).split(".")[0] == "torch"
 
 
 def _forget(parameter: torch.Tensor) -> None:
@@ -221,6 +242,13 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return change(value)
     if isinstance(value, dict):
         return type(value)((key, _mapped(each, change)) for key, each in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(_mapped(each, change) for each in value)
     if type(value) in (list, tuple):
         return type(value)(_mapped(each, change) for each in value)
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        made = copy.copy(value)
+        for name, each in vars(value).items():
+            object.__setattr__(made, name, _mapped(each, change))
+        return made
     return value

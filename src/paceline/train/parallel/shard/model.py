@@ -111,9 +111,9 @@ class ShardedModel(Model):
 
         module, group = self.module, self._group
         is_half = self.strategy.precision == "bf16"
-        whole = {p for p in module.parameters() if not _can_be_sharded(p)}
+        whole = {p for p in module.parameters() if not can_be_sharded(p)}
         whole |= {p for unit in units.values() for p in scales(unit)} if is_half else set()
-        _check_units(module, units, whole)
+        check_units(module, units, whole)
         options: dict[str, Any] = {"mesh": mesh, "ignored_params": whole}
         if self.strategy.offload and group.device.type != "cpu":
             options["offload_policy"] = CPUOffloadPolicy()
@@ -323,7 +323,7 @@ def _give_back_memory() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
-def _check_units(
+def check_units(
     module: torch.nn.Module, units: Mapping[str, torch.nn.Module], whole: Collection[torch.nn.Parameter]
 ) -> None:
     """Check that `fully_shard` takes the parameters of a model, before anything is changed."""
@@ -348,7 +348,7 @@ def _check_units(
             raise ValueError(f"{name} has sparse gradients, which cannot be sharded; use sparse=False")
 
 
-def _can_be_sharded(parameter: torch.Tensor) -> bool:
+def can_be_sharded(parameter: torch.Tensor) -> bool:
     """Whether `fully_shard` takes a parameter; others are the same on all ranks, and their gradients averaged."""
     return parameter.dim() > 0 and parameter.numel() > 0 and parameter.is_floating_point()
 

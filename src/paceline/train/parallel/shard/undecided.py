@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -14,23 +15,27 @@ import torch
 from paceline.contract.machine import machine_id
 from paceline.contract.memory import PLAN, PLANNED, machine_memory, memory_given
 from paceline.train.parallel.build import Unfilled
+from paceline.train.parallel.errors import NotBuilt
 from paceline.train.parallel.model import Model
 from paceline.train.parallel.units import find_units
 
 from .choice import Choice, Limits, Passes, Sizes, choose, ways
 from .measure import Twin, tensors_of
+from .model import can_be_sharded, check_units
 from .optimizer import check_each_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from paceline.train.group.group import Group
+    from paceline.train.parallel.build import Built
     from paceline.train.parallel.strategy import Strategy
 
     from .evaluation import JointPasses
 
     Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
+_SMALL = 16  # a model has so little of the memory that is free that it may be there whole at first
 _FIXED = ("reshard", "recompute", "offload")  # options that hold if the script has set them
 
 
@@ -47,21 +52,27 @@ class Undecided(Model):
         module: torch.nn.Module,
         group: Group,
         strategy: Strategy,
+        *,
         choose: Callable[[Arguments], None],
         passes: JointPasses,
+        built: Built | None,
     ) -> None:
         self.group, self.is_decided = group, False
         self._choose, self._is_last = choose, strategy.accumulate == 1
         self._passes, self._number = passes, passes.add(self)
-        self._own_forward = module.__dict__.get("forward")
+        self._hook = module.register_forward_pre_hook(_Begins(self), prepend=True, with_kwargs=True)
         plain: dict[str, Any] = {"shard": False, "units": None, "reshard": True, "recompute": False, "offload": False}
         plain |= {"compile": False, "sync_batchnorm": False, "precision": "fp32"}
-        super().__init__(module, group, dataclasses.replace(strategy, **plain))
+        super().__init__(module, group, dataclasses.replace(strategy, **plain), built=built)
         self.strategy = strategy
-        module.forward = self._redirected
+        empty = [(name, each) for name, each in module.named_parameters() if isinstance(each, Unfilled)]
+        self._empty = [(name, each, each._version) for name, each in empty]
 
     def _to_device(self, module: torch.nn.Module) -> None:
-        """Leave it where it is."""
+        """Leave it where it is. If it was made without memory and is small, give it its numbers: scripts use them."""
+        size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+        if size * _SMALL < (memory_given(os.environ) or machine_memory().available) and PLAN not in os.environ:
+            self._fill(module, module)
 
     def _exchanges_again(self) -> None:
         self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
@@ -70,19 +81,17 @@ class Undecided(Model):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._begins(args, kwargs)
+        self.begins(args, kwargs)
         return self.wrapped(*args, **kwargs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _redirected(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass of the module itself, as within a method of it."""
-        self._begins(args, kwargs)
-        return self.module(*args, **kwargs)
-
-    def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_evaluating or not torch.is_grad_enabled():  # some ranks may have no batches
-            self._passes.goes_on(self._number, args, kwargs)
-        self._choose((args, kwargs))
+    def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A pass begins, with these arguments: choose."""
+        if self.is_decided:
+            return
+        with torch.inference_mode(False):
+            if self._is_evaluating or not torch.is_grad_enabled():  # some ranks may have no batches
+                self._passes.goes_on(self._number, args, kwargs)
+            self._choose((args, kwargs))
 
     def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take part in the choice that other ranks make."""
@@ -94,19 +103,62 @@ class Undecided(Model):
         self._is_last = last
 
     def free(self) -> torch.nn.Module:
-        """The module, with its own forward pass."""
-        self.module.__dict__.pop("forward", None)
-        if self._own_forward is not None:
-            self.module.forward = self._own_forward
+        """The module, which asks for nothing any more.
+
+        Raises:
+            NotBuilt: the script has changed a parameter that has no numbers yet: they would be lost.
+        """
+        for name, each, version in self._empty:
+            if each._version != version:
+                raise NotBuilt(
+                    f"{name} of {self.name} was changed between run.setup and the first pass, which gives it its "
+                    "numbers: change it within run.build(), or after the first pass; for files, use run.build(FILE)"
+                )
+        self._hook.remove()
         return self.module
+
+    def has_own_gradients(self) -> bool:
+        """Whether some parameters have gradients, though the model was not called."""
+        return any(parameter.grad is not None for parameter in self.module.parameters())
 
     def passes_on(self, model: Model) -> None:
         """Let another model take this one's place, also where the script has it already."""
         new = model.wrapped
+        model.take_former(self)
         self.wrapped.__dict__.update({name: new.__dict__[name] for name in ("module", "_forward_together", "_no_sync")})
         model.wrapped, self.is_decided = self.wrapped, True
         model.exchange(self._is_last)
         model.evaluate(self._is_evaluating)
+
+
+class _Begins:
+    """The hook that asks before the first pass of a module itself, as within a method of it."""
+
+    def __init__(self, model: Undecided) -> None:
+        self._model = model
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before a pass: choose, and call the hooks that sharding has added, which torch does not know yet."""
+        known = set(module._forward_pre_hooks)
+        self._model.begins(args, kwargs)
+        for hook in [hook for key, hook in module._forward_pre_hooks.items() if key not in known]:
+            args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+        return args, kwargs
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _nothing  # a copy is a model of the script alone
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*_: Any) -> None:
+    """In place of the hook, in copies and files."""
 
 
 class Choices:
@@ -124,15 +176,19 @@ class Choices:
         self._models: list[Undecided] = []
         self._optimizers: list[Callable[[], list[torch.optim.Optimizer]]] = []  # of each of them
         self._records: list[dict[str, Any] | None] = []  # what a checkpoint has of each
+        self._taken = 0  # bytes that models take of which it is known
 
     def make(
-        self, module: torch.nn.Module, strategy: Strategy, optimizers: Callable[[], list[torch.optim.Optimizer]]
+        self,
+        module: torch.nn.Module,
+        strategy: Strategy,
+        optimizers: Callable[[], list[torch.optim.Optimizer]],
+        built: Built | None,
     ) -> Undecided:
         """The model whose first pass decides."""
         number = len(self._models)
-        model = Undecided(
-            module, self._group, strategy, lambda arguments: self._choose(number, arguments), self._passes
-        )
+        choose = functools.partial(self._choose, number)
+        model = Undecided(module, self._group, strategy, choose=choose, passes=self._passes, built=built)
         self._models.append(model)
         self._optimizers.append(optimizers)
         self._records.append(None)
@@ -147,12 +203,22 @@ class Choices:
             if record is None:
                 self._choose(number, None)
             elif record["ranks"] == self._group.world_size:
+                # What the script says now holds.
                 if self._group.is_main:
                     said = f"as when the checkpoint was taken, {model.name}: {record['way']}"
                     print(f"paceline: {said}", file=sys.stderr, flush=True)
-                self._keep(number, {**record, "options": dict(record["options"])})
+                self._keep(number, {**record, "options": {**record["options"], **fixed(model.strategy)}})
             else:
                 self._decide(number, Passes(*record["passes"]) if record["passes"] else None)
+
+    def check(self) -> None:
+        """Check after a backward that models were called whose parameters have got gradients."""
+        for model in self._models:
+            if not model.is_decided and model.has_own_gradients():
+                raise RuntimeError(
+                    f'{model.name} got gradients and was not called: with shard="auto" its first pass decides how it '
+                    "is kept; call the model that run.setup returned, or choose another shard="
+                )
 
     def records(self) -> list[dict[str, Any] | None]:
         """What a checkpoint must have, so that a resumed run keeps the models alike."""
@@ -165,7 +231,8 @@ class Choices:
         self._decide(number, passes)
 
     def _decide(self, number: int, passes: Passes | None) -> None:
-        chosen, passes = decide(self._models[number], self._optimizers[number](), passes)
+        chosen, passes = decide(self._models[number], self._optimizers[number](), passes, self._taken)
+        self._taken += chosen.way.total
         kept = None if passes is None else [*passes]
         options = dict(chosen.way.options)
         ranks = self._group.world_size
@@ -209,17 +276,20 @@ def sizes_of(model: Undecided, optimizers: Sequence[torch.optim.Optimizer], pass
     return Sizes(tensors, sum(b.nbytes for b in module.buffers()), state / per, scratch / per, passes)
 
 
+def fixed(strategy: Strategy) -> dict[str, Any]:
+    """The options that the script has set itself."""
+    return {name: value for name in _FIXED if (value := getattr(strategy, name)) is not (name == "reshard")}
+
+
 def limits_of(model: Undecided, optimizers: Iterable[torch.optim.Optimizer], ranks: int) -> Limits:
     """What ways are possible."""
     strategy = model.strategy
-    fixed = {name: getattr(strategy, name) for name in _FIXED}
-    fixed = {name: value for name, value in fixed.items() if value is not (name == "reshard")}
     return Limits(
         ranks,
         on_gpu=model.group.device.type != "cpu",
         is_half=strategy.precision == "bf16",
         accumulates=strategy.accumulate > 1,
-        options=fixed,
+        options=fixed(strategy),
         rows=all(_takes(optimizer, rows=True) for optimizer in optimizers),
         parts=bool(_units(model)) and all(_takes(optimizer, rows=False) for optimizer in optimizers),
     )
@@ -234,9 +304,12 @@ def _takes(optimizer: torch.optim.Optimizer, *, rows: bool) -> bool:
 
 
 def _units(model: Undecided) -> Collection[str]:
-    """The names of a model's units; none if they are not known."""
+    """The names of a model's units; none if they are not known, or it cannot be sharded."""
+    module = model.module
     try:
-        return list(find_units(model.module, model.strategy.units))
+        units = find_units(module, model.strategy.units)
+        check_units(module, units, {p for p in module.parameters() if not can_be_sharded(p)})
+        return list(units)
     except ValueError:
         if model.strategy.units is not None:
             raise
@@ -263,11 +336,14 @@ def budget(group: Group, module: torch.nn.Module) -> int:
 
 
 def decide(
-    model: Undecided, optimizers: Sequence[torch.optim.Optimizer], passes: Passes | None
+    model: Undecided, optimizers: Sequence[torch.optim.Optimizer], passes: Passes | None, taken: int
 ) -> tuple[Choice, Passes | None]:
-    """How a model is kept, and what a pass takes on the rank with the most; the same on all ranks, a collective."""
+    """How a model is kept, and what a pass takes on the rank with the most; the same on all ranks, a collective.
+
+    Other models have `taken` bytes.
+    """
     group = model.group
-    memory = budget(group, model.module)
+    memory = max(budget(group, model.module) - taken, 0)
     every = [each for each in group.gather_objects(passes) if each is not None]
     most = Passes(*map(max, zip(*every, strict=True))) if every else None
     sizes, limits = sizes_of(model, optimizers, most), limits_of(model, optimizers, group.world_size)
@@ -308,6 +384,7 @@ def write_plan(
         "trained": counts[True],
         "frozen": counts[False],
         "units": len(_units(model)),
+        "shard": model.strategy.shard,
         "optimizers": [type(each).__name__ for each in optimizers],
         "measured": passes is not None,
         "rows": rows,
