@@ -46,7 +46,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/warm": 790,
     "paceline/node/watching": 1580,
     "paceline/train": 700,
-    "paceline/train/checkpoint": 1760,
+    "paceline/train/checkpoint": 1770,
     "paceline/train/control": 1030,
     "paceline/train/data": 1780,
     "paceline/train/group": 1080,
