@@ -1,13 +1,17 @@
-"""`checkpoint_stall.py MODEL torch.save|async_save COUNT FILE`: how long saving model and optimizer stalls training.
+"""`checkpoint_stall.py MODEL torch.save|async_save COUNT FILE`: how long saving stalls training.
 
 The ranks train with the library. They save in turns with `run.save` and in the other way, and continue to train until
 the save is finished on all ranks before they start the next one. Writes pairs to FILE, of each save the seconds of the
 slowest rank, since the others would wait for it in the next exchange of gradients, and the megabytes by which the peak
-memory of each rank until the save is finished exceeds that of training without one.
+memory of each rank until the save is finished exceeds that of training without one; and, third, the seconds that the
+training has lost: those of the call, and those by which the steps take longer until the save is finished.
+
+Of a sharded model, each rank saves its part.
 """
 
 import json
 import shutil
+import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -19,13 +23,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 from training import WORK, with_library
 
 import paceline
 
 WARM_UP = 2  # saves of each kind, which allocate memory
 # At least, after a save and again after it is finished.
-STEPS = {"digits": 10, "chargpt": 2, "100mb": 1, "3gb": 1, "small": 1}
+STEPS = {
+    "digits": 10, "chargpt": 2, "100mb": 1, "3gb": 1, "small": 1, "shard-2mb": 20, "shard-200mb": 2, "shard-1gb": 1,
+}  # fmt: skip
 TIMEOUT = 300.0  # seconds in which a save must be finished
 
 
@@ -60,14 +68,15 @@ class TorchSave(Saver):
         self._folder = folder
 
     def save(self, trained: dict[str, Any]) -> None:
-        if self._run.is_main:
-            path = self._folder / f"{self._run.step}.pt"
-            torch.save({name: thing.state_dict() for name, thing in trained.items()}, path)
+        states = {name: thing.state_dict() for name, thing in trained.items()}
+        is_sharded = any(isinstance(each, DTensor) for each in states["model"].values())
+        if self._run.is_main or is_sharded:
+            part = tree_map_only(DTensor, DTensor.to_local, states) if is_sharded else states
+            torch.save(part, self._folder / f"{self._run.step}-{self._run.rank}.pt")
 
     def is_finished(self) -> bool:
-        if self._run.is_main:
-            for old in self._folder.iterdir():
-                old.unlink()
+        for old in self._folder.glob(f"*-{self._run.rank}.pt"):
+            old.unlink()
         return True
 
 
@@ -127,25 +136,36 @@ def main(name: str, other: str, count: int, file: str) -> None:
             trained = next(training)
         return trained
 
-    found: dict[Saver, list[tuple[float, list[float]]]] = {saver: [] for saver in savers}
+    plain: list[float] = []  # seconds of steps without a save
+    found: dict[Saver, list[tuple[float, list[float], float, int]]] = {saver: [] for saver in savers}
     for number in range(WARM_UP + count):
         for saver in savers if number % 2 else reversed(savers):
             trained = train()
             peak_megabytes(run)
+            began = time.perf_counter()
             trained = train()
+            plain.append((time.perf_counter() - began) / STEPS[name])
             before = peak_megabytes(run)
+            run.barrier()
+            began = time.perf_counter()
             seconds = measure_stall(run, saver, trained)
-            deadline = time.monotonic() + TIMEOUT
+            deadline, steps = time.monotonic() + TIMEOUT, STEPS[name]
             train()
             while not run.all_reduce(saver.is_finished(), "min"):
                 if time.monotonic() > deadline:
                     raise SystemExit(f"a save was not finished in {TIMEOUT:g} s")
                 train()
+                steps += STEPS[name]
+            took = run.all_reduce(time.perf_counter() - began, "max")
             more = [after - each for after, each in zip(peak_megabytes(run), before, strict=True)]
-            found[saver].append((seconds, more))
+            found[saver].append((seconds, more, took, steps))
+    step = statistics.median(plain[2 * WARM_UP :])
+    rows = [
+        [(seconds, more, took - steps * step) for seconds, more, took, steps in found[saver][WARM_UP:]]
+        for saver in savers
+    ]
     if run.is_main:
-        pairs = list(zip(*(found[saver][WARM_UP:] for saver in savers), strict=True))
-        Path(file).write_text(json.dumps(pairs))
+        Path(file).write_text(json.dumps(list(zip(*rows, strict=True))))
     run.close()
 
 

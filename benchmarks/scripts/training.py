@@ -32,12 +32,14 @@ class Work:
         build: makes the model, always with the same weights.
         loss: returns the loss of a model and a batch.
         batch_size: samples per step, over all ranks together.
+        is_sharded: whether each rank keeps a part of the model, with the library.
     """
 
     build: Callable[[], nn.Module]
     dataset: Dataset[Any]
     loss: Callable[[nn.Module, Any], Tensor]
     batch_size: int
+    is_sharded: bool = False
 
 
 def digits() -> Work:
@@ -93,8 +95,24 @@ def small() -> Work:
     return Work(Small, samples, lambda model, batch: model(batch[0]).square().mean(), 16)
 
 
+def blocks(width: int, depth: int) -> Work:
+    """The model of the rows of sharded ones, see `blocks`."""
+    import blocks as example
+
+    words = TensorDataset(*example.make_batch(0, 1024))
+    return Work(
+        lambda: example.build(width, depth),
+        words,
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        32,
+        is_sharded=True,
+    )
+
+
 WORK = {
     "digits": digits, "chargpt": chargpt, "100mb": large, "3gb": functools.partial(large, 5000, 10), "small": small,
+    "shard-2mb": functools.partial(blocks, 32, 12), "shard-200mb": functools.partial(blocks, 384, 12),
+    "shard-1gb": functools.partial(blocks, 768, 15),
 }  # fmt: skip
 
 
@@ -102,7 +120,7 @@ def with_library(run: paceline.Run, work: Work, *, log: bool = False) -> Iterato
     """Train forever with the library; yields the model and the optimizer after each step."""
     model = work.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model, optimizer = run.setup(model, optimizer)
+    model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(shard=work.is_sharded))
     train = run.dataloader(work.dataset, global_batch_size=work.batch_size, shuffle=True)
     trained = {"model": model, "optimizer": optimizer}
     for _ in run.epochs(sys.maxsize):

@@ -57,7 +57,7 @@ VERBS = {
     "profile": ("profile", "Record some steps of a running job with torch.profiler."),
     "attach": ("attach", "Run a shell in a rank's folder, with its variables."),
     "resubmit": ("resubmit", "Run a job again, from its last checkpoint."),
-    "checkpoint": ("checkpoint", "Show, verify and export checkpoints."),
+    "checkpoint": ("checkpoint", "Show, verify, export and import checkpoints."),
     "scaleout": ("control", "Add hosts to a running job."),
     "scalein": ("control", "Remove hosts from a running job."),
     "check": ("check", "Say what this machine has, and what would go wrong."),

@@ -28,10 +28,10 @@ from paceline.train.loop.steps import Steps, run_folder
 from paceline.train.loop.tune_trial import Trial, trial_steps
 from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.batch_norm import update_bn
-from paceline.train.parallel.build import Weights
 from paceline.train.parallel.norm import clip
 from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.prepared import Prepared
+from paceline.train.parallel.weights import Weights
 from paceline.train.parallel.wrapper import unwrap
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Run(Collectives):
             OSError: a file cannot be read.
         """
         given = [] if weights is None else [weights] if isinstance(weights, (str, os.PathLike)) else list(weights)
-        return self._prepared.builds.build(Weights(given) if given else None)
+        return self._prepared.builds.build(Weights.of_files(given) if given else None)
 
     def setup(self, *things: Any, strategy: Strategy | None = None) -> Any:
         """Prepare models and optimizers for training on all ranks, and return them in the order given.
@@ -234,6 +234,7 @@ class Run(Collectives):
             A tuple, or for a single argument what it has become.
 
         Raises:
+            RuntimeError: the run begins with weights that were imported, and they do not fit the first model.
             paceline.ModelMismatch: this rank's model differs from rank 0's; the message names the first difference.
             TypeError: an argument is neither a module nor an optimizer, or is a model that another library has already
                 made parallel (DistributedDataParallel, FSDP, DTensor), or the optimizer of a sharded one.
@@ -247,7 +248,11 @@ class Run(Collectives):
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer):
                 self._metrics.times.watch(thing)
-        prepared = [self._prepared.add(thing, strategy, self._steps) for thing in things]
+        prepared = []
+        for thing in things:
+            prepared.append(self._prepared.add(thing, strategy, self._steps))
+            if isinstance(thing, torch.nn.Module):
+                self._steps.model_is_set_up()
         self._prepared.adopt()
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer) and self._prepared.exchanges_after(thing):
@@ -546,7 +551,7 @@ class Run(Collectives):
     def resume(self) -> bool:
         """Load the newest checkpoint into everything that was set up and registered. Returns whether there is one.
 
-        `epochs` does this by itself.
+        `epochs` does this by itself. Weights that were imported are in the model since `setup`; that is no resume.
 
         Raises:
             RuntimeError: the checkpoint does not fit the script.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -12,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from tests.train.launching import launch  # noqa: E402
+from torch import nn  # noqa: E402
 from torch.distributed._shard import sharded_tensor  # noqa: E402
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec  # noqa: E402
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict  # noqa: E402
@@ -19,8 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
+from paceline.train.checkpoint import import_weights  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -289,3 +295,191 @@ print([name for name in ("torch.distributed.tensor", "torch.distributed._shard.s
 """
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# -- weights that were imported ----------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """A model with tied weights, blocks, a buffer and an extra state; its parameters are large enough for run.build."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(40, 40, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(40, 40) for _ in range(2))
+        self.head = nn.Linear(40, 40, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("shift", torch.zeros(40))
+        self.note = "fresh"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x + self.shift)  # type: ignore[no-any-return]
+
+    def get_extra_state(self) -> Any:
+        return {"note": self.note}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.note = state["note"]
+
+
+def weights() -> dict[str, Any]:
+    """As a file has them: without one name of the tied weights."""
+    torch.manual_seed(7)
+    model = Tied()
+    model.note, model.shift = "kept", torch.ones(40)
+    state = dict(model.state_dict())
+    del state["head.weight"]
+    return state
+
+
+def imports(folder: Path, state: dict[str, Any], force: str = "") -> None:
+    """Import weights, within a process that trains afterwards."""
+    file = folder.with_name(f"{folder.name}.pt")
+    torch.save(state, file)
+    with (
+        mock.patch.object(sys, "argv", ["", str(folder), force, str(file)]),
+        mock.patch("signal.signal"),
+        pytest.raises(SystemExit) as ended,
+    ):
+        import_weights.main()
+    assert ended.value.code == 0
+
+
+def whole(state: Any) -> dict[str, Any]:
+    """The tensors of a state, whole; a collective of all ranks."""
+    tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
+    full = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in tensors.items()}
+    return {name: each.clone() for name, each in full.items()}
+
+
+def trained(folder: Path, shard: Any, builds: bool) -> Any:
+    """Train two epochs of two batches.
+
+    Returns what the model has behind `run.setup` and, if that is the first pass, in it; the steps; and the last state.
+    """
+    with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=1, progress=False, device="cpu") as run:
+        with run.build() if builds else contextlib.nullcontext():
+            model, other = Tied(), nn.Linear(40, 40)
+        options = {"units": ("blocks.0", "blocks.1")} if shard not in (False, "optimizer") else {}
+        net = model
+        model, optimizer = run.setup(
+            model, torch.optim.SGD(model.parameters(), 0.1), strategy=paceline.Strategy(shard=shard, **options)
+        )
+        run.setup(other)
+        before = whole(net.state_dict()) if shard != "auto" else {}
+        data = run.dataloader(TensorDataset(torch.ones(4, 40)), global_batch_size=2)
+        steps = []
+        for _ in run.epochs(2):
+            for (x,) in data:
+                loss = model(x).square().mean()
+                before = before or whole(net.state_dict())
+                run.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                steps.append(run.step)
+        return before, steps, whole(net.state_dict()), net.note
+
+
+@pytest.mark.parametrize("builds", [False, True])
+@pytest.mark.parametrize(
+    ("shard", "nproc"), [(False, 1), (False, 2), (True, 2), ("optimizer", 2), ("auto", 2), ("auto", 1)]
+)
+def test_training_begins_with_weights_that_were_imported(
+    shard: Any, nproc: int, builds: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = weights()
+    launch(imports, (tmp_path / "saved", given))
+    for before, steps, after, note in launch(trained, (tmp_path / "saved", shard, builds), nproc):
+        torch.testing.assert_close(before.pop("head.weight"), given["embedding.weight"], rtol=0, atol=0)
+        torch.testing.assert_close(before, {n: e for n, e in given.items() if n != "_extra_state"}, rtol=0, atol=0)
+        assert (steps, note) == ([1, 2, 3, 4], "kept")
+        assert not torch.equal(after["embedding.weight"], given["embedding.weight"])
+    assert capfd.readouterr().err.count(f"paceline: starting with the weights of {tmp_path}/saved/step-000000\n") == 1
+    saved = sorted(path.name for path in (tmp_path / "saved").glob("step-*"))
+    assert saved == ["step-000002", "step-000003", "step-000004"]  # keep=3
+    (_, steps, *_), *_ = launch(trained, (tmp_path / "saved", shard, builds), nproc)
+    assert steps == []
+    assert "the weights of" not in capfd.readouterr().err
+
+
+def begins(folder: Path, saves: bool) -> tuple[list[float], bool, float]:
+    """Train by hand with one rank; the average is made behind `run.setup`."""
+    with paceline.init(checkpoint_dir=folder, device="cpu") as run:
+        run.setup(net := plain())
+        average = net[0].weight.detach().clone()
+        resumed = run.resume()
+        run.step_done()
+        if saves:
+            run.save(block=True)
+        return [float(average.sum()), float(net[0].weight.sum())], resumed, run.step
+
+
+def test_until_a_run_has_saved_it_begins_with_the_weights_again(tmp_path: Path) -> None:
+    state = {name: torch.full_like(each, 2.0) for name, each in plain().state_dict().items()}
+    launch(imports, (tmp_path, state))
+    for saves in (False, True):
+        assert launch(begins, (tmp_path, saves)) == [([32.0, 32.0], False, 1)]
+    assert launch(begins, (tmp_path, False))[0][1:] == (True, 2)
+    launch(imports, (tmp_path, {name: each + 1 for name, each in state.items()}, "force"))
+    assert launch(begins, (tmp_path, False)) == [([48.0, 48.0], False, 1)]
+
+
+def begins_registered(folder: Path) -> tuple[float, bool]:
+    with paceline.init(checkpoint_dir=folder, device="cpu") as run:
+        run.register(model=(model := plain()))
+        return float(model[0].weight.sum()), run.resume() or bool(model[0].weight.sum() == 32.0)
+
+
+def test_a_registered_model_gets_the_weights_where_a_run_would_resume(tmp_path: Path) -> None:
+    state = {name: torch.full_like(each, 2.0) for name, each in plain().state_dict().items()}
+    launch(imports, (tmp_path, state))
+    ((before, gets),) = launch(begins_registered, (tmp_path,))
+    assert (before != 32.0, gets) == (True, True)
+
+
+def refused(folder: Path, shard: bool) -> str:
+    with paceline.init(checkpoint_dir=folder, device="cpu") as run:
+        with pytest.raises(RuntimeError) as caught:
+            run.setup(
+                Tied(), strategy=paceline.Strategy(shard=shard, units=("blocks.0", "blocks.1") if shard else None)
+            )
+        return str(caught.value)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_weights_that_do_not_fit_are_refused_on_all_ranks(shard: bool, tmp_path: Path) -> None:
+    state = weights()
+    del state["blocks.0.bias"], state["shift"]
+    extra = {f"other.{number}": torch.zeros(1) for number in range(5)}
+    launch(imports, (tmp_path / "saved", {**state, **extra, "blocks.1.bias": torch.zeros(3)}))
+    line = (
+        f"the weights of {tmp_path}/saved/step-000000 do not fit the model: they lack shift, blocks.0.bias; the model "
+        "lacks other.0, other.1, other.2 and 2 more; other shapes: blocks.1.bias, which is [3] there and [40] in the "
+        "model; import weights of this model, or use another checkpoint_dir"
+    )
+    assert launch(refused, (tmp_path / "saved", shard), 2) == [line] * 2
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_weights_that_are_damaged_are_not_used(cut: bool, tmp_path: Path) -> None:
+    launch(imports, (tmp_path / "saved", weights()))
+    file = tmp_path / "saved" / "step-000000" / "model.pt"
+    size = file.stat().st_size
+    os.truncate(file, size - 100)
+    if not cut:
+        os.truncate(file, size)
+    ((kind, line),) = launch(damaged, (tmp_path / "saved",))
+    assert kind == "CheckpointError"
+    why = f"the only checkpoint in {tmp_path}/saved is damaged; move the folder away to start from the beginning"
+    assert line == f"cannot resume: {why}"
+
+
+def damaged(folder: Path) -> tuple[str, str]:
+    with paceline.init(checkpoint_dir=folder, device="cpu") as run:
+        with pytest.raises(RuntimeError) as caught:
+            run.setup(Tied())
+            list(run.epochs(1))
+        return type(caught.value).__name__, str(caught.value)

@@ -158,6 +158,9 @@ class InMemory:
         copied = {name: state if name == "progress" else copy.deepcopy(state) for name, state in shared.items()}
         self.kept[self.folder] = Checkpoint(self.folder, step, 1, copied, own)
 
+    def begins_with_weights(self) -> bool:
+        return False
+
     def load(self, _: Any) -> Checkpoint | None:
         found = self.kept.get(self.folder)
         return found and dataclasses.replace(found, shared_state=copy.deepcopy(found.shared_state))

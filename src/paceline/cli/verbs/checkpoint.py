@@ -1,4 +1,4 @@
-"""`paceline checkpoint`: what is in checkpoints, whether they are intact, and their parts as single files."""
+"""`paceline checkpoint`: what is in checkpoints, whether they are intact, their parts as files, and files as one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from paceline.job.text import counted, printable
 
 _KINDS = (".safetensors", ".pt")
 # Runs in a process of its own, since this one imports no torch; nothing in the working directory hides its modules.
-_EXPORT = (
-    "import sys; sys.path = [it for it in sys.path if it]; from paceline.train.checkpoint.export import main; main()"
+_WITH_TORCH = (
+    "import sys; sys.path = [it for it in sys.path if it]; from paceline.train.checkpoint.{} import main; main()"
 )
 
 
@@ -62,7 +62,7 @@ class _Saved:
 
     def to_dict(self) -> dict[str, Any]:
         """The stable keys of `-o json`."""
-        about = {key: self.of_manifest(key) for key in ("step", "saved_at", "world_size")}
+        about = {key: self.of_manifest(key) for key in ("step", "saved_at", "world_size", "weights_only")}
         files = [vars(file) for file in self.files]
         return {"path": str(self.path), **about, "size": self.size, "problem": self.problem, "files": files}
 
@@ -118,8 +118,10 @@ def _show(where: str, output: str) -> None:
     if one.manifest is None:
         click.echo(printable(f"{one.path}: {one.problem}"))
         return
-    ranks = counted(one.manifest["world_size"], "rank")
-    click.echo(f"step {one.manifest['step']} of {ranks}, saved at {one.manifest['saved_at']}, {show_size(one.size)}")
+    what = f"step {one.manifest['step']} of {counted(one.manifest['world_size'], 'rank')}, saved"
+    if one.of_manifest("weights_only"):
+        what = "weights to begin with, imported"
+    click.echo(f"{what} at {one.manifest['saved_at']}, {show_size(one.size)}")
     click.echo()
     show(one.files, _FILES, output, vars)
 
@@ -180,15 +182,24 @@ def _export(where: str, *, file: str, part: str, force: bool) -> int:
         raise UserError(f"-o {file}: {what}; choose another file")
     if os.path.lexists(target) and not force:
         raise UserError(f"-o {file} exists; choose another file, or replace it with --force")
-    if importlib.util.find_spec("torch") is None:
-        raise UserError(f"torch is not installed for {sys.executable}; use the paceline that is installed beside it")
+    _check_torch()
     for one in _found(where)[0]:
         problem = one.problem if one.manifest is None else _problem(one, part)
         if problem is None:
-            sys.stdout.flush()
-            os.execv(sys.executable, [sys.executable, "-c", _EXPORT, str(one.path), part, file, "force" * force])
+            _go_on("export", str(one.path), part, file, "force" * force)
         say(f"{one.path} is damaged and not used: {problem}")
     return 1
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(f"torch is not installed for {sys.executable}; use the paceline that is installed beside it")
+
+
+def _go_on(module: str, *words: str) -> None:
+    """Go on with torch, in place of this process."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-c", _WITH_TORCH.format(module), *words])
 
 
 def _problem(one: _Saved, part: str) -> str | None:
@@ -203,9 +214,38 @@ def _problem(one: _Saved, part: str) -> str | None:
     return None
 
 
+# -- import ------------------------------------------------------------------------------------------------------------
+
+
+def _import(files: tuple[str, ...], *, folder: str, force: bool) -> None:
+    """Make a checkpoint of the weights in FILEs, with which a new run begins: paceline run --checkpoint-dir DIR ….
+
+    FILEs are of safetensors, or of torch.save with a state_dict; several make up one model. The model that the script
+    sets up first gets the weights; everything else begins anew.
+    """
+    for file in files:
+        if not os.path.isfile(file):
+            raise UserError(f"{file} is no file; name files of safetensors, or of torch.save with a state_dict")
+    target = Path(folder)
+    is_there = target.is_dir()
+    if not is_there and (os.path.lexists(target) or not target.absolute().parent.is_dir()):
+        what = "is no folder" if os.path.lexists(target) else f"there is no folder {target.absolute().parent}"
+        raise UserError(f"-o {folder}: {what}; choose another folder")
+    if (target / MANIFEST).exists():
+        raise UserError(f"-o {folder} is a checkpoint; name the folder that it is in, or another one")
+    try:
+        has_any = is_there and any(NAME.fullmatch(path.name) for path in target.iterdir())
+    except OSError as error:
+        raise UserError(f"-o {folder}: {error.strerror}; choose another folder") from None
+    if has_any and not force:
+        raise UserError(f"-o {folder} has checkpoints; choose another folder, or add a newer one to them with --force")
+    _check_torch()
+    _go_on("import_weights", folder, "force" * force, *files)
+
+
 @click.group()
 def checkpoint() -> None:
-    """Show, verify and export checkpoints, on this machine; no training needs to run."""
+    """Show, verify, export and import checkpoints, on this machine; no training needs to run."""
 
 
 def _where() -> click.Argument:
@@ -224,6 +264,16 @@ _verbs = [
             Option(["-o", "--output", "file"], metavar="FILE", required=True, help="FILE.safetensors or FILE.pt."),
             Option(["--part"], metavar="PART", default="model", help="Which part.  [default: model]"),
             Option(["--force"], is_flag=True, help="Replace FILE if it exists."),
+        ],
+    ),
+    SectionedCommand(
+        "import",
+        callback=_import,
+        short_help="Begin with the weights in files.",
+        params=[
+            click.Argument(["files"], metavar="FILE…", nargs=-1, required=True),
+            Option(["-o", "--output", "folder"], metavar="DIR", required=True, help="Where the checkpoint is written."),
+            Option(["--force"], is_flag=True, help="Add the newest one if DIR has checkpoints."),
         ],
     ),
 ]

@@ -62,7 +62,10 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a checkpoint. `serial` counts the commits into a folder: the newest has the largest."""
+    """The description of a checkpoint. `serial` counts the commits into a folder: the newest has the largest.
+
+    `weights_only` is of one that was imported: training begins with its model, and goes on from nothing.
+    """
 
     id: str
     serial: int
@@ -72,6 +75,7 @@ class Manifest:
     torch: str
     saved_at: str
     files: dict[str, FileRecord]
+    weights_only: bool = False
 
     def to_json(self) -> str:
         """The text of `manifest.json`, with a checksum of its own."""
@@ -105,6 +109,8 @@ class Manifest:
         numbers = [self.serial, self.step, self.world_size, *(record.size for record in self.files.values())]
         if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
             raise DamagedCheckpoint(f"{MANIFEST}: a field that must be a number is not")
+        if not isinstance(self.weights_only, bool):
+            raise DamagedCheckpoint(f"{MANIFEST}: weights_only is neither true nor false")
         if not (isinstance(self.id, str) and re.fullmatch(r"[0-9a-f]{32}", self.id)):
             raise DamagedCheckpoint(f"{MANIFEST}: {self.id!r} is not an id")
         for name in self.files:

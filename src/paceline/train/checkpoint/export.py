@@ -11,28 +11,21 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.contract.checkpoint import CHUNK, listing, piece_files
 
 from .errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
     from .pieces import Shards
 
-_DTYPES = {  # torch's names → those of safetensors
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
-    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0",
-}  # fmt: skip
 
-
-class _Refused(Exception):
+class Refused(Exception):
     """What was asked for cannot be done; the message is one line."""
 
 
@@ -42,8 +35,29 @@ def main() -> None:
     target = Path(file)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
-    def end(number: int, _: object) -> None:  # no exception: it could come within torch's writer, which takes none
+    def undo() -> None:
         temporary.unlink(missing_ok=True)
+
+    complete(
+        lambda: _export(Path(checkpoint), part, temporary, target, force=bool(force)),
+        undo,
+        f"cannot export {part} of {checkpoint}",
+        target,
+    )
+
+
+def complete(work: Callable[[], None], undo: Callable[[], None], failed: str, target: Path) -> NoReturn:
+    """Do some work, and end the process. It is undone if it fails, or is ended by a signal.
+
+    Args:
+        work: what writes the target.
+        undo: removes what has no name yet; is called in any case.
+        failed: begins the line that says why a checkpoint is the reason of a failure.
+        target: is named if the disk is the reason.
+    """
+
+    def end(number: int, _: object) -> None:  # no exception: it could come within torch's writer, which takes none
+        undo()
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -51,17 +65,17 @@ def main() -> None:
             signal.signal(number, end)
     code = 1
     try:
-        _export(Path(checkpoint), part, temporary, target, force=bool(force))
+        work()
         code = 0
-    except _Refused as error:
-        _say(str(error))
+    except Refused as error:
+        say(str(error))
         code = 2
     except (CheckpointError, DamagedCheckpoint) as error:
-        _say(f"cannot export {part} of {checkpoint}: {error}")
+        say(f"{failed}: {error}")
     except OSError as error:
-        _say(f"-o {target}: {error.strerror}")
+        say(f"-o {target}: {error.strerror}")
     finally:
-        temporary.unlink(missing_ok=True)
+        undo()
     sys.exit(code)
 
 
@@ -77,10 +91,10 @@ def _export(checkpoint: Path, part: str, temporary: Path, target: Path, *, force
     else:
         record = disk_format.write_stream(temporary, _safetensors(part, _tensors(part, state), shards))
     if not force and os.path.lexists(target):
-        raise _Refused(f"-o {target} exists since a moment ago; choose another file, or replace it with --force")
+        raise Refused(f"-o {target} exists since a moment ago; choose another file, or replace it with --force")
     temporary.replace(target)
     disk_format.sync_folder(target.absolute().parent)
-    _say(f"{part} of {checkpoint}, {record.size} bytes")
+    say(f"{part} of {checkpoint}, {record.size} bytes")
     print(target)
 
 
@@ -88,30 +102,33 @@ def _tensors(part: str, state: Any) -> dict[str, torch.Tensor]:
     """The tensors of a state by their names, as far as safetensors can have them; says what it cannot."""
     import torch
 
+    from paceline.train.parallel.weights import TYPES
+
     is_flat = isinstance(state, dict) and all(isinstance(name, str) for name in state)
     tensors = {n: it for n, it in state.items() if isinstance(it, torch.Tensor)} if is_flat else {}
     if not tensors:
-        raise _Refused(f"--part {part} is no flat dict of tensors, as safetensors needs; choose a file FILE.pt")
+        raise Refused(f"--part {part} is no flat dict of tensors, as safetensors needs; choose a file FILE.pt")
     for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or _dtype(tensor) not in _DTYPES:
+        if tensor.layout is not torch.strided or tensor.dtype not in TYPES.values():
             kind = f"{tensor.layout}, {tensor.dtype}".removeprefix("torch.strided, ")
-            raise _Refused(
-                f"--part {part}: {name!r} is of type {kind}, not known to safetensors; choose a file FILE.pt"
-            )
+            raise Refused(f"--part {part}: {name!r} is of type {kind}, not known to safetensors; choose a file FILE.pt")
     if left := [name for name in state if name not in tensors]:
-        _say(f"left out, because they are no tensors: {', '.join(map(repr, left))}")
+        say(f"left out, because they are no tensors: {', '.join(map(repr, left))}")
     return tensors
 
 
 def _safetensors(part: str, tensors: dict[str, torch.Tensor], shards: Shards) -> Iterator[bytes]:
     """The content of the file; each tensor is made whole when it is its turn."""
+    from paceline.train.parallel.weights import TYPES
+
+    kinds = {dtype: kind for kind, dtype in TYPES.items()}
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # so that each is aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
         tensor, begin = tensors[name], end
         end += tensor.numel() * tensor.dtype.itemsize
-        header[name] = {"dtype": _DTYPES[_dtype(tensor)], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        header[name] = {"dtype": kinds[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -125,9 +142,6 @@ def _bytes(tensor: torch.Tensor) -> Iterator[bytes]:
         yield ctypes.string_at(plain.data_ptr() + at, min(CHUNK, size - at))
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line of paceline's."""
     print(f"paceline: {line}", file=sys.stderr)

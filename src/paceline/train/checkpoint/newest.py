@@ -63,6 +63,12 @@ class Search:
                     hold()
                 return self._brought(names, copies)
 
+    def is_weights_only(self) -> bool:
+        """Whether the newest checkpoint, not verified, was imported. All ranks must call this."""
+        found, _ = self._agreement.together("cannot look for checkpoints", lambda: disk_format.scan(self._folder))
+        chosen = self._choose([saved for saved in found if not saved.damage and saved.path not in self.damaged])
+        return chosen is not None and bool(chosen[-1])
+
     def _choose(self, whole: list[SavedCheckpoint]) -> list[Any] | None:
         """The newest checkpoint of all folders: its serial, step and id; None if there is none."""
 
@@ -79,6 +85,8 @@ class Search:
         for name, saved in copies.items():
             needed = {*disk_format.shared_files(saved.manifest).values(), disk_format.rank_file(self._rank)}
             shards = disk_format.shard_files(saved.manifest)
+            if saved.manifest.weights_only:  # each rank reads a part of it only
+                needed, shards = set(), [*needed & saved.manifest.files.keys()]
             if len(set(self._writers)) == 1:  # the ranks divide among themselves what all of them read
                 needed |= {*shards[self._rank :: len(self._writers)]}
             elif self._writes:
@@ -140,5 +148,5 @@ class Search:
 
 
 def _key(saved: SavedCheckpoint) -> list[Any]:
-    """A key that orders checkpoints by age; the same for all copies of a checkpoint."""
-    return [saved.manifest.serial, saved.manifest.step, saved.manifest.id]
+    """A key that orders checkpoints by age, the same for all copies of a checkpoint; at last, if it was imported."""
+    return [saved.manifest.serial, saved.manifest.step, saved.manifest.id, saved.manifest.weights_only]

@@ -9,13 +9,14 @@ numbers.
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.train.group.sharded import is_dtensor
-from paceline.train.parallel.shard.layout import from_part, part_of, place_of
+from paceline.train.parallel.shard.layout import from_part, part_of, place_in, place_of
 
 from .errors import CheckpointError
 
@@ -43,21 +44,25 @@ def split(states: Mapping[str, Any]) -> tuple[dict[str, Any], Pieces, str]:
     """
     pieces: Pieces = {}
     digest = hashlib.sha256()
-    left = {part: _split(state, part, (), pieces, digest) for part, state in states.items()}
+    places = functools.cache(place_in)  # most tensors have the shape of others, and torch takes its time
+    with torch.no_grad():
+        left = {part: _split(state, part, (), pieces, digest, places=places) for part, state in states.items()}
     return left, pieces, digest.hexdigest()
 
 
-def _split(value: Any, part: str, path: Path_, pieces: Pieces, digest: hashlib._Hash) -> Any:
+def _split(
+    value: Any, part: str, path: Path_, pieces: Pieces, digest: hashlib._Hash, *, places: Callable[..., Place]
+) -> Any:
     if is_dtensor(value):
         digest.update(repr((part, path, tuple(value.shape), value.dtype)).encode())
-        shape, begin = place_of(value)
+        shape, begin = places(value.shape, value.device_mesh, value.placements)
         if _is_first(value) and 0 not in shape:
             pieces.setdefault(part, {})[path] = begin, value.to_local().detach()
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     if isinstance(value, torch.Tensor) and value.device.type == "meta":
         raise CheckpointError(f"{part}: {'.'.join(map(str, path))} is on the meta device, and so has no numbers")
     if isinstance(value, dict):
-        new = {key: _split(each, part, (*path, key), pieces, digest) for key, each in value.items()}
+        new = {key: _split(each, part, (*path, key), pieces, digest, places=places) for key, each in value.items()}
         if all(new[key] is each for key, each in value.items()):
             return value
         made = type(value)(new) if type(value) in _DICTS else new
@@ -65,7 +70,7 @@ def _split(value: Any, part: str, path: Path_, pieces: Pieces, digest: hashlib._
             made.__dict__["_metadata"] = value._metadata
         return made
     if isinstance(value, (list, tuple)):
-        parts = [_split(each, part, (*path, index), pieces, digest) for index, each in enumerate(value)]
+        parts = [_split(each, part, (*path, index), pieces, digest, places=places) for index, each in enumerate(value)]
         if all(new is old for new, old in zip(parts, value, strict=True)):
             return value
         return tuple(parts) if isinstance(value, tuple) else parts

@@ -69,7 +69,8 @@ class Checkpoint:
     """A checkpoint in memory. `world_size` is that of the run that saved it.
 
     `shared_state` has the parts that were given to `save`, where `shards` has the numbers of what is sharded;
-    `rank_state` is None for a rank that did not exist then.
+    `rank_state` is None for a rank that did not exist then. If it has `weights_only`, it was imported: the tensors of
+    its only part, `model`, are mapped into memory, and there is no `rank_state`.
     """
 
     path: Path
@@ -78,6 +79,7 @@ class Checkpoint:
     shared_state: dict[str, Any]
     rank_state: Any | None
     shards: Shards = field(default_factory=lambda: Shards([], _map))
+    weights_only: bool = False
 
 
 class CheckpointStore:
@@ -231,6 +233,11 @@ class CheckpointStore:
         self._serial = 0 if newest is None else newest.manifest.serial
         return newest
 
+    def begins_with_weights(self) -> bool:
+        """Whether the newest checkpoint was imported, as far as names and sizes show; the same on all ranks."""
+        self.wait()
+        return self._search.is_weights_only()
+
     def load(self, map_location: torch.device | str = "cpu") -> Checkpoint | None:
         """Read the newest intact checkpoint; None if there is none. See `latest`."""
         saved = self.latest()
@@ -240,14 +247,16 @@ class CheckpointStore:
         history.used(self.folder)
 
         def read_all() -> Checkpoint:
+            is_imported = saved.manifest.weights_only
             shared = {
-                n: _read(saved.path / file, map_location)
+                n: _map(saved.path / file) if is_imported else _read(saved.path / file, map_location)
                 for n, file in disk_format.shared_files(saved.manifest).items()
             }
             own = disk_format.rank_file(self._rank)
             rank_state = _read(saved.path / own, "cpu") if own in saved.manifest.files else None
             shards = Shards([saved.path / name for name in disk_format.shard_files(saved.manifest)], _map)
-            return Checkpoint(saved.path, saved.step, saved.manifest.world_size, shared, rank_state, shards)
+            ranks = saved.manifest.world_size
+            return Checkpoint(saved.path, saved.step, ranks, shared, rank_state, shards, is_imported)
 
         return self._agreement.together(f"cannot load {saved.path}", read_all)
 

@@ -18,6 +18,7 @@ from paceline.train.control.errors import ReplicaMismatch
 from paceline.train.data.random_state import random_states, set_random_states
 from paceline.train.group import sharded
 from paceline.train.parallel.shard.layout import likes_of
+from paceline.train.parallel.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,47 @@ class Checkpointing:
             load(name, thing, self._prepared.cut(thing, state) if isinstance(thing, torch.optim.Optimizer) else state)
         self.saved = progress["step"]
 
+    @property
+    def begins_with_weights(self) -> bool:
+        """Whether the newest checkpoint has weights only; the same on all ranks, which ask together."""
+        if self._store is None:
+            return False
+        with self._group.guard:
+            return self._store.begins_with_weights()
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether this run has saved a checkpoint."""
+        if self._store is not None:
+            self._store.wait()
+        return self._store is not None and self._store.last_saved_step is not None
+
+    def load_weights(self, found: Checkpoint) -> None:
+        """Load weights that were imported into the first model; everything else stays as it is."""
+        thing = self._prepared.stateful().get("model")
+        if thing is None:
+            raise RuntimeError(
+                f"{found.path} has weights of a model, and the script has none yet; pass it to run.setup before"
+            )
+        state = found.shared_state["model"]
+        models = self._prepared.models
+        module = models[0].module if models else thing
+        if isinstance(module, torch.nn.Module):
+            _add_tied(state, module)
+        built = self._prepared.builds.of(models[0].module) if models else None
+        if built is None:
+            try:
+                load("model", thing, _filled(found, "model", thing))
+            except RuntimeError:  # of torch, with a line for each tensor
+                check_weights(found.path, state, thing.state_dict())
+                raise
+            return
+        # Until it is known how the model is kept, it has no memory.
+        check_weights(found.path, state, thing.state_dict())
+        built.begin(models[0].module, Weights(state))
+        extra = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
+        models[0].module.load_state_dict(extra, strict=False)
+
     def load_some(self, found: Checkpoint, *, but: set[str]) -> set[str]:
         """Load those parts of a checkpoint that were set up so far; returns their names."""
         self._prepared.decide(found.shared_state["progress"]["trained"])
@@ -262,6 +304,46 @@ def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int,
             f"the checkpoint does not fit this script: {'; '.join(wrong)}; "
             "set up and register what it was taken with, or use another checkpoint_dir for another script"
         )
+
+
+def _add_tied(state: dict[str, Any], module: torch.nn.Module) -> None:
+    """Add names of tensors of a module that files have under another name only, as most do of tied weights."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    for tied in names.values():
+        given = next((name for name in tied if name in state), None)
+        if given is not None and len(tied) > 1:
+            state.update({name: state[given] for name in tied if name not in state})
+
+
+def check_weights(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Check that weights that were imported fit the model: names and shapes."""
+    missing, surplus = [name for name in here if name not in saved], [name for name in saved if name not in here]
+    shapes = {
+        name: (getattr(saved[name], "shape", None), getattr(here[name], "shape", None))
+        for name in here
+        if name in saved
+    }
+    other = [
+        f"{name}, which is {list(a or ())} there and {list(b or ())} in the model"
+        for name, (a, b) in shapes.items()
+        if a != b
+    ]
+    wrong = [
+        f"{what} {_some(names)}"
+        for what, names in (("they lack", missing), ("the model lacks", surplus), ("other shapes:", other))
+        if names
+    ]
+    if wrong:
+        raise RuntimeError(
+            f"the weights of {path} do not fit the model: {'; '.join(wrong)}; import weights of this model, or use "
+            "another checkpoint_dir"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def check_whole(here: Mapping[str, Any]) -> None:

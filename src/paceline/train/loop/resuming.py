@@ -37,11 +37,17 @@ class Resuming:
         self._loaded: set[str] = set()  # its parts that were loaded
         self._near: Checkpoint | None = None  # it is loaded, and the script has not come to its place in the body yet
         self._first: str | None = None  # what was there before this run has saved any: see `peek`
+        self._has_weights: bool | None = None  # whether it began with weights that were imported; None: not known yet
 
     def find(self) -> bool:
         """Find the newest checkpoint; returns whether there is one."""
         self.has_looked = True
+        if self._has_weights and not self._checkpoints.has_saved:
+            return False
         self._found = self._checkpoints.find()
+        if self._found is not None and self._found.weights_only:
+            self._begin(self._found)
+            self._found = None
         if self._found is not None and self.is_ahead:
             progress = self._found.shared_state["progress"]
             self._epochs.resume((progress["loop"], progress["epoch"]))
@@ -55,12 +61,30 @@ class Resuming:
         if self.find() and not self.is_ahead:
             self._found = None
 
+    def begin(self) -> None:
+        """Begin with weights that were imported, if there are no newer checkpoints. Called after each set-up model.
+
+        What the script makes of its model from then on, such as an average, has them.
+        """
+        if self._has_weights is None and not self.has_looked:
+            self._has_weights = False
+            if self._checkpoints.begins_with_weights:
+                found = self._checkpoints.find()
+                if found is not None and found.weights_only:  # and not damaged
+                    self._begin(found)
+
+    def _begin(self, found: Checkpoint) -> None:
+        self._checkpoints.load_weights(found)
+        self._has_weights = True
+        if self._group.is_main:
+            print(f"paceline: starting with the weights of {found.path}", file=sys.stderr, flush=True)
+
     def peek(self) -> str:
         """What there was before this run took its first checkpoint: "loops" for one of `Run.epochs`, "other", or "".
 
         It is "" once the script has resumed.
         """
-        if self.has_looked:
+        if self.has_looked or self._has_weights:
             return ""
         if self._first is None:
             found = self._checkpoints.find()
@@ -140,4 +164,4 @@ class Resuming:
 
 def _in_loops(found: Checkpoint) -> bool:
     """Whether a checkpoint was taken in a loop over epochs, or after one."""
-    return bool(found.shared_state["progress"]["loop"] >= 0)
+    return not found.weights_only and bool(found.shared_state["progress"]["loop"] >= 0)

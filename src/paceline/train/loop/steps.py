@@ -625,6 +625,9 @@ class Steps:
 
     # -- resuming ------------------------------------------------------------------------------------------------------
 
+    def model_is_set_up(self) -> None:
+        self._resuming.begin()
+
     def resume(self) -> bool:
         if not self._resuming.find():
             return False

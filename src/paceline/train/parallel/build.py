@@ -8,9 +8,7 @@ have without it, whatever else is filled, when and in which order.
 from __future__ import annotations
 
 import contextlib
-import json
-import mmap
-import os
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,14 +20,11 @@ from paceline.train.group.sharded import is_dtensor
 from .errors import NotBuilt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from .weights import Weights
 
 _LARGE = 1 << 10  # numbers of a tensor from which on it gets no memory
-_TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip  # of safetensors
-
 
 _Drawn = tuple[torch.Generator, torch.Tensor]
 
@@ -182,67 +177,16 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
-class Weights:
-    """Files with the numbers of parameters and buffers, of which only what is used is read.
-
-    Raises:
-        ValueError: a file is neither of safetensors nor of `torch.save`.
-    """
-
-    def __init__(self, files: Sequence[str | os.PathLike[str]]) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
-        for file in files:
-            name = os.fspath(file)
-            self._tensors.update(_safetensors(name) if name.endswith(".safetensors") else _saved(name))
-        self.unused = set(self._tensors)
-
-    def get(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
-        """A copy of a tensor; None if there is none."""
-        found = self._tensors.get(name)
-        if found is None:
-            return None
-        self.unused.discard(name)
-        if found.shape != like.shape:
-            raise ValueError(f"the weights have {name} as {list(found.shape)}, and the model as {list(like.shape)}")
-        return found.to(like.dtype, copy=True)
-
-
-def _safetensors(file: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file, mapped into memory; the format is that of https://github.com/huggingface/safetensors."""
-    with open(file, "rb") as opened:
-        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-    try:
-        begin = 8 + int.from_bytes(mapped[:8], "little")
-        found = {}
-        for name, entry in json.loads(mapped[8:begin]).items():
-            if name != "__metadata__":
-                first, last = entry["data_offsets"]
-                kind = _TYPES[entry["dtype"]]
-                count = (last - first) // kind.itemsize
-                flat = torch.frombuffer(mapped, dtype=kind, count=count, offset=begin + first) if count else None
-                found[name] = (torch.empty(0, dtype=kind) if flat is None else flat).view(entry["shape"])
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{file} is not a file of safetensors: {error}") from None
-    return found
-
-
-def _saved(file: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file of `torch.save`, mapped into memory."""
-    try:
-        state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-        found = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
-    except OSError:
-        raise
-    except Exception as error:  # unpickling may raise anything
-        raise ValueError(f"{file} is neither of safetensors nor a state_dict of torch.save: {error}") from None
-    return found
-
-
 class Built:
     """What was made within one `run.build`."""
 
     def __init__(self, weights: Weights | None) -> None:
-        self.deferred, self.weights = Deferred(), weights
+        self.deferred, self._weights = Deferred(), weights
+        self._of_model: weakref.WeakKeyDictionary[torch.nn.Module, Weights] = weakref.WeakKeyDictionary()
+
+    def begin(self, model: torch.nn.Module, weights: Weights) -> None:
+        """Let a model get these weights when it is filled."""
+        self._of_model[model] = weights
 
     def fill(self, part: torch.nn.Module, model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Give the parameters and buffers of a part of a model their numbers; returns the former and the new ones."""
@@ -254,8 +198,9 @@ class Built:
         here = (*part.parameters(), *part.buffers())
         found = {id(each): each for each in here if not is_dtensor(each)}  # which a unit within it has become
         new: dict[int, torch.Tensor] = {}
-        for key, each in found.items() if self.weights is not None else ():
-            given = [self.weights.get(name, each) for name, _, _ in owners[key]]  # type: ignore[union-attr]
+        weights = self._of_model.get(model, self._weights)
+        for key, each in found.items() if weights is not None else ():
+            given = [weights.get(name, each) for name, _, _ in owners[key]]  # type: ignore[union-attr]
             if any(it is not None for it in given):
                 new[key] = next(it for it in given if it is not None)
         rest = [each for key, each in found.items() if isinstance(each, Unfilled) and key not in new]

@@ -12,7 +12,9 @@ from paceline.train.group.sharded import is_dtensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
 _cuts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[torch.Tensor], DTensor | None]]
 _cuts = weakref.WeakKeyDictionary()
@@ -20,10 +22,17 @@ _cuts = weakref.WeakKeyDictionary()
 
 def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of this rank's part of a tensor, and where it begins in each dimension."""
+    return place_in(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+def place_in(
+    shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same for any tensor of this shape that is cut in this way."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, begin = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(shape), tuple(begin)
+    part, begin = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(part), tuple(begin)
 
 
 def part_of(whole: torch.Tensor, like: DTensor) -> DTensor:
