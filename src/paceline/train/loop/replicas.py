@@ -120,7 +120,7 @@ class Replicas:
             if not found:
                 return None
             optimizer, mode = found[0], "check"
-        if mode == "off":
+        if mode == "off" or not prepared.is_known(optimizer):
             return None
         place = len(self._compared)
         self._compared[number] = one = _Compared(place, optimizer, prepared, self._watch, warns=mode == "warn")

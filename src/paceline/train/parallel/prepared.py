@@ -242,6 +242,10 @@ class Prepared:
         if self._choices is not None:
             self._choices.divides_batches = True
 
+    def is_known(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is known how the models are kept that an optimizer updates."""
+        return self._choices is None or not self._choices.has({id(p) for _, p in _named(optimizer)})
+
     def decide(self, saved: Mapping[str, Any] | None = None) -> None:
         """Let it be known of each model how it is kept, as what `trained` has returned says; a collective."""
         if self._choices is not None:

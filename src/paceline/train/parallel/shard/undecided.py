@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from paceline.contract.machine import machine_id
 from paceline.contract.memory import PLAN, PLANNED, machine_memory, memory_given
@@ -71,8 +72,14 @@ class Undecided(Model):
     def _to_device(self, module: torch.nn.Module) -> None:
         """Leave it where it is. If it was made without memory and is small, give it its numbers: scripts use them."""
         size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
-        if size * _SMALL < (memory_given(os.environ) or machine_memory().available) and PLAN not in os.environ:
+        is_small = size * _SMALL < (memory_given(os.environ) or machine_memory().available) and PLAN not in os.environ
+        if self.group.broadcast_object(is_small):
             self._fill(module, module)
+        for each in (*module.parameters(), *module.buffers()) if self.group.world_size > 1 else ():
+            if not isinstance(each, Unfilled):
+                moved = each.data.to(self.group.device)
+                dist.broadcast(moved, 0)
+                each.data.copy_(moved)
 
     def _exchanges_again(self) -> None:
         self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
@@ -210,6 +217,10 @@ class Choices:
                 self._keep(number, {**record, "options": {**record["options"], **fixed(model.strategy)}})
             else:
                 self._decide(number, Passes(*record["passes"]) if record["passes"] else None)
+
+    def has(self, parameters: Collection[int]) -> bool:
+        """Whether some parameters, given by their ids, are of a model of which it is not known."""
+        return any(not m.is_decided and any(id(p) in parameters for _, p in m.named) for m in self._models)
 
     def check(self) -> None:
         """Check after a backward that models were called whose parameters have got gradients."""
