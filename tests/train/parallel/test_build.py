@@ -80,7 +80,7 @@ def built(options: dict[str, Any], weights: Path | None = None) -> tuple[dict[st
             numbers(model)["head.weight"], before.full_tensor() if options.get("shard") is True else before
         )
         if options.get("shard") == "optimizer":
-            assert len(run._prepared._rows) == 1
+            assert len(run._prepared._parts) == 1
         return found, is_tied, drawn, kept
 
 

@@ -250,7 +250,7 @@ def prepare_optimizer(
         state = group.broadcast_object(optimizer.state_dict() if group.is_main else None)
         if state is not None:
             optimizer.load_state_dict(state)
-    factor = strategy.learning_rate_factor(group.world_size)
+    factor = strategy.learning_rate_factor(group.data_size)
     for param_group in optimizer.param_groups if factor != 1 else ():
         for name in ("lr", "initial_lr"):  # a loaded state may have the latter, for a scheduler to continue from
             if param_group.get(name) is not None:  # some optimizers compute their own learning rate

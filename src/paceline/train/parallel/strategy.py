@@ -30,9 +30,9 @@ class Strategy:
         accumulate: number of batches per step of the optimizer; gradients are exchanged only in the last of them.
         sync_batchnorm: normalise over the batches of all ranks (torch.nn.SyncBatchNorm; CUDA only).
         compile: pass the model through torch.compile; a string names the backend to compile with.
-        lr_scaling: "none" does not change learning rates; "linear" multiplies them by the world size and "sqrt" by its
-            square root, for scripts whose batch per rank stays the same when ranks are added (Goyal et al. 2017,
-            arXiv:1706.02677).
+        lr_scaling: "none" does not change learning rates; "linear" multiplies them by the number of ranks that have
+            batches of their own and "sqrt" by its square root, for scripts whose batch per rank stays the same when
+            ranks are added (Goyal et al. 2017, arXiv:1706.02677).
         find_unused_parameters: allow parameters without a gradient, at the cost of a search in every step.
         bucket_mb: megabytes of gradients that are exchanged at once. None is 4 if ranks sum them as they are in memory
             that they share, which then stays in the caches of the cores, and 25 otherwise, but 1 in the first exchange

@@ -202,7 +202,8 @@ def test_a_resumed_run_keeps_the_model_alike_and_another_number_of_ranks_chooses
     for epochs, (ranks, way) in enumerate([(2, "shard=True"), (2, "-"), (3, 'shard="optimizer"'), (1, "-")], 1):
         with monkeypatch.context() as patched:
             takes(patched, "a copy on each rank" if way == "-" else way)
-            found = launch(trained, ({"shard": "auto"}, tmp_path, epochs), ranks)
+            more = {"recompute": True} if epochs == 2 else {}  # what the script says holds
+            found = launch(trained, ({"shard": "auto", **more}, tmp_path, epochs), ranks)
         if ends:
             torch.testing.assert_close(found[0][0], ends[-1], rtol=0, atol=0)
         ends.append(found[0][1])

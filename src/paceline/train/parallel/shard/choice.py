@@ -140,12 +140,23 @@ def ways(sizes: Sizes, limits: Limits) -> list[Way]:
     found: list[Way] = []
     for name, own, is_possible in steps:
         if is_possible and (limits.on_gpu or not own.get("offload")):
-            given = limits.options if own["shard"] is True else {k: v for k, v in limits.options.items() if k in _WHOLE}
-            options = {"reshard": True, "recompute": False, "offload": False, **own, **given}
+            options = with_given({"reshard": True, "recompute": False, "offload": False, **own}, limits.options)
             if all(options != way.options for way in found):
-                more = [f", {key}={value}" for key, value in given.items() if f"{key}=" not in name]
+                more = [
+                    f", {key}={options[key]}" for key in limits.options if f"{key}=" not in name and applies(key, own)
+                ]
                 found.append(Way(name + "".join(more), options, _parts(sizes, limits, options)))
     return found
+
+
+def applies(option: str, options: Mapping[str, Any]) -> bool:
+    """Whether an option has an effect where models are kept in this way."""
+    return options["shard"] is True or option in _WHOLE
+
+
+def with_given(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a way, and those of the script that have an effect there."""
+    return {**options, **{name: value for name, value in given.items() if applies(name, options)}}
 
 
 @dataclass(frozen=True)

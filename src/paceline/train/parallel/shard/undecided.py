@@ -20,7 +20,7 @@ from paceline.train.parallel.errors import NotBuilt
 from paceline.train.parallel.model import Model
 from paceline.train.parallel.units import find_units
 
-from .choice import Choice, Limits, Passes, Sizes, choose, ways
+from .choice import Choice, Limits, Passes, Sizes, choose, ways, with_given
 from .measure import Twin, tensors_of
 from .model import can_be_sharded, check_units
 from .optimizer import check_each_number
@@ -95,8 +95,9 @@ class Undecided(Model):
         """A pass begins, with these arguments: choose."""
         if self.is_decided:
             return
+        may_be_alone = self._is_evaluating or not torch.is_grad_enabled()  # some ranks may have no batches
         with torch.inference_mode(False):
-            if self._is_evaluating or not torch.is_grad_enabled():  # some ranks may have no batches
+            if may_be_alone:
                 self._passes.goes_on(self._number, args, kwargs)
             self._choose((args, kwargs))
 
@@ -214,7 +215,7 @@ class Choices:
                 if self._group.is_main:
                     said = f"as when the checkpoint was taken, {model.name}: {record['way']}"
                     print(f"paceline: {said}", file=sys.stderr, flush=True)
-                self._keep(number, {**record, "options": {**record["options"], **fixed(model.strategy)}})
+                self._keep(number, {**record, "options": with_given(record["options"], fixed(model.strategy))})
             else:
                 self._decide(number, Passes(*record["passes"]) if record["passes"] else None)
 
@@ -259,10 +260,10 @@ def measured(model: Undecided, arguments: Arguments | None) -> Passes | None:
     """What a pass takes; None if there is none to measure, or the model does not run without numbers."""
     if arguments is None:
         return None
-    units = _units(model)
+    units, module = _units(model), model.free()
     precision = torch.bfloat16 if model.strategy.precision == "bf16" else None
     try:
-        return Twin(model.free(), model.group.device).passes(*arguments, units, precision)
+        return Twin(module, model.group.device).passes(*arguments, units, precision)
     except Exception as error:  # the script's code, which may need numbers
         why = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         if model.group.is_main:
