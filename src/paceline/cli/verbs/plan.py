@@ -87,10 +87,10 @@ def _plan(**given: Any) -> int:
         optimizers = ", ".join(answer["optimizers"]) or "no optimizer yet, reckoned as Adam"
         units = counted(answer["units"], "unit") if answer["units"] else "no units found: see units= of Strategy"
         say(f"{answer['model']}: {answer['trained']:,} parameters{frozen}, {units}, {optimizers}")
+        unknown = "" if answer["measured"] else ": the pass is not measured"
+        say(f"{answer['rows'][0]['used']:.0%} of the memory of a rank may be used{unknown}")
         if answer["shard"] != "auto":
             say(f'the script has shard={answer["shard"]!r}; this is what "auto" would take; --all shows the rest')
-        if not answer["measured"]:
-            say("the pass could not be measured: half of the memory is left for it")
     show(rows, _columns(all_ways=given["all"]), given["output"], _Row._asdict)
     return 0
 

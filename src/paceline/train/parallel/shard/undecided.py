@@ -382,6 +382,7 @@ def write_plan(
         rows.append({
             "ranks": ranks,
             "memory": chosen.memory,
+            "used": chosen.part,
             "chosen": chosen.way.name,
             "ways": [
                 {"name": way.name, "parts": way.parts, "total": way.total, "fits": way.total <= chosen.usable}
