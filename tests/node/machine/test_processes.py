@@ -68,3 +68,14 @@ def test_a_process_that_is_gone(parent: subprocess.Popen[str]) -> None:
     assert processes.look(parent.pid) is None
     assert processes.Snapshot().tree(parent.pid) == {}
     assert processes.descendants(parent.pid) == []
+
+
+def test_a_process_that_is_being_reaped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is there still, and cannot be opened."""
+
+    def gone(path: str, _: int) -> int:
+        raise ProcessLookupError(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(processes.os, "open", gone)
+        assert processes.look(os.getpid()) is None

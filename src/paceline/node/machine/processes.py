@@ -75,7 +75,7 @@ def _fields(pid: int) -> list[str] | None:
     """The fields of /proc/<pid>/stat (`man 5 proc`: field 1 is index 0), or None if the process is gone."""
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # `open` takes twice the time
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter while it is being reaped
         return None
     try:
         text = os.read(descriptor, 4096)
