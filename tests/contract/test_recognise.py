@@ -155,3 +155,8 @@ def test_local_rank_by_hand(rank: int, local_rank: int, here: int, node: tuple[i
     p = found.placement
     assert (p.rank, p.local_rank, p.local_world_size) == (rank, local_rank, here)
     assert (p.node_rank, p.node_count) == node
+
+
+@pytest.mark.parametrize("env", [{"RANK": "0", "WORLD_SIZE": "2"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}])
+def test_a_plan_is_of_one_process_whatever_starts_it(env: dict[str, str]) -> None:
+    assert recognise({**env, "PACELINE_PLAN": "/plan.json"}, []).placement == Placement()

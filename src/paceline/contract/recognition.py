@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from .memory import PLAN
 from .mpi import MpiContract
 from .paceline import PacelineContract
 from .placement import MAIN_PORT, ContractError, Placement
@@ -45,6 +46,8 @@ class Recognised:
 
 def recognise(env: Mapping[str, str], argv: Sequence[str]) -> Recognised:
     """Find out from the environment and the arguments which launcher started this process."""
+    if env.get(PLAN):  # `paceline plan` runs one process, also where a launcher would start several: nobody would join
+        return Recognised("none", Placement())
     argument = _local_rank_argument(argv)
     if argument:
         _agree(env, "LOCAL_RANK", int(argument[2]), argument[1])
