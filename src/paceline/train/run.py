@@ -375,7 +375,7 @@ class Run(Collectives):
         if model.stages is None:
             value = loss_of(model.wrapped(*parts[0].args, **parts[0].kwargs), parts[0].targets)
             self.backward(value, None if weights is None else weights[0], reduction=reduction)
-            return value.detach()
+            return unscaled(value).detach()
         box: list[Tensor] = []
         shares = shares_of(parts, weights, is_sum=reduction == "sum")
 

@@ -130,7 +130,7 @@ class Shards:
         shape, begin = place
         cut = torch.empty(shape, dtype=like.dtype)
         missing = cut.numel()
-        for at, piece in self._pieces(part, path) if missing else ():
+        for at, piece in self._pieces(part, path):
             first = [max(a, b) for a, b in zip(begin, at, strict=True)]
             ends = zip(begin, shape, at, piece.shape, strict=True)
             last = [min(b + s, a + p) for b, s, a, p in ends]

@@ -209,7 +209,8 @@ class _Compared:
 
     def _begin(self, key: Key, step: int, *, waits: bool) -> None:
         now = time.perf_counter()
-        contents = of_optimizer(self.optimizer, self._steps, alike=self.is_alike)
+        common = self._prepared.is_on_all
+        contents = of_optimizer(self.optimizer, self._steps, alike=self.is_alike, is_common=common)
         while len(self._kept) >= _KEPT:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = contents

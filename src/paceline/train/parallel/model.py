@@ -276,10 +276,13 @@ class Model:
         """`_forward`, until there is nothing left to look at; compiled code does not look."""
         trains = torch.is_grad_enabled() and self.module.training and not self._is_evaluating
         if trains and not torch.compiler.is_compiling():
-            assert self._look is not None
-            if not self._look(args, kwargs):
-                self.wrapped.__dict__["_forward_together"] = self._forward
+            self._look_at(args, kwargs)
         return self._forward(args, kwargs)
+
+    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._look is not None and not self._look(args, kwargs):
+            self._look = None
+            self.wrapped.__dict__["_forward_together"] = self._forward
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a forward pass, and check that tensors are on the model's device."""

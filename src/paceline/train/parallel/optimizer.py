@@ -151,6 +151,7 @@ def _unscale(original: Callable[..., None]) -> Callable[..., None]:
         if stepping is None or not (self.is_enabled() and _is_sharded(optimizer)):
             original(self, optimizer)
             return
+        self.scale(torch.zeros((), device=stepping.group.device))  # a rank without the loss has scaled nothing so far
         # torch's takes sharded gradients, but not together with whole ones; ranks must skip a step together.
         groups = [group["params"] for group in optimizer.param_groups]
         try:

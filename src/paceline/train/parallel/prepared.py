@@ -292,7 +292,7 @@ class Prepared:
                 if optimizer not in self._kept:
                     stages.keep(optimizer)
                     self._kept.add(optimizer)
-                return True
+                return False
         is_sharded = any(is_dtensor(p) for _, p in _named(optimizer))
         if not is_sharded and (strategy.shard != "optimizer" or self._group.world_size == 1):
             return False
@@ -553,6 +553,10 @@ class Prepared:
     def stages(self) -> list[Stages]:
         """The stages of models whose blocks are on different ranks."""
         return [model.stages for model in self._models if model.stages is not None]
+
+    def is_on_all(self, parameter: torch.Tensor) -> bool:
+        """Whether all ranks have a parameter, whole or a part of it."""
+        return not any(stages.has_one(parameter) for stages in self.stages)
 
     def to_step(self) -> Model:
         """The model that `Run.pipeline_step` trains: the one whose blocks are on different ranks, or the only one."""

@@ -150,6 +150,8 @@ class Strategy:
         if self.microbatches is not None and self.microbatches < 1:
             raise ValueError(f"microbatches {self.microbatches} is less than 1")
         if self.pipeline == 1:
+            if self.microbatches is not None:
+                raise ValueError("microbatches= has an effect with pipeline= only; add pipeline=N")
             return
         for option, is_given in (
             (f"shard={self.shard!r}", self.shard is not False),

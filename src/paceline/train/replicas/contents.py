@@ -88,20 +88,29 @@ class Contents:
         return found
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer, count: int, *, alike: bool) -> Contents:
-    """The parameters that an optimizer trains after `count` steps, and its numbers if they are to be alike."""
+def of_optimizer(
+    optimizer: torch.optim.Optimizer,
+    count: int,
+    *,
+    alike: bool,
+    is_common: Callable[[torch.Tensor], bool] = lambda _: True,
+) -> Contents:
+    """The parameters that an optimizer trains after `count` steps, and its numbers if they are to be alike.
+
+    Only those are compared that all ranks have, as `is_common` says.
+    """
     found = Contents()
     found.add({"steps": count}, -1, -1, dimensions=False)
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
-            if parameter.requires_grad:
+            if parameter.requires_grad and is_common(parameter):
                 found.add_parameter(Label("parameter", number, place, ""), parameter)
         if not alike:
             continue
         found.add(group, number, -1, dimensions=True)
         for place, parameter in enumerate(group["params"]):
             state = optimizer.state.get(parameter)
-            if isinstance(state, Mapping):
+            if isinstance(state, Mapping) and is_common(parameter):
                 found.add(state, number, place, dimensions=False)
     return found.seal()
 

@@ -31,7 +31,8 @@ class Links:
 
     def __init__(self, stages: Stages, device: torch.device) -> None:
         self._stages, self._device = stages, device
-        self._told: dict[Any, _Form] = {}
+        self._told: dict[Any, _Form] = {}  # to the next stage
+        self._heard: dict[Any, _Form] = {}  # of the one before
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []  # on the way, with what must stay as it is
         self.bytes = 0  # that this rank has sent
 
@@ -52,11 +53,11 @@ class Links:
 
     def receive_result(self, form: Any) -> Between:
         """What the stage before has sent, of which a backward pass gives the gradient if it has one."""
-        if form not in self._told:
+        if form not in self._heard:
             box: list[Any] = [None]
             dist.recv_object_list(box, self._previous, group=self._stages.forward)
-            self._told[form] = box[0]
-        known = self._told[form]
+            self._heard[form] = box[0]
+        known = self._heard[form]
         tensor = torch.empty(known.shape, dtype=known.dtype, device=self._device)
         self._receive(tensor, self._previous, self._stages.forward)
         return Between(tensor.requires_grad_(known.has_gradient and torch.is_grad_enabled()), known.length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import itertools
@@ -17,6 +16,7 @@ from paceline.train.collective_trace import script_line
 from paceline.train.parallel.errors import NotExchanged, UnusedParameters
 from paceline.train.parallel.late_exchange import sum_gradients
 from paceline.train.parallel.model import Model, broadcast
+from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.shard.model import no_copy
 from paceline.train.parallel.sync.wires.wire import ring_bytes
 from paceline.train.parallel.units import compute_again, find_units
@@ -25,7 +25,7 @@ from .batch import Microbatch
 from .blocks import Between, Blocks
 from .links import Links
 from .schedule import order
-from .stages import Stages, divide
+from .stages import Elsewhere, Stages, divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +56,7 @@ class PipelineModel(Model):
         self._is_divided, self._is_stepping = False, False
         self._is_last = True
         self._settled: set[int] = set()
-        super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look, built)
+        super().__init__(module, group, strategy, look, built)
 
     # -- setting up ----------------------------------------------------------------------------------------------------
 
@@ -75,6 +75,7 @@ class PipelineModel(Model):
 
     def _divide(self) -> None:
         module, group, count = self.module, self._group, self.strategy.pipeline
+        _check_kind(module, self.name)
         units = find_units(module, self.strategy.units)
         if len(units) < count:
             raise ValueError(
@@ -135,7 +136,7 @@ class PipelineModel(Model):
                 if former is None:
                     continue
                 if id(former) not in replaced:
-                    replaced[id(former)] = now = torch.nn.Parameter(former.detach().to("meta"), former.requires_grad)
+                    replaced[id(former)] = now = Elsewhere(former.detach().to("meta"), former.requires_grad)
                     self._replaced(former, now)
                 owner._parameters[name] = replaced[id(former)]  # type: ignore[assignment]
             for name, buffer in owner._buffers.items():
@@ -221,8 +222,7 @@ class PipelineModel(Model):
         """
         stages, module = self.stages, self.module
         self.was_called = True
-        if self._look is not None and not self._look(microbatches[0].args, microbatches[0].kwargs):
-            self._look = None
+        self._look_at(microbatches[0].args, microbatches[0].kwargs)
         if self._has_changed:
             self.refresh()
         if module.training and len(stages.replicas) > 1:
@@ -241,9 +241,8 @@ class PipelineModel(Model):
                     received, result = self._compute_forward(microbatches[number], seed + number, module)
                     if stages.is_last:
                         loss = loss_of(result, microbatches[number].targets)
-                        result = _checked(loss) * shares[number]
-                        total += result.detach()
-                        result = result * factor
+                        result = _checked(loss) * shares[number] * factor
+                        total += unscaled(loss).detach().reshape(()) * shares[number]
                     kept[number] = received, result.tensor if isinstance(result, Between) else result
                 self._links.finish()
         finally:
@@ -362,6 +361,17 @@ class PipelineModel(Model):
     def cut(self) -> None:
         """Note that an error has ended a step."""
         self._links.forget()
+
+
+def _check_kind(module: torch.nn.Module, name: str) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{name} is compiled by TorchScript, and pipeline= changes how blocks are called; pass run.setup the model "
+            "as it was before torch.jit"
+        )
+    for part, each in module.named_modules():
+        if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse:
+            raise ValueError(f"{part} has sparse gradients, which pipeline= does not take; use sparse=False")
 
 
 def _buckets(parameters: Sequence[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:

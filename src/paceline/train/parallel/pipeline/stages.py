@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from paceline.train.group.sharded import is_dtensor
 from paceline.train.parallel.shard.layout import elsewhere, keeps_parts
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import MutableMapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -20,10 +22,30 @@ if TYPE_CHECKING:
 
     from paceline.train.group.group import Group
 
+_CLIP = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
+_DEPTH = 3  # frames from it to where it takes gradients
 _ALONE = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
     "SGD",
 )  # fmt: skip  # optimizers of torch that treat each parameter on its own
+
+
+class Elsewhere(torch.nn.Parameter):
+    """A parameter that another rank has: it has its shape here, and no numbers."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See torch. `clip_grad_norm_` would take the norm of what is here only, and scale each stage differently."""
+        frame: types.FrameType | None = sys._getframe(1)
+        for _ in range(_DEPTH):
+            if frame is not None and frame.f_code is _CLIP:
+                raise RuntimeError(
+                    "torch.nn.utils.clip_grad_norm_ has the gradients of this rank's blocks only; use "
+                    "run.clip_grad_norm(max_norm), which takes those of all stages together"
+                )
+            frame = frame.f_back if frame is not None else None
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 def divide(sizes: Sequence[int], parts: int) -> list[range]:

@@ -31,6 +31,8 @@ def place_in(
     """The same for any tensor of this shape that is cut in this way."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+    if mesh.get_coordinate() is None:  # other ranks have it
+        return (0,) * len(shape), (0,) * len(shape)
     part, begin = compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(part), tuple(begin)
 
