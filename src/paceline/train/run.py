@@ -30,6 +30,7 @@ from paceline.train.metrics.metrics import Metrics
 from paceline.train.parallel.batch_norm import update_bn
 from paceline.train.parallel.norm import clip
 from paceline.train.parallel.optimizer import unscaled
+from paceline.train.parallel.pipeline.batch import own_loss, shares_of, split
 from paceline.train.parallel.prepared import Prepared
 from paceline.train.parallel.weights import Weights
 from paceline.train.parallel.wrapper import unwrap
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from paceline.contract import Placement
     from paceline.train.checkpoint.store import CheckpointStore
+    from paceline.train.parallel.pipeline.model import PipelineModel
     from paceline.train.parallel.strategy import Strategy
 
 Item = TypeVar("Item")
@@ -242,8 +244,8 @@ class Run(Collectives):
                 stored them; or an optimizer and its model are to accumulate different numbers of batches.
         """
         together = self.world_size // self._group.data_size
-        if strategy is not None and strategy.tensor != together and self.world_size > 1:
-            self._share_data(strategy.tensor)
+        if strategy is not None and strategy.together != together and self.world_size > 1:
+            self._share_data(strategy.together, strategy.together_option)
         self._draws.end(self._group.data_rank)
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer):
@@ -259,14 +261,15 @@ class Run(Collectives):
                 self._metrics.times.watch_exchange(thing)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
-    def _share_data(self, ranks: int) -> None:
+    def _share_data(self, ranks: int, option: str) -> None:
         """Let each so many ranks have the same data and the same random numbers. A collective of all ranks."""
+        name = option.partition("=")[0]
         if self._draws.have_ended:
             raise ValueError(
-                f"tensor={ranks}: ranks that compute a model together need the same data and random numbers; make this "
-                "the first run.setup, before run.dataloader, and give all models the same tensor="
+                f"{option}: ranks that compute a model together need the same data and random numbers; make this "
+                f"the first run.setup, before run.dataloader, and give all models the same {name}="
             )
-        self._group.share_data(ranks)
+        self._group.share_data(ranks, option)
         seeds = self.gather_objects(torch.initial_seed())
         if len({*seeds}) > 1:  # nothing was seeded
             seed_generators(seeds[self.rank // ranks * ranks])
@@ -327,6 +330,63 @@ class Run(Collectives):
                 self._trial.saw_loss(unscaled(loss))
 
         self._steps.backward(compute, weight, is_sum=is_sum, inputs=inputs, again=retain_graph)
+
+    def pipeline_step(
+        self,
+        batch: Any,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        *,
+        weight: Callable[[Any], float | Tensor] | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> Tensor:
+        """Compute the loss of a batch and its gradients: in place of the forward pass and of `backward`.
+
+            for batch in loader:  # pairs of x and y
+                loss = run.pipeline_step(batch, torch.nn.functional.cross_entropy)
+                optimizer.step()
+                optimizer.zero_grad()
+
+        With `Strategy(pipeline=N)` the batch goes through the ranks of a pipeline in microbatches. Without it, and with
+        one rank, the whole batch is one.
+
+        Args:
+            batch: a pair `(x, y)`: x is what the model is called with, an argument, a tuple of them, or a dict of them
+                by their names; y is what `loss` compares the result with. Or a dict that is both. Tensors whose first
+                dimension is that of the first tensor of x are split along it; anything else is in all microbatches.
+            loss: called as `loss(result, y)` for each microbatch; returns the mean over its samples, a tensor with one
+                element. None takes what the model has returned as its `loss`, as those of transformers do.
+            weight: called as `weight(y)` for each microbatch; returns what its loss is the mean over if that is not the
+                number of samples, such as the number of tokens. See `backward`.
+            reduction: "sum" if `loss` returns the sum over the samples.
+
+        Returns:
+            The loss of this rank's batch, a tensor without a gradient; the same on all ranks of a pipeline.
+
+        Raises:
+            RuntimeError: several models were set up, or none; or the blocks of the model do not follow each other.
+            TypeError: the batch is neither a pair nor a dict, or a block returns more than one tensor.
+            ValueError: `loss` does not return a tensor with one element.
+            paceline.UnusedParameters: some parameters have no gradient.
+        """
+        model = self._prepared.to_step()
+        loss_of = loss or own_loss
+        parts = split(batch, (model.strategy.microbatches or 4 * model.strategy.pipeline) if model.stages else 1)
+        weights = [weight(part.targets) for part in parts] if weight is not None else None
+        if model.stages is None:
+            value = loss_of(model.wrapped(*parts[0].args, **parts[0].kwargs), parts[0].targets)
+            self.backward(value, None if weights is None else weights[0], reduction=reduction)
+            return value.detach()
+        box: list[Tensor] = []
+        shares = shares_of(parts, weights, is_sum=reduction == "sum")
+
+        def compute(factor: float | Tensor) -> None:
+            box.append(cast("PipelineModel", model).step(parts, loss_of, shares, factor, self._metrics.times.computed))
+            self._metrics.times.exchanged()
+            if self._trial is not None:
+                self._trial.saw_loss(box[0])
+
+        self._steps.backward(compute, None if weights is None else sum(weights), is_sum=reduction == "sum")
+        return box[0]
 
     def step_done(self) -> None:
         """Say that the current batch was trained on, in a loop that steps by hand.
@@ -397,7 +457,8 @@ class Run(Collectives):
         """
         self._prepared.average_rest()
         parameters = self._prepared.parameters_with_gradients()
-        return clip(parameters, max_norm, self._group, scales=not self.accumulating)
+        stages = self._prepared.stages
+        return clip(parameters, max_norm, self._group, scales=not self.accumulating, stages=stages)
 
     def dataloader(
         self,

@@ -79,8 +79,8 @@ def _split(
 
 def _is_first(tensor: DTensor) -> bool:
     """Whether this rank is the first of those that have the same piece."""
-    coordinates: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-    return all(
+    coordinates: Sequence[int] | None = tensor.device_mesh.get_coordinate()
+    return coordinates is not None and all(
         coordinate == 0 or not placement.is_replicate()
         for coordinate, placement in zip(coordinates, tensor.placements, strict=True)
     )
@@ -130,7 +130,7 @@ class Shards:
         shape, begin = place
         cut = torch.empty(shape, dtype=like.dtype)
         missing = cut.numel()
-        for at, piece in self._pieces(part, path):
+        for at, piece in self._pieces(part, path) if missing else ():
             first = [max(a, b) for a, b in zip(begin, at, strict=True)]
             ends = zip(begin, shape, at, piece.shape, strict=True)
             last = [min(b + s, a + p) for b, s, a, p in ends]

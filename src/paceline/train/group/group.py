@@ -240,14 +240,14 @@ class Group(Collectives):
         self._owns_group = membership.owns_group
         self.data_rank, self.data_size = self.rank, self.world_size
 
-    def share_data(self, ranks: int) -> None:
-        """Let each so many ranks that follow each other have the same data.
+    def share_data(self, ranks: int, option: str) -> None:
+        """Let each so many ranks that follow each other have the same data, as an option of the strategy says.
 
         Raises:
             ValueError: the ranks cannot be divided so.
         """
         if self.world_size % ranks:
-            raise ValueError(f"tensor={ranks}: {self.world_size} ranks cannot be divided into groups of {ranks}")
+            raise ValueError(f"{option}: {self.world_size} ranks cannot be divided into groups of {ranks}")
         self.data_rank, self.data_size = self.rank // ranks, self.world_size // ranks
 
     @property

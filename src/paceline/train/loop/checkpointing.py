@@ -121,7 +121,11 @@ class Checkpointing:
             raise RuntimeError("there is no folder for checkpoints; pass checkpoint_dir= to paceline.init")
         self._prepared.decide()
         with self._group.guard:
+            for model in self._prepared.models:
+                if model.stages is not None:
+                    model.share_buffers()
             shared = {name: _state_of(thing) for name, thing in self._prepared.stateful().items()}
+            self._prepared.complete(shared)
             own = {name: _state_of(part.thing) for name, part in self._prepared.rank_parts().items()}
             rank_state = {**random_states(), **({"parts": own} if own else {})}
             try:
@@ -185,7 +189,7 @@ class Checkpointing:
         module = models[0].module if models else thing
         if isinstance(module, torch.nn.Module):
             _add_tied(state, module)
-        built = self._prepared.builds.of(models[0].module) if models else None
+        built = self._prepared.builds.of(models[0].module) if models and models[0].stages is None else None
         if built is None:
             try:
                 load("model", thing, _filled(found, "model", thing))

@@ -97,16 +97,23 @@ class StepTimes:
             self._lap("sync" if self._exchanges else "forward_backward")
             self._now = _OTHER
 
+    def computed(self) -> None:
+        """The gradients of a step are computed."""
+        if self._in_step:
+            self._lap("forward_backward")
+
+    def exchanged(self) -> None:
+        """They are exchanged."""
+        if self._in_step:
+            self._lap("sync")
+            self._now = _OTHER
+
     def leave(self) -> None:
         """The loop was left: what follows is not part of a step."""
         self._in_step = False
 
     def _queue_mark(self, _: torch.Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(self._computed)
-
-    def _computed(self) -> None:
-        if self._in_step:
-            self._lap("forward_backward")
+        torch.autograd.Variable._execution_engine.queue_callback(self.computed)
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_pre_hook(self._optimizer_begins)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
     from .build import Built
+    from .pipeline.stages import Stages
     from .strategy import Strategy
     from .sync.methods.synchroniser import Synchroniser
 
@@ -81,9 +82,12 @@ class Model:
         name: the name of its class.
         strategy: the strategy that it was set up with.
         synchroniser: exchanges the gradients; None if DistributedDataParallel does.
+        stages: which rank has which blocks; None if all have the same.
         was_called: whether there was a forward pass with gradients since the last `check_gradients`.
         has_gradients: whether a backward since then has computed gradients that ranks must exchange.
     """
+
+    stages: Stages | None = None
 
     def __init__(
         self,
@@ -417,12 +421,12 @@ class Model:
         )
 
 
-def broadcast(tensors: Sequence[torch.Tensor]) -> None:
-    """Copy rank 0's tensors to all ranks, in place, all of one type at once; a collective of all ranks."""
+def broadcast(tensors: Sequence[torch.Tensor], source: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Copy the tensors of a rank to all of a group, in place, all of one type at once; a collective of that."""
     for dtype in dict.fromkeys(each.dtype for each in tensors):
         alike = [each for each in tensors if each.dtype is dtype]
         flat = torch.cat([each.reshape(-1) for each in alike])
-        dist.broadcast(flat, 0)
+        dist.broadcast(flat, source, group=group)
         for each, value in zip(alike, torch.split(flat, [each.numel() for each in alike]), strict=True):
             each.data.copy_(value.view_as(each))  # a backward of an earlier pass may still need it as it is
 

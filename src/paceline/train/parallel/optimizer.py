@@ -170,7 +170,8 @@ def _unscale(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    return any(is_dtensor(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    """Whether the ranks have different gradients: parts of them, or those of other parameters."""
+    return any(is_dtensor(p) or p.is_meta for group in optimizer.param_groups for p in group["params"])
 
 
 def _part_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -246,7 +247,8 @@ def prepare_optimizer(
             f"lr_scaling={scaling!r} does not reach the scheduler that was made with {type(optimizer).__name__} "
             "before run.setup; make the scheduler after it"
         )
-    if group.world_size > 1 and not any(is_dtensor(v) for kept in optimizer.state.values() for v in _tensors(kept)):
+    is_sharded = optimizer.state and _is_sharded(optimizer)
+    if group.world_size > 1 and not is_sharded:
         state = group.broadcast_object(optimizer.state_dict() if group.is_main else None)
         if state is not None:
             optimizer.load_state_dict(state)

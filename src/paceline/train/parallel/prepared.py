@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
     from .model import Look
+    from .pipeline.stages import Stages
     from .shard.optimizer import Parts
     from .shard.undecided import Choices, Undecided
     from .sync.methods.synchroniser import Synchroniser
@@ -139,6 +140,7 @@ class Prepared:
         self.settled = 0
         self._divides = False
         self._parts: dict[torch.optim.Optimizer, Parts] = {}  # where the state is sharded
+        self._kept: set[torch.optim.Optimizer] = set()  # those whose parameters are on several stages
 
     # -- set up --------------------------------------------------------------------------------------------------------
 
@@ -255,15 +257,18 @@ class Prepared:
         """The model with its exchange: the only place that asks how it is kept."""
         built = self.builds.of(module)
         own = sharded.is_fully_sharded(module)
-        if own and (strategy.shard is not False or strategy.tensor > 1):
-            option = f"shard={strategy.shard!r}" if strategy.shard is not False else f"tensor={strategy.tensor}"
+        if own and (strategy.shard is not False or strategy.together > 1):
+            option = f"shard={strategy.shard!r}" if strategy.shard is not False else strategy.together_option
             raise ValueError(
                 f"{sharded.name_of(module)} is sharded by fully_shard already, and Strategy({option}) "
                 "shards models that are whole; leave out one of them"
             )
-        is_whole = strategy.shard in (False, "optimizer") and strategy.tensor == 1
-        if not own and (is_whole or self._group.world_size == 1):
+        if not own and (strategy.keeps_copies or self._group.world_size == 1):
             return Model(module, self._group, strategy, self.look, built)
+        if strategy.pipeline > 1:
+            from .pipeline.model import PipelineModel
+
+            return PipelineModel(module, self._group, strategy, self.look, built)
         from .shard.model import ShardedModel  # it imports much of torch that others do not need
 
         return ShardedModel(module, self._group, strategy, look=self.look, built=built, passes=self._passes)
@@ -274,14 +279,20 @@ class Prepared:
             theirs = {id(parameter) for _, parameter in model.named}
             for name, parameter in module.named_parameters():
                 is_shared = model.current(parameter) is not parameter or id(parameter) in theirs
-                if is_shared and not {model.strategy.shard, strategy.shard} <= {False, "optimizer"}:
+                if is_shared and not (model.strategy.keeps_copies and strategy.keeps_copies):
                     raise ValueError(
                         f"{name} of {type(module).__name__} is also a parameter of {model.name}, and "
-                        "one of them is sharded; make both parts of one model, and pass that to run.setup"
+                        "one of them is divided among ranks; make both parts of one model, and pass that to run.setup"
                     )
 
     def _shard_state(self, optimizer: torch.optim.Optimizer, strategy: Strategy) -> bool:
         """Keep this rank's part of an optimizer's state, if that is asked for; returns whether its parameters are."""
+        for stages in self.stages:
+            if any(stages.has_one(p) for _, p in _named(optimizer)):
+                if optimizer not in self._kept:
+                    stages.keep(optimizer)
+                    self._kept.add(optimizer)
+                return True
         is_sharded = any(is_dtensor(p) for _, p in _named(optimizer))
         if not is_sharded and (strategy.shard != "optimizer" or self._group.world_size == 1):
             return False
@@ -448,6 +459,14 @@ class Prepared:
                 named[_loose_part(number)] = loose
         return {**named, **self._registered}
 
+    def complete(self, states: Mapping[str, Any]) -> None:
+        """Add what other ranks alone know to the states of what `stateful` returns; a collective of all ranks."""
+        named = self.stateful() if self.stages else {}
+        for name, thing in named.items():
+            for stages in self.stages:
+                if isinstance(thing, torch.optim.Optimizer) and any(stages.has_one(p) for _, p in _named(thing)):
+                    stages.complete(states[name])
+
     def rank_parts(self) -> dict[str, RankPart]:
         """The parts of which each rank saves its own state, except random states."""
         return dict(self._rank_parts)
@@ -531,6 +550,19 @@ class Prepared:
         return self._models
 
     @property
+    def stages(self) -> list[Stages]:
+        """The stages of models whose blocks are on different ranks."""
+        return [model.stages for model in self._models if model.stages is not None]
+
+    def to_step(self) -> Model:
+        """The model that `Run.pipeline_step` trains: the one whose blocks are on different ranks, or the only one."""
+        found = [model for model in self._models if model.stages is not None] or self._models
+        if len(found) != 1:
+            what = "no model was set up" if not found else f"{len(found)} models were set up"
+            raise RuntimeError(f"run.pipeline_step trains one model, and {what}; call run.setup(model) for one first")
+        return found[0]
+
+    @property
     def shared_optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers that the script has registered, without those of which each rank has its own."""
         return [thing for thing in self._registered.values() if isinstance(thing, torch.optim.Optimizer)]
@@ -569,7 +601,7 @@ class Prepared:
             if p.grad is not None
         ]
         here = any(bool((g._values() if g.is_sparse else g).any()) for g in local_tensors(gradients))
-        if any(map(is_dtensor, gradients)):
+        if self.stages or any(map(is_dtensor, gradients)):
             return bool(self._group.all_reduce(float(here), "max"))
         return here
 

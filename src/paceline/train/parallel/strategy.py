@@ -48,8 +48,14 @@ class Strategy:
             each other, and have the same data. `shard` is about ranks with other data then.
         plan: how layers are divided, by their names, in which `*` stands for one part: "colwise", "rowwise" or another
             style of `torch.distributed.tensor.parallel`. None takes the model's own plan, `tp_plan`.
-        units: the names of the modules that are gathered, or computed again, at a time; None finds the repeated blocks
-            of the model.
+        pipeline: number of ranks that have a copy of the model together, each with some of its blocks; they follow
+            each other, and have the same data. What is beside the blocks is on all of them. A step is
+            `Run.pipeline_step`.
+        microbatches: number of parts of a batch that are on their way through a pipeline; None is four per rank of it.
+        schedule: in which order a rank of a pipeline computes: "1f1b" takes turns of forward and backward passes, so
+            that it keeps fewer activations than "gpipe", which computes all forward passes first.
+        units: the names of the modules that are gathered, computed again, or given to ranks of a pipeline, at a time;
+            None finds the repeated blocks of the model.
         reshard: give back what a forward pass has gathered of a unit until the backward pass needs it.
         recompute: compute each unit again in the backward pass, instead of keeping what its forward pass has computed
             (`torch.utils.checkpoint`).
@@ -73,6 +79,9 @@ class Strategy:
     shard: bool | int | Literal["auto", "node", "optimizer"] = False
     tensor: int = 1
     plan: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
+    pipeline: int = 1
+    microbatches: int | None = None
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
     units: tuple[str, ...] | None = None
     reshard: bool = True
     recompute: bool = False
@@ -108,6 +117,7 @@ class Strategy:
             object.__setattr__(self, "units", tuple(self.units))
         if self.tensor < 1:
             raise ValueError(f"tensor {self.tensor} is less than 1")
+        self._check_pipeline()
         if self.plan is not None and self.tensor == 1:
             raise ValueError("plan= has an effect with tensor= only; add the number of ranks that compute a layer")
         if self.tensor > 1 and (self.shard in ("auto", "optimizer") or self.sync not in (None, "allreduce")):
@@ -115,7 +125,7 @@ class Strategy:
                 f'tensor={self.tensor} divides layers among ranks, and goes together with shard=False, True, "node" or '
                 "a number, and without sync="
             )
-        if self.shard in (False, "optimizer") and self.tensor == 1:
+        if self.keeps_copies or self.pipeline > 1:
             if self.shard and not isinstance(self.method, EveryStep):
                 raise ValueError(
                     f'sync={self.sync!r} lets each rank step alone, and with shard="optimizer" each updates a part; '
@@ -130,6 +140,43 @@ class Strategy:
                 f"sync={self.sync!r} exchanges whole gradients, and with shard={self.shard!r} no rank has them; leave "
                 "out one of them"
             )
+
+    def _check_pipeline(self) -> None:
+        """Check the options of pipelines."""
+        if self.pipeline < 1:
+            raise ValueError(f"pipeline {self.pipeline} is less than 1")
+        if self.schedule not in ("1f1b", "gpipe"):
+            raise ValueError(f"schedule {self.schedule!r} is neither '1f1b' nor 'gpipe'")
+        if self.microbatches is not None and self.microbatches < 1:
+            raise ValueError(f"microbatches {self.microbatches} is less than 1")
+        if self.pipeline == 1:
+            return
+        for option, is_given in (
+            (f"shard={self.shard!r}", self.shard is not False),
+            (f"tensor={self.tensor}", self.tensor > 1),
+            (f"sync={self.sync!r}", self.sync not in (None, "allreduce")),
+            ("sync_batchnorm=True", self.sync_batchnorm),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"pipeline={self.pipeline} gives each rank whole blocks, and does not go together with {option}; "
+                    "leave out one of them"
+                )
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether each rank has all parameters."""
+        return self.shard in (False, "optimizer") and self.together == 1
+
+    @property
+    def together(self) -> int:
+        """The number of ranks that have the same data."""
+        return self.tensor * self.pipeline
+
+    @property
+    def together_option(self) -> str:
+        """The option that says so."""
+        return f"pipeline={self.pipeline}" if self.pipeline > 1 else f"tensor={self.tensor}"
 
     @property
     def method(self) -> Sync:
@@ -148,7 +195,7 @@ class Strategy:
             ValueError: the environment names no method, no precision or no size.
         """
         given = self._given(env)
-        if self.shard not in (False, "optimizer") or self.tensor > 1:
+        if not self.keeps_copies:
             return given
         name = env.get(SYNC) or "allreduce"
         if self.sync is not None:

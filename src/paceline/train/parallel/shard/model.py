@@ -98,7 +98,7 @@ class ShardedModel(Model):
                 part.set_custom_all_gather(self._wires.all_gather)  # type: ignore[arg-type]
                 if group.device.type == "cpu":  # to gather the next unit early takes memory, and saves no time
                     part.set_modules_to_backward_prefetch([part])
-        type(module).__deepcopy__ = type(module).__reduce_ex__ = _no_copy  # type: ignore[attr-defined,assignment,method-assign]
+        type(module).__deepcopy__ = type(module).__reduce_ex__ = no_copy  # type: ignore[attr-defined,assignment,method-assign]
         for part in module.modules():
             part.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
         module.register_forward_pre_hook(self._before_pass, prepend=True, with_kwargs=True)
@@ -380,11 +380,11 @@ def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:
                     yield whole.grad
 
 
-def _no_copy(module: torch.nn.Module, *_: Any) -> NoReturn:
-    """In place of `__deepcopy__` and `__reduce_ex__` of a sharded model."""
+def no_copy(module: torch.nn.Module, *_: Any) -> NoReturn:
+    """In place of `__deepcopy__` and `__reduce_ex__` of a model of which each rank has a part."""
     raise TypeError(
-        f"{name_of(module)} is sharded, so it has no copy: each rank has a part of it; keep what state_dict() returns, "
-        "or write a checkpoint and export it: paceline checkpoint export (docs/sharding.md)"
+        f"{name_of(module)} is divided among the ranks, so it has no copy: each has a part of it; keep what "
+        "state_dict() returns, or write a checkpoint and export it: paceline checkpoint export (docs/sharding.md)"
     )
 
 

@@ -1,0 +1,381 @@
+"""A model of which each rank has some of the blocks, and its training in microbatches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.train.collective_trace import script_line
+from paceline.train.parallel.errors import NotExchanged, UnusedParameters
+from paceline.train.parallel.late_exchange import sum_gradients
+from paceline.train.parallel.model import Model, broadcast
+from paceline.train.parallel.shard.model import no_copy
+from paceline.train.parallel.sync.wires.wire import ring_bytes
+from paceline.train.parallel.units import compute_again, find_units
+
+from .batch import Microbatch
+from .blocks import Between, Blocks
+from .links import Links
+from .schedule import order
+from .stages import Stages, divide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from paceline.train.group.group import Group
+    from paceline.train.parallel.build import Built
+    from paceline.train.parallel.model import Look
+    from paceline.train.parallel.strategy import Strategy
+
+    Loss = Callable[[Any, Any], torch.Tensor]
+
+_BUCKET = 25  # megabytes of gradients that are exchanged at once
+
+
+class PipelineModel(Model):
+    """A user's model whose blocks are on different ranks; what is beside them is on all.
+
+    Its forward pass is the script's own on each rank, see `Blocks`. Without gradients, the ranks of a pipeline compute
+    a pass together, and each gets the result.
+    """
+
+    stages: Stages
+
+    def __init__(
+        self, module: torch.nn.Module, group: Group, strategy: Strategy, look: Look | None, built: Built | None
+    ) -> None:
+        self._is_divided, self._is_stepping = False, False
+        self._is_last = True
+        self._settled: set[int] = set()
+        super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look, built)
+
+    # -- setting up ----------------------------------------------------------------------------------------------------
+
+    def _to_device(self, module: torch.nn.Module) -> None:
+        """Move nothing yet: each block moves alone, so no device ever has the whole model."""
+
+    def _exchanges_again(self) -> None:
+        if not self._is_divided:
+            self._divide()
+            self._is_divided = True
+        here = [(name, p) for name, p in self.module.named_parameters() if not p.is_meta]
+        self._trained = [(name, p) for name, p in here if p.requires_grad]
+        self._frozen = [p for _, p in here if not p.requires_grad]
+        self._dtypes = [p.dtype for _, p in self._trained]
+        self._compute = self._compute_together = self.module
+
+    def _divide(self) -> None:
+        module, group, count = self.module, self._group, self.strategy.pipeline
+        units = find_units(module, self.strategy.units)
+        if len(units) < count:
+            raise ValueError(
+                f"{self.name} has {len(units)} blocks ({', '.join(units)}), and pipeline={count} needs one for each "
+                "rank of a pipeline; use a smaller number"
+            )
+        sizes = [sum(p.numel() for p in unit.parameters()) for unit in units.values()]
+        parts = divide(sizes, count)
+        self.stages = stages = Stages(group, count)
+        own = parts[stages.index]
+        if group.is_main:
+            rest = sum(p.numel() for p in module.parameters()) - sum(sizes)
+            blocks = ", ".join(f"{len(part)}" for part in parts)
+            said = f"{self.name}: {len(units)} blocks in {count} stages ({blocks}), and {rest:,} parameters beside them"
+            print(f"paceline: {said}", file=sys.stderr, flush=True)
+        with group.guard:
+            for number, (prefix, unit) in enumerate(units.items()):
+                stage = next(index for index, part in enumerate(parts) if number in part)
+                self._settle(unit, module)
+                if stage != stages.index:
+                    self._give_up(unit)
+                elif self.strategy.recompute:
+                    compute_again(unit)
+                if stage == stages.index and self.strategy.compile:
+                    options = {} if self.strategy.compile is True else {"backend": self.strategy.compile}
+                    unit.forward = torch.compile(unit.forward, **options)  # type: ignore[call-overload]
+                every = unit.named_parameters(remove_duplicate=False), unit.named_buffers(remove_duplicate=False)
+                for name, tensor in itertools.chain(*every):
+                    stages.add(f"{prefix}.{name}", tensor, stage)
+            self._settle(module, module)
+        stages.attach(module)
+        self._blocks = Blocks([*units.items()], own)
+        self._links = Links(stages, group.device)
+        self._of_script = module.forward
+        module.forward = self._pass
+        module.__deepcopy__ = module.__reduce_ex__ = functools.partial(no_copy, module)  # type: ignore[assignment,method-assign]
+
+    def _settle(self, part: torch.nn.Module, module: torch.nn.Module) -> None:
+        """Give a part of the model that is not divided yet rank 0's numbers, on the device of each rank."""
+        self._fill(part, module)
+        for owner in part.modules():
+            for name, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+                if tensor is None or id(tensor) in self._settled or tensor.is_meta:
+                    continue
+                moved = tensor.data.to(self._group.device)
+                dist.broadcast(moved, 0)
+                if name in owner._buffers:
+                    owner._buffers[name] = moved
+                else:
+                    tensor.data = moved
+                self._settled.add(id(owner._buffers.get(name, tensor)))
+
+    def _give_up(self, unit: torch.nn.Module) -> None:
+        """Leave the parameters and buffers of a block to another rank; here they keep their shapes."""
+        replaced: dict[int, torch.Tensor] = {}
+        for owner in unit.modules():
+            for name, former in owner._parameters.items():
+                if former is None:
+                    continue
+                if id(former) not in replaced:
+                    replaced[id(former)] = now = torch.nn.Parameter(former.detach().to("meta"), former.requires_grad)
+                    self._replaced(former, now)
+                owner._parameters[name] = replaced[id(former)]  # type: ignore[assignment]
+            for name, buffer in owner._buffers.items():
+                if buffer is not None:
+                    owner._buffers[name] = buffer.to("meta")
+        unit._apply = lambda *_: unit  # type: ignore[method-assign]  # it has nothing to move or to convert
+
+    def got_later(self) -> set[int]:
+        """The ids of parameters that the module has, and the exchange does not know."""
+        return super().got_later() - {id(p) for _, p in self.named if p.is_meta}
+
+    def refresh(self) -> None:
+        """Train the parameters that are trained now; a collective of all ranks."""
+        new = [name for name, p in self.named if id(p) in self.got_later()]
+        if new:
+            raise NotExchanged(
+                f"{self.name} got the parameter {new[0]} after run.setup, which has divided it; add it before run.setup"
+            )
+        self._exchanges_again()
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.module(*args, **kwargs)
+
+    def _pass(self, *args: Any, **kwargs: Any) -> Any:
+        """In place of the model's own `forward`: a pass without gradients, unless it is one of a step."""
+        if self._is_stepping:
+            return self._of_script(*args, **kwargs)
+        if torch.is_grad_enabled() and self.module.training and not self._is_evaluating:
+            raise RuntimeError(
+                f"{self.name} is divided by pipeline=, so no rank can compute its gradients alone: call "
+                "run.pipeline_step((x, y), loss) in place of the forward pass and run.backward; to evaluate, call the "
+                "model within torch.no_grad()"
+            )
+        # Ranks with other data may have other numbers of passes, and then others must not count them.
+        guard = self._group.guard if self._group.data_size == 1 else contextlib.nullcontext()
+        with torch.no_grad(), guard:
+            microbatch = Microbatch(args, kwargs, None, 0)
+            with self._random() as seed:
+                self._is_stepping = True  # for passes within this one
+                try:
+                    _, result = self._compute_forward(microbatch, seed, self._of_script)
+                finally:
+                    self._is_stepping = False
+            self._links.finish()
+            return self._from_last(result)
+
+    def _from_last(self, result: Any) -> Any:
+        """What the last stage has computed, on all ranks of the pipeline."""
+        stages = self.stages
+        file = io.BytesIO()
+        if stages.is_last:
+            torch.save(result, file)
+        box = [file.getvalue()]
+        dist.broadcast_object_list(box, stages.ranks[-1], group=stages.forward)
+        if stages.is_last:
+            return result
+        # It may be of any class, and comes from this job.
+        return torch.load(io.BytesIO(box[0]), map_location=self._group.device, weights_only=False)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        microbatches: Sequence[Microbatch],
+        loss_of: Loss,
+        shares: Sequence[float | torch.Tensor],
+        factor: float | torch.Tensor,
+        computed: Callable[[], None],
+    ) -> torch.Tensor:
+        """Compute the gradients of a batch, and exchange them in the last one of an accumulation.
+
+        Args:
+            microbatches: the batch, the same on all ranks of a pipeline.
+            loss_of: called with what the model returns and targets.
+            shares: what the loss of each microbatch is multiplied by in that of the batch.
+            factor: what the loss of the batch is multiplied by in its gradients.
+            computed: is called between computing and exchanging gradients.
+
+        Returns:
+            The loss of the batch, on all ranks of the pipeline.
+        """
+        stages, module = self.stages, self.module
+        self.was_called = True
+        if self._look is not None and not self._look(microbatches[0].args, microbatches[0].kwargs):
+            self._look = None
+        if self._has_changed:
+            self.refresh()
+        if module.training and len(stages.replicas) > 1:
+            here = [b for b in module.buffers() if not b.is_meta]
+            broadcast(here, stages.replicas[0], stages.replica_group)
+        kept: dict[int, tuple[Between | None, torch.Tensor]] = {}
+        total = torch.zeros((), device=self._group.device)
+        self._links.forget()
+        self._is_stepping = True
+        try:
+            with self._random() as seed:
+                for kind, number in order(self.strategy.schedule, stages.index, stages.count, len(microbatches)):
+                    if kind == "backward":
+                        self._compute_backward(*kept.pop(number))
+                        continue
+                    received, result = self._compute_forward(microbatches[number], seed + number, module)
+                    if stages.is_last:
+                        loss = loss_of(result, microbatches[number].targets)
+                        result = _checked(loss) * shares[number]
+                        total += result.detach()
+                        result = result * factor
+                    kept[number] = received, result.tensor if isinstance(result, Between) else result
+                self._links.finish()
+        finally:
+            self._is_stepping = False
+        self.has_gradients = True
+        computed()
+        if self._is_last:
+            self._exchange_gradients()
+        dist.broadcast(total, stages.ranks[-1], group=stages.forward)
+        return total
+
+    @contextlib.contextmanager
+    def _random(self) -> Iterator[int]:
+        """The seed of a pass. Behind it, all ranks of a pipeline go on with the same random numbers."""
+        seed = int(torch.randint(1 << 62, ()))
+        device = self._group.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield seed
+
+    def _compute_forward(
+        self, microbatch: Microbatch, seed: int, call: Callable[..., Any]
+    ) -> tuple[Between | None, Any]:
+        """What has come from the stage before, and what this one has computed, which goes to the next."""
+        form = (microbatch.form(), self.module.training, torch.is_grad_enabled(), self._is_trained())
+        received = self._links.receive_result(form) if self.stages.index else None
+        result = self._blocks.run(lambda: call(*microbatch.args, **microbatch.kwargs), received, seed)
+        if not self.stages.is_last:
+            self._links.send_result(result, form)
+        return received, result
+
+    def _is_trained(self) -> tuple[bool, ...]:
+        """Which parameters are, on all ranks: the gradients depend on it."""
+        return tuple(parameter.requires_grad for _, parameter in self.named)
+
+    def _compute_backward(self, received: Between | None, result: torch.Tensor) -> None:
+        if result.requires_grad:
+            gradient = None if self.stages.is_last else self._links.receive_gradient(result)
+            torch.autograd.backward(result, gradient)
+        elif self.stages.is_last:
+            raise UnusedParameters(f"the loss at {script_line()} depends on no parameter that is trained")
+        if received is not None and received.tensor.requires_grad:
+            self._links.send_gradient(received.tensor)
+
+    def _exchange_gradients(self) -> None:
+        """Average over the ranks that have other data; what is beside the blocks has gradients on several stages."""
+        stages, ranks = self.stages, self._group.data_size
+        for is_own in (True, False):
+            group = stages.replica_group if is_own else None
+            if is_own and ranks == 1:
+                continue
+            for dtype in dict.fromkeys(self._dtypes):
+                alike = [p for _, p in self._trained if p.dtype is dtype and stages.has_one(p) is is_own]
+                for bucket in _buckets(alike, (self.strategy.bucket_mb or _BUCKET) << 20):
+                    sum_gradients(bucket, ranks, group)
+                    self._sent += ring_bytes(bucket, ranks if is_own else self._group.world_size)
+
+    # -- gradients -----------------------------------------------------------------------------------------------------
+
+    def exchange(self, last: bool) -> None:
+        """Set whether the next step is the last of its accumulation, and so exchanges gradients."""
+        self._is_evaluating, self._is_last = False, last
+
+    @contextlib.contextmanager
+    def _without_exchange(self) -> Iterator[None]:
+        before = self._is_last
+        self.exchange(last=False)
+        try:
+            yield
+        finally:
+            self.exchange(before)
+
+    def _no_sync(self) -> AbstractContextManager[None]:
+        return self._without_exchange()
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the next step waits for the other ranks: each does."""
+        return True
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged over the ranks now."""
+        return self._is_last
+
+    def check_inputs(self, inputs: set[int]) -> bool:
+        """Whether a backward for these tensors, given by their ids, gives gradients of this model: it cannot."""
+        return False
+
+    def check_gradients(self, complete: bool, again: bool = False) -> None:
+        """Check that the exchange of the gradients of a step is complete, if there are any."""
+        super().check_gradients(complete, again)
+        self.has_gradients = False
+        if complete and not self._may_be_unused:
+            self._check_unused()
+
+    def share_buffers(self) -> None:
+        """Copy the buffers of the first pipeline to all ranks."""
+        stages = self.stages
+        with self._group.guard:
+            own = [b for b in self.module.buffers() if stages.has_one(b) and not b.is_meta]
+            if len(stages.replicas) > 1:
+                broadcast(own, stages.replicas[0], stages.replica_group)
+            # Beside the blocks, only the last stage computes also what is behind them.
+            broadcast([b for b in self.module.buffers() if not stages.has_one(b)], stages.count - 1)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent for results and gradients."""
+        return self._sent + self._links.bytes
+
+    @property
+    def method(self) -> str | None:
+        """The name of the method that exchanges gradients now."""
+        return "pipeline"
+
+    def cut(self) -> None:
+        """Note that an error has ended a step."""
+        self._links.forget()
+
+
+def _buckets(parameters: Sequence[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
+    """Parameters in lists of so many bytes."""
+    bucket: list[torch.Tensor] = []
+    for number, parameter in enumerate(parameters, 1):
+        bucket.append(parameter)
+        if number == len(parameters) or sum(each.nbytes for each in bucket) >= most:
+            yield bucket
+            bucket = []
+
+
+def _checked(loss: Any) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss.reshape(())
+    what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+    raise ValueError(f"the loss of run.pipeline_step must return a tensor with one element, not {what}")
