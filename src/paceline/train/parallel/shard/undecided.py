@@ -106,7 +106,8 @@ class Undecided(Model):
 
     def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take part in the choice that other ranks make."""
-        self._choose((args, kwargs))
+        with torch.inference_mode(False):
+            self._choose((args, kwargs))
 
     def exchange(self, last: bool) -> None:
         """Note whether the next backward is the last of its accumulation."""
