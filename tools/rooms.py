@@ -26,7 +26,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/cli/dialects": 1880,
     "paceline/cli/flags": 1150,
     "paceline/cli/terminal": 660,
-    "paceline/cli/verbs": 2910,
+    "paceline/cli/verbs": 3000,
     "paceline/contract": 1705,
     "paceline/horovod": 4830,
     "paceline/job": 1640,
@@ -52,7 +52,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/group": 1080,
     "paceline/train/loop": 2060,
     "paceline/train/metrics": 760,
-    "paceline/train/parallel": 6230,
+    "paceline/train/parallel": 6260,
     "paceline/train/replicas": 450,
     "paceline/web": 1600,
 }

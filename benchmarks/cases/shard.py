@@ -13,14 +13,15 @@ from ..sample import Sample
 
 PLAN = str(SCRIPTS / "plan_memory.py")
 STEP, MEMORY = str(SCRIPTS / "shard_step.py"), str(SCRIPTS / "shard_memory.py")
+PIPELINE = str(SCRIPTS / "pipeline_step.py")
 PACELINE = installed("paceline")
 RANKS = 4  # in rows of memory
 
 
-def _steps(lab: Lab, count: int, what: str) -> Iterator[Pair]:
+def _steps(lab: Lab, count: int, what: str, script: str = STEP) -> Iterator[Pair]:
     """One pair per start of the ranks, in which both sides take turns."""
     for _ in range(count):
-        ours, other = lab.answer([PACELINE, "run", "-n", "2", STEP, what])
+        ours, other = lab.answer([PACELINE, "run", "-n", "2", script, what])
         yield Sample(ours), Sample(other)
 
 
@@ -89,7 +90,19 @@ def _plan_case(architecture: str) -> Case:
     )
 
 
+def _pipeline_case(schedule: str) -> Case:
+    return Case(
+        f"pipeline-step-{schedule}-2",
+        "a step of 2 stages, blocks of 7.6 M parameters, 8 microbatches, AdamW",
+        Side(f'Strategy(pipeline=2, schedule="{schedule}")'),
+        Side("torch.distributed.pipelining by hand"),
+        Goal(1.1),
+        together=lambda lab, count: _steps(lab, count, schedule, PIPELINE),
+    )
+
+
 CASES = [
+    *map(_pipeline_case, ("1f1b", "gpipe")),
     *map(_plan_case, ("mlp", "convnet", "transformer", "lstm", "decoder")),
     _step_case("shard-step-2", "FSDP2 by hand", "fsdp", 0.8),
     _step_case("shard-step-ddp-2", "DDP by hand", "ddp", 1.3),

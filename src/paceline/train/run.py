@@ -244,7 +244,8 @@ class Run(Collectives):
                 stored them; or an optimizer and its model are to accumulate different numbers of batches.
         """
         together = self.world_size // self._group.data_size
-        if strategy is not None and strategy.together != together and self.world_size > 1:
+        has_models = any(isinstance(thing, torch.nn.Module) for thing in things)
+        if has_models and strategy is not None and strategy.together != together and self.world_size > 1:
             self._share_data(strategy.together, strategy.together_option)
         self._draws.end(self._group.data_rank)
         for thing in things:

@@ -31,6 +31,8 @@ from paceline.contract.folder_lock import FolderLock  # noqa: E402
 from paceline.train.checkpoint import export, import_weights  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.conftest import Paceline
 
 pytestmark = pytest.mark.torch
@@ -273,24 +275,30 @@ def anonymous_memory() -> int:
     return int(found[1]) << 10
 
 
-def exported(checkpoint: Path, target: Path) -> int:
-    """Export a model; returns by how many bytes the memory of this process has grown at most while it was written."""
-    most, write = 0, os.write
+@contextlib.contextmanager
+def watched_memory() -> Iterator[list[int]]:
+    """A list of by how many bytes the memory of this process has grown until each call of os.write."""
+    before, write = anonymous_memory(), os.write
+    growths = []
 
     def watched(descriptor: int, data: Any) -> int:
-        nonlocal most
-        most = max(most, anonymous_memory())
+        growths.append(anonymous_memory() - before)
         return write(descriptor, data)
 
-    before = anonymous_memory()
+    with mock.patch.object(os, "write", watched):
+        yield growths
+
+
+def exported(checkpoint: Path, target: Path) -> int:
+    """Export a model; returns by how many bytes the memory of this process has grown at most while it was written."""
     with (
         mock.patch.object(sys, "argv", ["", str(checkpoint), "model", str(target), ""]),
-        mock.patch.object(os, "write", watched),
+        watched_memory() as growths,
         pytest.raises(SystemExit) as ended,
     ):
         export.main()
     assert ended.value.code == 0
-    return most - before
+    return max(growths)
 
 
 def test_a_sharded_model_is_exported_whole_and_in_little_memory(paceline: Paceline) -> None:
@@ -442,17 +450,9 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 
 def imported_in_little_memory(folder: Path) -> int:
     """Import 64 MB; returns by how many bytes the memory of this process has grown at most."""
-    most, write = 0, os.write
-
-    def watched(descriptor: int, data: Any) -> int:
-        nonlocal most
-        most = max(most, anonymous_memory())
-        return write(descriptor, data)
-
-    before = anonymous_memory()
-    with mock.patch.object(os, "write", watched):
+    with watched_memory() as growths:
         assert written(import_weights, folder / "new", "", folder / "model.safetensors")[0] == 0
-    return most - before
+    return max(growths)
 
 
 def test_import_takes_little_memory(tmp_path: Path) -> None:

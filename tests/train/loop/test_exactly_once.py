@@ -100,8 +100,22 @@ def status(paceline: Paceline) -> dict[str, object]:
     return found
 
 
+def loss(weights: list[torch.Tensor]) -> float:
+    """The loss of all samples, as `exactly_once_script.py` computes it."""
+    features = torch.tensor([[index % 7, index % 11, 10] for index in range(SAMPLES)]) / 10
+    first, second = weights[:2], weights[2:]
+    hidden = torch.nn.functional.linear(features, *first)
+    return float((torch.nn.functional.linear(hidden, *second) - 1).pow(2).mean())
+
+
 @pytest.mark.parametrize(
-    ("workers", "shard"), [pytest.param(0, None, marks=pytest.mark.nightly), (2, None), (0, "all")]
+    ("workers", "shard"),
+    [
+        pytest.param(0, None, marks=pytest.mark.nightly),
+        (2, None),
+        (0, "all"),
+        pytest.param(0, "optimizer", marks=pytest.mark.nightly),
+    ],
 )
 def test_samples_and_weights_survive_kills_of_ranks(paceline: Paceline, workers: int, shard: str | None) -> None:
     if shard is not None:
@@ -170,7 +184,9 @@ def test_samples_survive_kills_of_the_job_and_other_numbers_of_ranks(paceline: P
         eventually(lambda: not paceline.processes(), "the killed job is gone")
     assert kills == KILLS
     training.check()
-    torch.testing.assert_close(torch.load(paceline.folder / "weights.pt"), alone, rtol=0, atol=1e-5)
+    weights = torch.load(paceline.folder / "weights.pt")
+    torch.testing.assert_close(weights, alone, rtol=0, atol=1e-5)
+    assert loss(weights) == pytest.approx(loss(alone), abs=1e-6)
 
 
 @pytest.mark.parametrize("trial", range(int(os.environ.get("PACELINE_SOAK_STREAMS", "1"))))

@@ -216,11 +216,11 @@ def parse_streams(flag: str, text: str, ranks: int) -> dict[int, int]:
     return chosen
 
 
-def parse_numbers(flag: str, text: str) -> list[int]:
+def parse_numbers(flag: str, text: str, example: str = "0,1") -> list[int]:
     """Whole numbers separated by commas."""
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts):
-        raise UserError(f"{flag} {text!r} is not a list of numbers; write for example {flag} 0,1")
+        raise UserError(f"{flag} {text!r} is not a list of numbers; write for example {flag} {example}")
     return [int(part) for part in parts]
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.backends.base import Metered
+from paceline.backends.registry import HERE
 from paceline.cli.flags.job import PROGRAM_ARGUMENTS
 from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, in_section, output_option, parse_numbers
 from paceline.cli.terminal.tables import Column, show
@@ -19,7 +24,15 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import show_size
 from paceline.job.text import counted
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from paceline.backends.base import Backend
+    from paceline.job.job import Node
+    from paceline.job.spec import JobSpec
+
 _RANKS, _MOST = "1,2,4,8", 1 << 16
+_LONGEST, _MOST_TEXT = 120, 300  # seconds until the first pass, before a job starts; characters of an error
 _PARTS = ("parameters", "gradients", "optimizer", "activations")
 _PLAN = in_section(
     "Plan",
@@ -52,29 +65,25 @@ def _plan(**given: Any) -> int:
     """
     if given["memory"] is not None:
         _checked_amount(given["memory"])
-    ranks = sorted(set(parse_numbers("--ranks", given["ranks"] or _RANKS)))
-    if not ranks or ranks[0] < 1 or ranks[-1] > _MOST:
-        raise UserError(f"--ranks: a job has from 1 to {_MOST} ranks")
+    text = _RANKS if given["ranks"] is None else given["ranks"]
+    ranks = sorted(set(parse_numbers("--ranks", text, "2,4")))
+    if ranks[0] < 1 or ranks[-1] > _MOST:
+        raise UserError(f"--ranks {text}: a job has from 1 to {_MOST} ranks; write for example --ranks 2,4")
     if not given["module"] and not Path(given["script"]).is_file():
         raise UserError(f"no such script: {given['script']}")
-    with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
-        file = Path(folder) / "plan.json"
-        env = {**os.environ, PLAN: str(file), PLANNED: ",".join(map(str, ranks))}
-        if given["memory"] is not None:
-            env[MEMORY] = given["memory"]
-        words = [sys.executable, *(["-m"] if given["module"] else []), given["script"], *given["args"]]
-        try:
-            code = subprocess.run(words, env=env, stdout=sys.stderr.fileno(), check=False).returncode
-        except KeyboardInterrupt:
-            return 130
-        if not file.exists() and code:
-            raise UserError(f"the script ended with exit code {code}, see above, before a model was called")
-        if not file.exists():
-            raise UserError(
-                "the script ended before the first forward pass of a model of run.setup; it must train with the "
-                "library, as in docs/library.md"
-            )
-        answer = json.loads(file.read_text())
+    words = [*(["-m"] if given["module"] else []), given["script"], *given["args"]]
+    env = {} if given["memory"] is None else {MEMORY: given["memory"]}
+    try:
+        answer, code = _measured(words, map(str, ranks), env, stdout=sys.stderr.fileno())
+    except KeyboardInterrupt:
+        return 130
+    if answer is None and code:
+        raise UserError(f"the script ended with exit code {code}, see above, before a model was called")
+    if answer is None:
+        raise UserError(
+            "the script ended before the first forward pass of a model of run.setup; it must train with the "
+            "library, as in docs/library.md"
+        )
     rows = [
         _Row(each["ranks"], each["memory"], way["name"], way["parts"], way["total"], *state)
         for each in answer["rows"]
@@ -93,6 +102,17 @@ def _plan(**given: Any) -> int:
             say(f'the script has shard={answer["shard"]!r}; this is what "auto" would take; --all shows the rest')
     show(rows, _columns(all_ways=given["all"]), given["output"], _Row._asdict)
     return 0
+
+
+def _measured(
+    words: Sequence[str], ranks: Iterable[str], env: Mapping[str, str], **options: Any
+) -> tuple[dict[str, Any] | None, int]:
+    """What the process of a script, given as Python's words, says of numbers of ranks; and its exit code."""
+    with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
+        file = Path(folder) / "plan.json"
+        env = {**os.environ, **env, PLAN: str(file), PLANNED: ",".join(ranks)}
+        code = subprocess.run([sys.executable, *words], env=env, check=False, **options).returncode
+        return (json.loads(file.read_text()) if file.exists() else None), code
 
 
 def _checked_amount(text: str) -> int:
@@ -122,6 +142,104 @@ def _columns(*, all_ways: bool) -> list[Column[_Row]]:
         Column("FITS", lambda row: "yes" if row.fits else "no", keep=5),
     ]
     return [*columns, Column("CHOICE", chosen, keep=4)] if all_ways else columns
+
+
+# -- before a job starts -----------------------------------------------------------------------------------------------
+
+
+def fits(spec: JobSpec, prepared: JobSpec, there: Backend) -> str | None:
+    """A line that says whether a job fits into its memory; None if its script makes no model within `run.build()`."""
+    name, folder = spec.target, spec.working_dir
+    if spec.kind == "command" or (spec.code is not None and spec.code.mode == "git"):
+        return None
+    paths = [name] if spec.script else [f"{name.replace('.', '/')}{end}" for end in (".py", "/__main__.py")]
+    if not any(_builds(Path(folder, path)) for path in paths):
+        return None
+    unknown, more = f"{name}: what it takes in memory is not known", f"see paceline plan {name}"
+    here = _count(prepared)
+    if here is None:
+        return f"{unknown}, as the number of ranks is not; {more}"
+    if importlib.util.find_spec("torch") is None:
+        return f"{unknown}: torch is not installed for {sys.executable}"
+    ranks = f"{here * prepared.node_range[0]}/{here}"
+    memory, is_known = _memory(prepared, here, there)
+    env = {**spec.env, **({} if memory is None else {MEMORY: str(memory)})}
+    words = [*(["-m"] if spec.module else []), name, *spec.args]
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+        try:
+            answer, code = _measured(words, [ranks], env, cwd=folder, timeout=_LONGEST, **streams)
+        except subprocess.TimeoutExpired:
+            return f"{unknown}: its first pass did not come within {_LONGEST} s; {more}"
+        said.seek(0)
+        last = "".join(said.read().splitlines()[-1:])[:_MOST_TEXT]
+    if answer is None:
+        return f"{unknown}: {last or f'it ended with exit code {code}'}; {more}"
+    return f"{answer['model']}{_fits(answer, is_known=is_known)}; {more}"
+
+
+def _builds(path: Path) -> bool:
+    """Whether a script makes a model within `run.build()` of the library."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):  # it is not here, or no Python
+        return False
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    entered = [item.context_expr for node in nodes if isinstance(node, ast.With) for item in node.items]
+    called = [it.func.attr for it in entered if isinstance(it, ast.Call) and isinstance(it.func, ast.Attribute)]
+    return "build" in called and any(f"{name}.".startswith("paceline.") for name in names)
+
+
+def _count(spec: JobSpec) -> int | None:
+    """The number of ranks on a node, if it is known before the start."""
+    if isinstance(spec.ranks, int):
+        return spec.ranks
+    devices = len(spec.devices) if isinstance(spec.devices, tuple) else spec.devices
+    return devices if spec.ranks in ("gpu", "auto") and devices else None
+
+
+def _memory(spec: JobSpec, here: int, there: Backend) -> tuple[int | None, bool]:
+    """The bytes that a rank may have, None if its process finds that out; and whether that is where the job runs.
+
+    Of machines of which a job gets some, it is that of the smallest one, if it gets the largest ones.
+    """
+    on_gpu = bool(spec.devices) or spec.ranks == "gpu"
+    if MEMORY in spec.env:
+        return None, True
+    if spec.memory and not on_gpu:
+        return spec.memory // here, True
+    if there.name == HERE:
+        return None, True
+    nodes: list[Node] = []
+    if isinstance(there, Metered):
+        with contextlib.suppress(UserError):
+            nodes = there.nodes(lambda _: None)
+    gpus = [min((gpu["memory"] or 0 for gpu in node.gpus), default=0) for node in nodes]
+    sizes = sorted(gpus if on_gpu else [node.memory // here for node in nodes], reverse=True)
+    size = sizes[: spec.node_range[0]][-1] if sizes else 0
+    return size or None, bool(size)
+
+
+def _fits(answer: Mapping[str, Any], *, is_known: bool) -> str:
+    """Whether a model fits."""
+    (row,) = answer["rows"]
+    ways = {way["name"]: way for way in row["ways"]}
+    auto, each = ways[row["chosen"]], f"each of {row['ranks']} ranks" if row["ranks"] > 1 else "its rank"
+    if answer["tensor"] > 1:
+        return f": what a rank takes with tensor={answer['tensor']} is not planned"
+    own = auto if answer["shard"] == "auto" else row["own"]
+    if own is None:
+        return f": shard={answer['shard']!r} is not possible, or not planned"
+    if not is_known:
+        every = ", ".join(f"{name} takes {show_size(way['total'])}" for name, way in ways.items())
+        return f" on {each}: {every}; what a rank has there is not known: say it with --env {MEMORY}=24G"
+    choice = 'shard="auto" takes ' if answer["shard"] == "auto" else ""
+    line = f"{choice}{own['name']}: {show_size(own['total'])} of the {show_size(row['memory'])} that {each} has"
+    if own["fits"]:
+        return f" fits: {line}"
+    line = f" does not fit: {line}, of which {row['used']:.0%} may be used"
+    return f'{line}; shard="auto" would take {show_size(auto["total"])}' if auto["fits"] else f"{line}; no way fits"
 
 
 plan = SectionedCommand(

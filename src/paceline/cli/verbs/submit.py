@@ -43,10 +43,13 @@ def refuse_script(given: dict[str, Any]) -> None:
 
 
 def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
-    """Print what would be started; start nothing."""
+    """Print what would be started, and whether its model fits into memory; start nothing."""
+    from .plan import fits
+
     prepared = there.prepare(spec, detached=detached)
     click.echo(prepared.text())
-    for line in prepared.notes:
+    memory = fits(spec, prepared.spec, there)
+    for line in (*prepared.notes, *([] if memory is None else [memory])):
         say(line)
     return 0
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.train.collective_trace import script_line
 from paceline.train.data.agreement import checksum
 from paceline.train.data.content import Content
+from paceline.train.parallel.nested import tensors_in
 
 if TYPE_CHECKING:
     from paceline.train.control.watch import Watch
@@ -50,7 +50,7 @@ class FirstSteps:
             self._has_compared = True
             return False
         content = Content()
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             content.add(tensor)
         if not content.total:
             return True
@@ -93,17 +93,6 @@ def _may_be_uneven(source: Loader | Pass, ranks: int) -> bool:
         return True
     last = (source.total + source.remaining) % source.total if source.total else 0
     return ranks > 1 and bool(source.total % ranks or last % ranks)
-
-
-def _tensors(thing: Any) -> Iterator[torch.Tensor]:
-    """The tensors among a model's arguments."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, Mapping):
-        yield from _tensors([*thing.values()])
-    elif isinstance(thing, list | tuple):
-        for each in thing:
-            yield from _tensors(each)
 
 
 def _undivided_data() -> int | None:

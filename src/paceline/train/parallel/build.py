@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.train.group.sharded import is_dtensor
 
 from .errors import NotBuilt
+from .nested import mapped, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -92,7 +93,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """See `TorchDispatchMode`."""
         kwargs = dict(kwargs or {})
-        given = list(_tensors((args, kwargs)))
+        given = list(tensors_in((args, kwargs)))
         if not given:
             makes = any(argument.name == "device" for argument in func._schema.arguments)
             if not makes or torch.device(kwargs.get("device") or "cpu").type != "cpu":
@@ -106,15 +107,15 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             return func(*args, **kwargs)
         if torch.device(kwargs.get("device") or "cpu").type == "cpu" and self._goes_without(func, args, kwargs):
             options = {**kwargs, **({"device": torch.device("meta")} if kwargs.get("device") is not None else {})}
-            kept = _mapped(args, _kept), _mapped(kwargs, _kept)  # before the call, which may change shapes
+            kept = mapped(args, _kept), mapped(kwargs, _kept)  # before the call, which may change shapes
             try:
                 plain = (lambda each: each) if torch.Tag.inplace_view in func.tags else _on_meta
-                result, drawn = _drawing(func, _mapped(args, plain), _mapped(options, plain))
+                result, drawn = _drawing(func, mapped(args, plain), mapped(options, plain))
             except (RuntimeError, NotImplementedError):  # it depends on numbers
                 pass
             else:
                 return self._noted(func, (args, kwargs), kept, result, drawn)
-        return func(*_mapped(args, self._filled), **_mapped(kwargs, self._filled))
+        return func(*mapped(args, self._filled), **mapped(kwargs, self._filled))
 
     def _goes_without(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call returns tensors, and changes only such as have no numbers yet."""
@@ -131,15 +132,15 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         """Note a call, and draw the random numbers that it would have drawn."""
         args, kwargs = given
         if drawn is not None:
-            func(*_mapped(args, _with_memory), **_mapped(kwargs, _with_memory))
+            func(*mapped(args, _with_memory), **mapped(kwargs, _with_memory))
         changed = _changed(func, args, kwargs)
-        reads = frozenset(_storage(each) for each in _tensors((args, kwargs)) if isinstance(each, Unfilled))
-        writes = frozenset(map(_storage, (*changed, *_tensors(result))))
-        made = _mapped(result, lambda each: _Empty.of(each) if isinstance(each, torch.Tensor) else each)
+        reads = frozenset(_storage(each) for each in tensors_in((args, kwargs)) if isinstance(each, Unfilled))
+        writes = frozenset(map(_storage, (*changed, *tensors_in(result))))
+        made = mapped(result, _Empty.of)
         self._calls.append(_Call(func, kept[0], kept[1], made, reads, writes, drawn))
         if len(changed) == 1 and isinstance(result, torch.Tensor) and _storage(result) == _storage(changed[0]):
             return changed[0]
-        return _mapped(result, lambda each: each.as_subclass(Unfilled) if isinstance(each, torch.Tensor) else each)
+        return mapped(result, lambda each: each.as_subclass(Unfilled))
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was made within this."""
@@ -157,7 +158,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         memory: dict[int, torch.UntypedStorage] = {}
 
         def real(value: Any) -> Any:
-            return value.within(memory) if isinstance(value, _Empty) else value
+            return mapped(value, lambda each: each.within(memory), _Empty)
 
         with torch.no_grad():
             for call in reversed(calls):
@@ -165,12 +166,11 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 if call.drawn is not None:
                     before = call.drawn[0].get_state()
                     call.drawn[0].set_state(call.drawn[1])
-                result = call.function(*_mapped(call.args, real), **_mapped(call.kwargs, real))
+                result = call.function(*real(call.args), **real(call.kwargs))
                 if call.drawn is not None and before is not None:
                     call.drawn[0].set_state(before)
-                for noted, made in zip(_flat(call.result), _flat(result), strict=True):
-                    if isinstance(noted, _Empty):
-                        memory.setdefault(noted.storage._cdata, made.untyped_storage())
+                for noted, made in zip(tensors_in(call.result, _Empty), tensors_in(result), strict=True):
+                    memory.setdefault(noted.storage._cdata, made.untyped_storage())
             return [_Empty.of(each).within(memory) for each in tensors]
 
 
@@ -253,30 +253,6 @@ class Builds:
         return None
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for each in value.values():
-            yield from _flat(each)
-    elif isinstance(value, (list, tuple)) and not isinstance(value, _Empty):
-        for each in value:
-            yield from _flat(each)
-    else:
-        yield value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (each for each in _flat(value) if isinstance(each, torch.Tensor))
-
-
-def _mapped(value: Any, change: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(each, change) for key, each in value.items()}
-    if isinstance(value, (list, tuple)) and not isinstance(value, _Empty):
-        parts = [_mapped(each, change) for each in value]
-        return parts if isinstance(value, list) else tuple(parts)
-    return change(value)
-
-
 def _kept(value: Any) -> Any:
     return _Empty.of(value) if isinstance(value, Unfilled) else value
 
@@ -294,9 +270,9 @@ def _drawing(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, _Drawn 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call changes."""
-    named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
     kinds = func._schema.arguments
-    return list(_tensors([named.get(it.name) for it in kinds if it.alias_info is not None and it.alias_info.is_write]))
+    named = {**dict(zip((each.name for each in kinds), args, strict=False)), **kwargs}
+    return list(tensors_in([named.get(it.name) for it in kinds if it.alias_info and it.alias_info.is_write]))
 
 
 def _on_meta(value: Any) -> Any:

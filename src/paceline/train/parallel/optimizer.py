@@ -14,7 +14,7 @@ import torch
 from paceline.train.group.sharded import is_dtensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from paceline.train.group.group import Group
 
@@ -266,10 +266,6 @@ def prepare_optimizer(
     if strategy.accumulate > 1:
         for name in ("step", "zero_grad"):
             setattr(optimizer, name, _once_per_accumulation(getattr(optimizer, name), optimizer, is_accumulating))
-
-
-def _tensors(kept: Any) -> Iterable[Any]:
-    return kept.values() if isinstance(kept, dict) else ()
 
 
 def _with_reduced_loss(

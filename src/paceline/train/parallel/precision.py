@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-from collections.abc import MutableMapping, MutableSequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .nested import mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +38,7 @@ class HalfPrecision:
         if not self._entered or torch.compiler.is_compiling():
             return result
         self._entered.pop().__exit__(None, None, None)
-        return to_float(result)
+        return _to_float(result)
 
     def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Do for a compiled module what the hooks do for others."""
@@ -48,7 +47,7 @@ class HalfPrecision:
         def call(*args: Any, **kwargs: Any) -> Any:
             with torch.autocast(self._device_type, dtype=torch.bfloat16):
                 result = compiled(*args, **kwargs)
-            return to_float(result)
+            return _to_float(result)
 
         return call
 
@@ -67,40 +66,6 @@ def _is_ours(hook: Any) -> bool:
     return isinstance(getattr(hook, "__self__", None), HalfPrecision)
 
 
-def to_float(value: Any) -> Any:
-    """Convert the bfloat16 tensors in a result, at any depth, to float32. Containers keep their type.
-
-    Looks into dicts, lists, tuples, named tuples, dataclasses and their subclasses. Containers with such a tensor are
-    copied; others are returned as they are.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype == torch.bfloat16 else value
-    if isinstance(value, tuple):
-        return _tuple(value)
-    if isinstance(value, (MutableMapping, MutableSequence)):
-        entries = value.items() if isinstance(value, MutableMapping) else enumerate(value)
-        changed = _changed(entries)
-        if changed:
-            value = copy.copy(value)
-            for key, entry in changed.items():
-                value[key] = entry
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
-        changed = _changed(fields)
-        if changed:
-            value = copy.copy(value)
-            for name, entry in changed.items():
-                object.__setattr__(value, name, entry)  # also of a frozen one
-    return value
-
-
-def _changed(entries: Any) -> dict[Any, Any]:
-    return {key: new for key, entry in entries if (new := to_float(entry)) is not entry}
-
-
-def _tuple(value: tuple[Any, ...]) -> Any:
-    entries = [to_float(entry) for entry in value]
-    if all(new is old for new, old in zip(entries, value, strict=True)):
-        return value
-    return value._make(entries) if hasattr(value, "_make") else type(value)(entries)
+def _to_float(result: Any) -> Any:
+    """Convert the bfloat16 tensors in a result, at any depth, to float32."""
+    return mapped(result, lambda each: each.float() if each.dtype == torch.bfloat16 else each)

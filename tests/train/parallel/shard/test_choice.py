@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -240,7 +241,7 @@ def test_the_memory_that_there_is_decides(capfd: pytest.CaptureFixture[str]) -> 
     assert little.endswith("; no way fits, and this one takes the least")
 
 
-def evaluates_first(_: None) -> list[float]:
+def evaluates_first(mode: Any) -> list[float]:
     """An evaluation before the training, in which a rank has no batch, and a pass of the module itself."""
     with pytest.MonkeyPatch.context() as patched, paceline.init() as run:
         patched.setenv(MEMORY, "1M")
@@ -250,18 +251,20 @@ def evaluates_first(_: None) -> list[float]:
         optimizer = run.setup(torch.optim.SGD(model.parameters(), 0.1))
         test = run.dataloader(samples()[:2], batch_size=1, evaluation=True)
         model.eval()
-        losses = [float(functional.cross_entropy(each(x), y)) for x, y in test for each in (other, model)]
-        assert len(losses) == (0 if run.rank == 2 else 2)
-        found = float(functional.cross_entropy(run.unwrap(model)(torch.arange(7)), torch.arange(7)))
+        with mode():
+            losses = [float(functional.cross_entropy(each(x), y)) for x, y in test for each in (other, model)]
+            assert len(losses) == (0 if run.rank == 2 else 2)
+            found = float(functional.cross_entropy(run.unwrap(model)(torch.arange(7)), torch.arange(7)))
         run.backward(model(torch.arange(7)).sum())
         optimizer.step()
         return [found]
 
 
-def test_the_first_pass_may_be_one_of_an_evaluation_where_ranks_have_no_batches() -> None:
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+def test_the_first_pass_may_be_one_of_an_evaluation_where_ranks_have_no_batches(mode: Any) -> None:
     with torch.no_grad():
         expected = float(functional.cross_entropy(build().eval()(torch.arange(7)), torch.arange(7)))
-    for found in launch(evaluates_first, (None,), 3):
+    for found in launch(evaluates_first, (mode,), 3):
         assert found == pytest.approx([expected], abs=1e-6)
 
 

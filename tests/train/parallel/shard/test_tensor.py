@@ -77,7 +77,9 @@ def samples() -> list[tuple[Any, int]]:
     return [(x, int(y)) for x, y in zip(drawn, drawn[:, 0], strict=True)]
 
 
-def trained(options: Options, folder: Path | None = None, epochs: int = 2, dropout: bool = False) -> Any:
+def trained(
+    options: Options, folder: Path | None = None, epochs: int = 2, dropout: bool = False, scales: bool = False
+) -> Any:
     """Train; returns the whole states at the start and the end, and losses and norms."""
     options = dict(options)
     with paceline.init(seed=4, checkpoint_dir=folder, checkpoint_every=None if folder is None else 3) as run:
@@ -85,7 +87,9 @@ def trained(options: Options, folder: Path | None = None, epochs: int = 2, dropo
             model: Any = (Planned if options.pop("own", False) else Net)()
         plan = PLAN if options.get("tensor", 1) > 1 and not isinstance(model, Planned) else None
         optimizer: Any = torch.optim.AdamW(model.parameters(), 0.01)
-        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(**options, plan=plan))
+        model = run.setup(model, strategy=paceline.Strategy(**options, plan=plan))
+        own = paceline.Strategy(accumulate=options.get("accumulate", 1), lr_scaling="linear") if scales else None
+        optimizer = run.setup(optimizer, strategy=own)
         loader = run.dataloader(samples(), global_batch_size=4, shuffle=True)
         test = run.dataloader(samples()[:5], batch_size=2, evaluation=True)
         first, seen = None, []
@@ -115,6 +119,12 @@ def test_layers_that_ranks_compute_together_train_as_whole_ones_do() -> None:
             for _, (model, _), seen in ranks:
                 assert seen == pytest.approx(losses, rel=2e-5), kind
                 torch.testing.assert_close(dict(model), dict(state), rtol=0, atol=2e-5, msg=kind)
+
+
+def test_an_optimizer_has_a_strategy_of_its_own() -> None:
+    _, _, expected = trained({})
+    for _, _, seen in launch(trained, ({"tensor": 2}, None, 2, False, True), 2):
+        assert seen == pytest.approx(expected, rel=2e-5), "the rank of the data is one, so rates are not scaled"
 
 
 def test_the_plan_of_the_model_is_taken_and_random_numbers_are_the_same() -> None:

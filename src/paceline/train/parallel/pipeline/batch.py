@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from paceline.train.parallel.nested import tensors_in
 
 
 class Microbatch(NamedTuple):
@@ -21,7 +20,7 @@ class Microbatch(NamedTuple):
 
     def form(self) -> tuple[Any, ...]:
         """What the shapes of a model's results may depend on."""
-        return tuple((each.shape, each.dtype) for each in _tensors((self.args, self.kwargs)))
+        return tuple((each.shape, each.dtype) for each in tensors_in((self.args, self.kwargs)))
 
 
 def split(batch: Any, count: int) -> list[Microbatch]:
@@ -44,7 +43,7 @@ def split(batch: Any, count: int) -> list[Microbatch]:
             "a batch is a pair of what the model is called with and of targets, as in "
             f"run.pipeline_step((x, y), loss), or a dict of arguments, and not a {type(batch).__name__}"
         )
-    first = next((each for each in _tensors(inputs) if each.dim()), None)
+    first = next((each for each in tensors_in(inputs) if each.dim()), None)
     if first is None:
         raise TypeError("the model is called with no tensor, so it is not known how many samples the batch has")
     size = len(first)
@@ -58,14 +57,6 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (Mapping, tuple, list)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
 
 
 def _split(value: Any, size: int, count: int) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
+from paceline.train.parallel.nested import mapped
+
 if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
@@ -73,12 +75,4 @@ class JointPasses:
         box = [self._last[number] if self._group.rank == source else None]
         with self._group.guard:
             dist.broadcast_object_list(box, source, group=self._ranks)
-        self._last.setdefault(number, _moved(box[0], self._group.device))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(each, device) for key, each in value.items()}
-    return type(value)(_moved(each, device) for each in value) if type(value) in (list, tuple) else value
+        self._last.setdefault(number, mapped(box[0], lambda each: each.to(self._group.device)))

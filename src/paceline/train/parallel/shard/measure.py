@@ -13,14 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # torch's docs name it
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.train.data.random_state import random_states, set_random_states
+from paceline.train.parallel.nested import mapped, tensors_in
 from paceline.train.parallel.units import compute_again, scales
 
 from .choice import Passes, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-_DEPTH = 10  # of containers within what a model gets or returns
+    from collections.abc import Callable, Collection
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -38,10 +37,10 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has n
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """See `TorchDispatchMode`."""
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             self._see(tensor, counts=False)
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             self._see(tensor, counts=True)
         return result
 
@@ -155,7 +154,7 @@ class Twin:
                 for parameter in trained
             ]
             try:
-                given = _mapped((args, kwargs), self._stand_in)
+                given = mapped((args, kwargs), self._stand_in)
                 with autocast:
                     returned = module(*given[0], **given[1])
                 loss = _loss(returned)
@@ -193,7 +192,7 @@ class Twin:
                     step(twin)
                     kept = {
                         t.untyped_storage()._cdata: t.untyped_storage().nbytes()
-                        for t in _tensors([*twin.state.values()])
+                        for t in tensors_in([*twin.state.values()])
                     }
                 state = sum(kept.values())
                 return state, max(memory.most - state, 0)
@@ -215,40 +214,9 @@ def _forget(parameter: torch.Tensor) -> None:
 def _loss(returned: Any) -> torch.Tensor:
     """Something like the loss of what a model has returned: a cross entropy takes as much as the softmax."""
     total: Any = 0.0
-    for each in _tensors(returned):
+    for each in tensors_in(returned):
         if each.requires_grad:
             total = total + (torch.log_softmax(each.float(), -1) if each.dim() else each).sum()
     if not isinstance(total, torch.Tensor):
         return torch.zeros(())
     return total
-
-
-def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """The tensors of nested containers and of data classes."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each, depth - 1)
-    elif depth and isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each, depth - 1)
-    elif depth and hasattr(value, "__dataclass_fields__"):
-        yield from _tensors(vars(value), depth - 1)
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return type(value)((key, _mapped(each, change)) for key, each in value.items())
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(_mapped(each, change) for each in value)
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(each, change) for each in value)
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        made = copy.copy(value)
-        for name, each in vars(value).items():
-            object.__setattr__(made, name, _mapped(each, change))
-        return made
-    return value

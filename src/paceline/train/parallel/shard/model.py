@@ -14,6 +14,7 @@ import torch.distributed as dist
 from paceline.train.group.sharded import is_dtensor, is_fully_sharded, kind_of, name_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
 from paceline.train.parallel.model import Model, broadcast
+from paceline.train.parallel.nested import mapped, tensors_in
 from paceline.train.parallel.units import compute_again, describe, find_units, scales
 
 from .layout import spread
@@ -56,6 +57,7 @@ class ShardedModel(Model):
     ) -> None:
         self._is_sharded = self._was_cut = self._is_repeating = False
         self._is_last = True  # what torch begins with
+        self._mode = contextlib.ExitStack()  # of a pass
         self._passes, self._number = passes, passes.add(self)
         super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look, built)
 
@@ -102,6 +104,7 @@ class ShardedModel(Model):
         for part in module.modules():
             part.register_load_state_dict_pre_hook(_spread_state)  # type: ignore[no-untyped-call]
         module.register_forward_pre_hook(self._before_pass, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._after_pass, always_call=True)
 
     def _shard_units(
         self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, divide: Callable[[torch.nn.Module, str], None]
@@ -188,10 +191,23 @@ class ShardedModel(Model):
     def _is_training(self) -> bool:
         return torch.is_grad_enabled() and not self._is_evaluating
 
-    def _before_pass(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_pass(
+        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before each pass, also one that a method of the model begins: let ranks without batches take part."""
-        if not (self._is_training or self._is_repeating):
+        alone = not (self._is_training or self._is_repeating)
+        if torch.is_inference_mode_enabled():
+            # torch keeps the tensors that units are gathered to, and those of this mode could never be trained.
+            self._mode.enter_context(torch.inference_mode(False))
+            self._mode.enter_context(torch.no_grad())
+            args, kwargs = mapped((args, kwargs), _changeable)
+        if alone:
             self._passes.goes_on(self._number, args, kwargs)
+        return args, kwargs
+
+    def _after_pass(self, *_: Any) -> None:
+        """After each pass, also one that an error has ended: leave what it has entered."""
+        self._mode.close()
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -208,7 +224,7 @@ class ShardedModel(Model):
         except BaseException:
             self._was_cut = True
             raise
-        found = [each for each in _tensors(result) if each.requires_grad]
+        found = [each for each in tensors_in(result) if each.requires_grad]
         if found:
             torch.autograd.graph.register_multi_grad_hook(found, self._backward_begins, mode="any")
         return result
@@ -353,18 +369,9 @@ def can_be_sharded(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 0 and parameter.numel() > 0 and parameter.is_floating_point()
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of what a model returns."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
-    elif dataclasses.is_dataclass(value):
-        yield from _tensors(vars(value))
+def _changeable(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that may be changed in place outside of inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:

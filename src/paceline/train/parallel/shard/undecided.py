@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import multiprocessing.util
 import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +23,7 @@ from paceline.train.parallel.errors import NotBuilt
 from paceline.train.parallel.model import Model
 from paceline.train.parallel.units import find_units
 
-from .choice import Choice, Limits, Passes, Sizes, choose, ways, with_given
+from .choice import Choice, Limits, Passes, Sizes, Way, choose, ways, with_given
 from .measure import Twin, tensors_of
 from .model import can_be_sharded, check_units
 from .optimizer import check_each_number
@@ -103,7 +106,8 @@ class Undecided(Model):
 
     def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take part in the choice that other ranks make."""
-        self._choose((args, kwargs))
+        with torch.inference_mode(False):
+            self._choose((args, kwargs))
 
     def exchange(self, last: bool) -> None:
         """Note whether the next backward is the last of its accumulation."""
@@ -185,6 +189,8 @@ class Choices:
         self._optimizers: list[Callable[[], list[torch.optim.Optimizer]]] = []  # of each of them
         self._records: list[dict[str, Any] | None] = []  # what a checkpoint has of each
         self._taken = 0  # bytes that models take of which it is known
+        if PLAN in os.environ:
+            multiprocessing.util.get_temp_dir()  # workers of data loaders get it too, so that one folder is to go
 
     def make(
         self,
@@ -293,6 +299,22 @@ def fixed(strategy: Strategy) -> dict[str, Any]:
     return {name: value for name in _FIXED if (value := getattr(strategy, name)) is not (name == "reshard")}
 
 
+def own_way(strategy: Strategy, sizes: Sizes, limits: Limits, here: int) -> Way | None:
+    """The way that a script names, with `here` ranks on a machine; None if it names none, or cannot be kept so."""
+    shard = strategy.shard
+    if shard == "auto" or strategy.tensor > 1:
+        return None
+    size = here if shard == "node" else limits.ranks if isinstance(shard, (bool, str)) else shard
+    limits = dataclasses.replace(limits, ranks=min(size, limits.ranks))
+    kind = limits.ranks > 1 and (shard if shard in (False, "optimizer") else True)
+    options = with_given({"shard": kind, "reshard": True, "recompute": False, "offload": False}, limits.options)
+    found = next((way for way in ways(sizes, limits) if way.options == options), None)
+    if found is None or kind is not True:
+        return found
+    said = f'"{shard}"' if isinstance(shard, str) else shard
+    return dataclasses.replace(found, name=f"shard={said}{found.name.removeprefix('shard=True')}")
+
+
 def limits_of(model: Undecided, optimizers: Iterable[torch.optim.Optimizer], ranks: int) -> Limits:
     """What ways are possible."""
     strategy = model.strategy
@@ -375,19 +397,21 @@ def write_plan(
     memory = budget(model.group, model.module)
     is_shared = memory_given(os.environ) is None and model.group.device.type == "cpu"
     rows = []
-    for ranks in map(int, os.environ[PLANNED].split(",")):
+    for planned in os.environ[PLANNED].split(","):
+        ranks, here = (int(number or 0) for number in planned.partition("/")[::2])
+        here = here or ranks
         own = passes.divided(ranks) if passes is not None and divides else passes
         sizes, limits = sizes_of(model, optimizers, own), limits_of(model, optimizers, ranks)
-        chosen = choose(sizes, limits, memory // ranks if is_shared else memory)
+        chosen = choose(sizes, limits, memory // here if is_shared else memory)
+        described = functools.partial(_described, usable=chosen.usable)
+        script = own_way(model.strategy, sizes, limits, here)
         rows.append({
             "ranks": ranks,
             "memory": chosen.memory,
             "used": chosen.part,
             "chosen": chosen.way.name,
-            "ways": [
-                {"name": way.name, "parts": way.parts, "total": way.total, "fits": way.total <= chosen.usable}
-                for way in ways(sizes, limits)
-            ],
+            "ways": [described(way) for way in ways(sizes, limits)],
+            "own": None if script is None else described(script),
         })  # fmt: skip
     counts = {is_trained: 0 for is_trained in (True, False)}
     for parameter in model.module.parameters():
@@ -398,6 +422,7 @@ def write_plan(
         "frozen": counts[False],
         "units": len(_units(model)),
         "shard": model.strategy.shard,
+        "tensor": model.strategy.tensor,
         "optimizers": [type(each).__name__ for each in optimizers],
         "measured": passes is not None,
         "rows": rows,
@@ -405,4 +430,20 @@ def write_plan(
     Path(os.environ[PLAN]).write_text(json.dumps(answer))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    end_planned()
+
+
+def _described(way: Way, usable: float) -> dict[str, Any]:
+    return {"name": way.name, "parts": way.parts, "total": way.total, "fits": way.total <= usable}
+
+
+def end_planned() -> NoReturn:
+    """End a process that was to be planned only, with what the workers of its data loaders would leave behind."""
+    try:
+        children = multiprocessing.active_children()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the handler of torch raises an error for each
+        for child in children:
+            child.kill()
+        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
+    finally:
+        os._exit(0)
