@@ -6,12 +6,13 @@ What GitHub and the site do not show stands in the line above a block:
     <!-- run: tests/examples/test_x.py -->   which other test runs it
 
 A block without a mark is run here: `console` blocks line by line (`run`, `submit` and `resubmit` with `--dry-run`),
-Python as a script, TOML and YAML by the loaders of settings and job files. `text` is what a program prints, and drawings.
+Python as a script, TOML and YAML by the loaders of settings and job files. `text` is printed by programs, or a drawing.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -24,7 +25,11 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks
+from tests import journals
+from tests.backends.slurm.fake import Login
+from tests.backends.ssh.many import ManyHosts
+from tests.conftest import all_end
+from tests.docs.pages import EXEMPT, PAGES, ROOT, Block, blocks
 
 from paceline.cli.dialects.tools import explained
 from paceline.cli.main import DIALECTS, cli
@@ -36,14 +41,11 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.conftest import Paceline
 
-EXEMPT = {  # pages that are written at this time, until they are split
-    DOCS / "sharding.md": "it changes with what is sharded",
-    DOCS / "checkpoints.md": "it changes with the format of checkpoints",
-}
 BLOCKS = [block for page in PAGES if page not in EXEMPT for block in blocks(page)]
 LANGUAGES = {"console", "python", "toml", "yaml", "json", "diff", "text"}
 DRY = ("run", "submit", "resubmit")
@@ -84,7 +86,7 @@ def words(line: str) -> list[str]:
 def parse(line: str) -> None:
     """Parse a command line of paceline as the program does."""
     verb, *rest = words(line)
-    if verb in DIALECTS:
+    if verb in DIALECTS and verb != "explain":
         explained(line.replace("paceline ", "", 1))
         return
     with click.Context(cli, info_name="paceline") as outer:
@@ -94,7 +96,8 @@ def parse(line: str) -> None:
             inner, *rest = rest
             command = command.get_command(outer, inner)
             assert command is not None, f"{verb} has no {inner}"
-        command.make_context(verb, rest, parent=outer)
+        with contextlib.suppress(click.exceptions.Exit):  # --help
+            command.make_context(verb, rest, parent=outer)
 
 
 @pytest.fixture
@@ -108,6 +111,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path
+
+
+@pytest.fixture
+def reader(folder: Path) -> Iterator[Paceline]:
+    """Who types the lines: on a machine that hosts answer over ssh, and Slurm takes jobs, as stand-ins do."""
+    settings = (folder / "paceline.toml").read_text()
+    it = Login(folder)
+    (folder / "hosts").mkdir()
+    it.env["PATH"] = f"{ManyHosts(folder / 'hosts', 8).folder}/bin:{it.env['PATH']}"
+    (folder / "paceline.toml").write_text(settings)
+    yield it
+    all_end(it.processes, "the job", it.home / "jobs")
+    journals.check(it.home / "jobs")
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -127,12 +143,12 @@ def test_command_lines_of_paceline_are_parsed(block: Block, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == "console" and not it.mark], ids=str)
-def test_command_lines_run(block: Block, folder: Path, paceline: Paceline) -> None:
+def test_command_lines_run(block: Block, folder: Path, reader: Paceline) -> None:
     lines = commands(block)
     assert lines, f"{block}: nothing is typed; if a program prints it, its language is text"
     started = {word for line in lines for word in line.split() if re.fullmatch(JOB, word)}
     for name in sorted(started):
-        paceline.succeeds("run", "-n", "2", "--name", name, "train.py")
+        reader.succeeds("run", "-n", "2", "--name", name, "train.py")
     for line in lines:
         if line.startswith("make "):
             _make(line)
@@ -143,11 +159,11 @@ def test_command_lines_run(block: Block, folder: Path, paceline: Paceline) -> No
         elif line.startswith("torchrun "):
             explained(line)
         elif completion := re.search(r"_PACELINE_COMPLETE=\w+ paceline", line):
-            _shell(completion[0], paceline)  # not every machine has every shell
+            _shell(completion[0], reader)  # not every machine has every shell
         elif "paceline " in line:
-            _paceline(line, paceline)
+            _paceline(line, reader)
         else:
-            _shell(line, paceline)
+            _shell(line, reader)
 
 
 def _make(line: str) -> None:
@@ -165,6 +181,8 @@ def _install(line: str) -> None:
 def _paceline(line: str, paceline: Paceline) -> None:
     verb, *rest = words(line)
     dry = ["--dry-run"] if verb in DRY and "--dry-run" not in rest else []
+    if "--name" in rest:
+        rest[rest.index("--name") + 1] += "-"  # a job of that name is there for the lines that follow
     if verb in DIALECTS and verb != "explain":
         explained(line.replace("paceline ", "", 1))
         return
