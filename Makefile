@@ -8,6 +8,9 @@ OF_TORCH := filelock fsspec jinja2 'networkx>=2.5.1' 'setuptools>=77.0.3' 'sympy
 BUILD := hatchling==1.32.4 'editables>=0.3'
 AUDIT := .venv-audit
 LOCK := .venv-lock
+DOCS := .venv-docs
+MATERIAL := .venv-docs-material
+SITE := build/docs
 FRAMEWORKS := .venv-frameworks
 PYTEST := $(BIN)/python -m pytest
 FOUR := -n 4 --dist worksteal
@@ -21,7 +24,7 @@ VENDOR := src/paceline/web/static/vendor
 FETCHED := .vendor
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench audit constraints web-vendor web-screens clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench docs docs-material audit constraints web-vendor web-screens clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -90,6 +93,22 @@ lint: $(VENV)/.dev ## Style, types, which room may import which, and how large i
 bench: $(VENV)/.dev ## paceline beside the others, as ratios
 	$(BIN)/python -m benchmarks
 
+$(DOCS)/.ready: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS)/.ready ## The documentation as a site in build/docs, which needs no network: open build/docs/index.html; needs Python 3.11
+	$(DOCS)/bin/zensical build --clean --strict
+	$(PYTHON) -m tools.handbook.site $(SITE)
+
+# Zensical is young: this shows that the way back to Material for MkDocs is open. Its support has ended.
+docs-material: ## The same site, built by Material for MkDocs into build/docs-material
+	test -d $(MATERIAL) || $(PYTHON) -m venv $(MATERIAL)
+	$(MATERIAL)/bin/pip install --quiet --disable-pip-version-check mkdocs-material==9.7.7
+	$(MATERIAL)/bin/mkdocs build --quiet --strict --site-dir $(SITE)-material
+	$(PYTHON) -m tools.handbook.site $(SITE)-material
+
 audit: ## Known vulnerabilities of the versions in requirements/constraints.txt, but those in requirements/audit.txt, which are accepted
 	test -d $(AUDIT) || $(PYTHON) -m venv $(AUDIT)
 	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
@@ -97,7 +116,7 @@ audit: ## Known vulnerabilities of the versions in requirements/constraints.txt,
 		$$(sed -n 's/^\(CVE-[^ ]*\) .*/--ignore-vuln \1/p' requirements/audit.txt) \
 		|| { echo "make audit: not all is known to be sound; what was known last:"; cat requirements/audit.txt; exit 1; } >&2
 
-constraints: ## requirements/constraints.txt anew: as pyproject.toml asks; UPGRADE=--upgrade takes the newest versions
+constraints: ## requirements/constraints.txt and docs.txt anew: as pyproject.toml asks; UPGRADE=--upgrade takes the newest versions
 	test -d $(LOCK) || $(PYTHON) -m venv $(LOCK)
 	$(LOCK)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
 	grep '^#' requirements/constraints.txt > $(LOCK)/head.txt
@@ -107,6 +126,10 @@ constraints: ## requirements/constraints.txt anew: as pyproject.toml asks; UPGRA
 		$(UPGRADE) --all-extras --override $(LOCK)/without.txt pyproject.toml $(LOCK)/more.in -o requirements/constraints.txt
 	cat $(LOCK)/head.txt requirements/constraints.txt > $(LOCK)/new.txt
 	mv $(LOCK)/new.txt requirements/constraints.txt
+	grep '^#' requirements/docs.txt > $(LOCK)/new.txt
+	echo zensical==0.0.73 | $(LOCK)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate - >> $(LOCK)/new.txt
+	mv $(LOCK)/new.txt requirements/docs.txt
 
 # A package that is not the one of vendor/VERSIONS is refused. Imports by name become relative: a browser has no node_modules.
 web-vendor: ## The libraries of the page anew, from npm, of the versions in vendor/VERSIONS
@@ -127,4 +150,4 @@ web-screens: $(VENV)/.dev ## The pictures in docs/web.md anew; needs chromium
 	$(BIN)/python -m tests.lab.web.screens
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) $(DOCS) $(MATERIAL) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

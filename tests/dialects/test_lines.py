@@ -15,7 +15,7 @@ from paceline.cli.dialects.tools import explained
 from paceline.cli.main import cli
 from paceline.job.errors import UserError
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
+PAGES = Path(__file__).resolve().parents[2] / "docs"
 LINES = {
     # torchrun, of its reference and tutorials
     "torchrun --standalone --nproc-per-node=4 train.py --lr 0.1": "run --standalone -n 4 train.py --lr 0.1",
@@ -331,7 +331,9 @@ def test_quoted_words_stay_as_they_are(words: list[str]) -> None:
 
 def test_the_lines_of_the_documentation() -> None:
     tools = "torchrun|python -m|horovodrun -np|mpirun|srun|paddlecloud|arena"
-    rows = re.findall(rf"^\| `((?:{tools}) [^`]+)`.*? \| `(paceline [^`]+)`", PAGE.read_text(), re.MULTILINE)
+    text = "\n".join(page.read_text() for page in PAGES.glob("from-*.md"))
+    items = re.sub(r"\n +", " ", text)
+    rows = re.findall(rf"^- `((?:{tools}) [^`]+)`.*? → `(paceline [^`]+)`", items, re.MULTILINE)
     assert len(rows) > 30
     with click.Context(cli):
         for old, new in rows:

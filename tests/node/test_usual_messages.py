@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from paceline.node.usual_messages import USUAL, advice
 if TYPE_CHECKING:
     from paceline.node.journal.status import Failure
 
-DOCS = Path(__file__).parents[2] / "docs" / "why.md"
+DOCS = Path(__file__).parents[2] / "docs" / "messages.md"
 # Of torch 2.13 on a CPU, recorded, where it can be provoked there; the others are of the sources in the table.
 MESSAGES = (
     "OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB "
@@ -196,22 +197,29 @@ def test_the_end_of_the_log_tells_why_unless_the_signal_came_from_outside(tmp_pa
     assert _failure(tmp_path, "", 3 << 8)["advice"] == ""
 
 
-def test_the_docs_have_the_table() -> None:
-    rows = [line for line in DOCS.read_text().partition("| message |")[2].splitlines() if line.startswith("| `")]
-    assert rows == [row(place) for place in range(len(USUAL))], (
+def test_the_docs_have_the_list() -> None:
+    written = DOCS.read_text()
+    assert written == _begin(written) + "".join(map(item, range(len(USUAL)))), (
         "write it anew: python -m tests.node.test_usual_messages"
     )
 
 
-def row(place: int) -> str:
-    """The row of docs/why.md."""
+def _begin(written: str) -> str:
+    return written[: written.index("\n- ") + 1]
+
+
+def item(place: int) -> str:
+    """The item of docs/messages.md."""
     text = re.search(USUAL[place].pattern, MESSAGES[place])
     assert text is not None
-    found = " ".join(text[0].split()).replace("|", "\\|").strip("`")
-    return f"| `{found}` | {USUAL[place].advice.replace('|', chr(92) + '|')} | [source]({USUAL[place].source}) |"
+    line = f"`{' '.join(text[0].split()).strip('`')}`: {USUAL[place].advice} ([source]({USUAL[place].source}))"
+    return (
+        textwrap.fill(
+            line, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":
-    head = DOCS.read_text().partition("| message |")[0]
-    table = ["| message | what it means, and what to do | |", "|---|---|---|", *map(row, range(len(USUAL)))]
-    DOCS.write_text(head + "\n".join(table) + "\n")
+    DOCS.write_text(_begin(DOCS.read_text()) + "".join(map(item, range(len(USUAL)))))

@@ -1,7 +1,7 @@
 """The most usual messages with which ranks end: what each means, and what to do.
 
 A pattern is searched for in what a rank ended with: the exception, or the end of its log. The first one that is found
-counts, so special ones come before general ones. docs/why.md has the same table.
+counts, so special ones come before general ones. docs/messages.md has the same list.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _NODE: dict[str, Any] = {
 _SSH = """#!/bin/sh
 case " $* " in *" -O "*) exit 0;; esac
 for last; do host=$name; name=$last; done
-rank=$((${{host#h}} - 1)); cd {folder}
+rank=$((${{host##*[!0-9]}} - 1)); cd {folder}
 if [ -e silent/$host ]; then exec sleep 600; fi
 read -r program; read -r order; read -r request
 say() {{ printf '%s\\n' "$1"; }}
@@ -98,6 +98,8 @@ case $request in
 *'"do": "describe"'*)
     say once >> described/$host
     if [ $id = none ]; then say '{{"jobs": [], "names": []}}'; else say "{{\\"jobs\\": [$report], \\"names\\": [\\"it\\"]}}"; fi;;
+*'"do": "plan"'*)
+    say "{{\\"job\\": {{\\"name\\": \\"it\\", \\"framework\\": null, \\"script\\": \\"train.py\\"}}, \\"node\\": {{\\"address\\": \\"$host\\", \\"slots\\": 1}}, \\"ranks\\": []}}";;
 *'"do": "nodes"'*) say "{{\\"node\\": $node}}";;
 *'"do": "events"'*) say '{{"events": []}}';;
 *'"do": "stop"'*) say it > stopped/$host; say '{{"names": ["it"]}}';;

@@ -568,8 +568,8 @@ def test_what_was_found_out_is_not_what_was_asked_for(paceline: Paceline) -> Non
 
 
 def test_from_python(paceline: Paceline) -> None:
-    """The example of docs/jobs.md, and what else `paceline.jobs` has."""
-    page = (Path(__file__).parents[3] / "docs" / "jobs.md").read_text().partition("## From Python")[2]
+    """The example of docs/python.md, and what else `paceline.jobs` has."""
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
     _, example, _, expected, *_ = page.split("```")
     expected = expected.removeprefix("text\n")
     paceline.script("import sys; print(*sys.argv[1:])", "train.py")

@@ -1,0 +1,29 @@
+"""Pages can be read: none is long or wide, and what is made by code is what the code makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.docs.pages import EXEMPT, PAGES
+from tools.handbook import pictures, reference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_LINES = 250
+WIDTH = 120
+MADE = {**pictures.pictures(), **reference.pages()}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in EXEMPT], ids=lambda page: page.name)
+def test_a_page_is_neither_long_nor_wide(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert len(lines) <= MOST_LINES, "split the page"
+    wide = [number for number, line in enumerate(lines, 1) if len(line) > WIDTH]
+    assert not wide, f"lines {wide} have more than {WIDTH} columns; turn wide tables into lists"
+
+
+@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
+def test_what_is_made_by_code_is_as_the_code_makes_it(path: Path) -> None:
+    assert path.read_text() == MADE[path], "make it anew: python -m tools.handbook"

@@ -1,0 +1,61 @@
+"""The site: mkdocs.yml names every page, links lead somewhere on GitHub and on the site, and it can be built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import DOCS, PAGES, README, ROOT, headings, links, navigation, slug
+
+ZENSICAL = ROOT / ".venv-docs" / "bin" / "zensical"
+
+
+def test_the_navigation_names_every_page_once() -> None:
+    """Zensical ignores `exclude_docs` in silence, so what is in docs/ is on the site, and has to be found there."""
+    assert sorted(navigation()) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_anchors_exist(page: Path) -> None:
+    wrong = []
+    for line, target in links(page):
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        if not path.exists():
+            wrong.append(f"{line}: {target}: there is no such file")
+        elif page != README and DOCS not in path.parents:
+            wrong.append(f"{line}: {target}: the site has only what is in docs/; write the name without a link")
+        elif anchor and anchor not in map(slug, headings(path)):
+            wrong.append(f"{line}: {target}: there is no such heading")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_headings_have_the_same_anchor_on_github_and_on_the_site(page: Path) -> None:
+    found = headings(page)
+    assert [slug(heading) for heading in found] == [slug(heading, site=True) for heading in found]
+    assert len(set(map(slug, found))) == len(found), "two headings have the same anchor"
+
+
+def test_the_site_can_be_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    if not ZENSICAL.exists():
+        pytest.skip("needs the environment that `make docs` sets up")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    shutil.copytree(DOCS, tmp_path / "docs")
+    environment = {**os.environ, "NO_COLOR": "1"}
+    built = [ZENSICAL, "build", "--strict"]
+    done = subprocess.run(
+        built, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "build" / "docs"
+    subprocess.run([sys.executable, "-m", "tools.handbook.site", site], cwd=ROOT, timeout=60, check=True)
+    assert {str(page.relative_to(site)) for page in site.rglob("*.html")} == {
+        "404.html",
+        *(name.removesuffix(".md") + ".html" for name in navigation()),
+    }
+    assert "unpkg.com/iframe" not in (site / navigation()[0]).with_suffix(".html").read_text()

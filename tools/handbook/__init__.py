@@ -1,0 +1,1 @@
+"""The documentation: what of it is made by code, and the site."""
