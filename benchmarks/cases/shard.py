@@ -45,6 +45,10 @@ def _sharded(lab: Lab) -> Sample:
     return _memory(lab, [PACELINE, "run", "-n", str(RANKS)], "paceline")
 
 
+def _in_stages(lab: Lab) -> Sample:
+    return _memory(lab, [PACELINE, "run", "-n", str(RANKS)], "pipeline")
+
+
 def _by_hand(lab: Lab) -> Sample:
     ranks = ["--nproc-per-node", str(RANKS), "--master-port", str(free_port())]
     return _memory(lab, [installed("torchrun"), *ranks], "fsdp")
@@ -54,15 +58,21 @@ def _whole(lab: Lab) -> Sample:
     return _memory(lab, [sys.executable], "whole")
 
 
-def _memory_case(name: str, label: str, other: Callable[[Lab], Sample], goal: float) -> Case:
+def _memory_case(
+    name: str,
+    label: str,
+    other: Callable[[Lab], Sample],
+    goal: float,
+    own: tuple[str, Callable[[Lab], Sample]] = ("shard=True", _sharded),
+) -> Case:
     """Memory needs no warm-up."""
     return Case(
         name,
         f"peak memory of a rank of {RANKS}, a model of 389 MB with AdamW",
-        Side("Strategy(shard=True)"),
+        Side(f"Strategy({own[0]})"),
         Side(label),
         Goal(goal),
-        together=lambda lab, count: ((_sharded(lab), other(lab)) for _ in range(count)),
+        together=lambda lab, count: ((own[1](lab), other(lab)) for _ in range(count)),
         is_memory=True,
     )
 
@@ -103,6 +113,7 @@ def _pipeline_case(schedule: str) -> Case:
 
 CASES = [
     *map(_pipeline_case, ("1f1b", "gpipe")),
+    _memory_case(f"pipeline-memory-{RANKS}", "one rank, whole model", _whole, 0.35, (f"pipeline={RANKS}", _in_stages)),
     *map(_plan_case, ("mlp", "convnet", "transformer", "lstm", "decoder")),
     _step_case("shard-step-2", "FSDP2 by hand", "fsdp", 0.8),
     _step_case("shard-step-ddp-2", "DDP by hand", "ddp", 1.3),

@@ -1,4 +1,4 @@
-"""`shard_memory.py paceline|fsdp|whole FILE`: the peak memory of training a model of 389 MB with AdamW, and its time.
+"""`shard_memory.py paceline|pipeline|fsdp|whole FILE`: the peak memory of training 389 MB with AdamW, and its time.
 
 By hand it is FSDP2, in ranks of `torchrun`, or one process with the whole model. Rank 0 writes to FILE the seconds of a
 step and megabytes of the rank with the most: the peak in the steps, and the peak with the making of the model.
@@ -10,6 +10,7 @@ is given back to the system first on both sides (`malloc_trim`), as otherwise th
 holes the whole model has left.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -44,13 +45,20 @@ def begin_peak() -> None:
 
 
 def train(
-    model: Blocks, optimizer: torch.optim.Optimizer, backward: Callable[[Tensor], None], rank: int
+    model: Blocks,
+    optimizer: torch.optim.Optimizer,
+    backward: Callable[[Tensor], None],
+    rank: int,
+    pipeline_step: Callable[..., Tensor] | None = None,
 ) -> list[float]:
     """Returns the seconds of a step, and the two peaks in MB, that in the steps first."""
     x, y = make_batch(rank, WORDS)
 
     def step() -> None:
-        backward(cross_entropy(model(x), y))
+        if pipeline_step is not None:
+            pipeline_step((x, y), cross_entropy)
+        else:
+            backward(cross_entropy(model(x), y))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -72,13 +80,16 @@ def start() -> int:
     return kilobytes("VmRSS")
 
 
-def with_library() -> list[float]:
+def with_library(pipeline: bool = False) -> list[float]:
     with paceline.init(seed=0) as run:
         before = start()
-        model = build(WIDTH, DEPTH)
+        with run.build() if pipeline else contextlib.nullcontext():
+            model = build(WIDTH, DEPTH)
         optimizer = torch.optim.AdamW(model.parameters())
-        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(shard=True))
-        seconds, *peaks = train(model, optimizer, run.backward, run.rank)
+        strategy = paceline.Strategy(pipeline=run.world_size) if pipeline else paceline.Strategy(shard=True)
+        model, optimizer = run.setup(model, optimizer, strategy=strategy)
+        rank, step = (0, run.pipeline_step) if pipeline else (run.rank, None)
+        seconds, *peaks = train(model, optimizer, run.backward, rank, step)
         return [run.all_reduce(seconds, "max"), *(run.all_reduce(each - before, "max") for each in peaks)]
 
 
@@ -102,7 +113,12 @@ def alone() -> list[float]:
 
 
 def main(what: str, file: str) -> None:
-    seconds, *peaks = {"paceline": with_library, "fsdp": with_fsdp, "whole": alone}[what]()
+    seconds, *peaks = {
+        "paceline": with_library,
+        "pipeline": lambda: with_library(True),
+        "fsdp": with_fsdp,
+        "whole": alone,
+    }[what]()
     if os.environ.get("RANK", "0") == "0":
         Path(file).write_text(json.dumps([seconds, *(each * 1024 / 1e6 for each in peaks)]))
 

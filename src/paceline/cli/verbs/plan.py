@@ -99,7 +99,8 @@ def _plan(**given: Any) -> int:
         unknown = "" if answer["measured"] else ": the pass is not measured"
         say(f"{answer['rows'][0]['used']:.0%} of the memory of a rank may be used{unknown}")
         if answer["shard"] != "auto":
-            say(f'the script has shard={answer["shard"]!r}; this is what "auto" would take; --all shows the rest')
+            own = answer["together"] or f"shard={answer['shard']!r}"
+            say(f'the script has {own}; this is what "auto" would take; --all shows the rest')
     show(rows, _columns(all_ways=given["all"]), given["output"], _Row._asdict)
     return 0
 
@@ -226,8 +227,8 @@ def _fits(answer: Mapping[str, Any], *, is_known: bool) -> str:
     (row,) = answer["rows"]
     ways = {way["name"]: way for way in row["ways"]}
     auto, each = ways[row["chosen"]], f"each of {row['ranks']} ranks" if row["ranks"] > 1 else "its rank"
-    if answer["tensor"] > 1:
-        return f": what a rank takes with tensor={answer['tensor']} is not planned"
+    if answer["together"]:
+        return f": what a rank takes with {answer['together']} is not planned"
     own = auto if answer["shard"] == "auto" else row["own"]
     if own is None:
         return f": shard={answer['shard']!r} is not possible, or not planned"

@@ -17,7 +17,7 @@ from paceline.train.parallel.errors import NotExchanged, UnusedParameters
 from paceline.train.parallel.late_exchange import sum_gradients
 from paceline.train.parallel.model import Model, broadcast
 from paceline.train.parallel.optimizer import unscaled
-from paceline.train.parallel.shard.model import no_copy
+from paceline.train.parallel.shard.model import give_back_memory, no_copy
 from paceline.train.parallel.sync.wires.wire import ring_bytes
 from paceline.train.parallel.units import compute_again, find_units
 
@@ -76,6 +76,8 @@ class PipelineModel(Model):
     def _divide(self) -> None:
         module, group, count = self.module, self._group, self.strategy.pipeline
         _check_kind(module, self.name)
+        if group.device.type == "cpu":
+            give_back_memory()
         units = find_units(module, self.strategy.units)
         if len(units) < count:
             raise ValueError(

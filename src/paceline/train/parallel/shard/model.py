@@ -82,7 +82,7 @@ class ShardedModel(Model):
 
         module, group, strategy = self.module, self._group, self.strategy
         if group.device.type == "cpu":
-            _give_back_memory()
+            give_back_memory()
         if not is_fully_sharded(module):
             plan = plan_of(module, strategy.plan, strategy.tensor) if strategy.tensor > 1 else {}
             mesh, tensor = make_mesh(shard_size(strategy.shard, group), group)
@@ -330,7 +330,7 @@ def _within(plan: Mapping[str, Any], units: Collection[str], unit: str) -> dict[
     return {name: style for name, style in plan.items() if not any(f"{name}.".startswith(f"{each}.") for each in units)}
 
 
-def _give_back_memory() -> None:
+def give_back_memory() -> None:
     """Let the C library give back the memory of each large tensor at once.
 
     Otherwise glibc keeps what a unit has used, up to 32 MB each, among memory that is used: see mallopt(3).

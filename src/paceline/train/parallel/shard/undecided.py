@@ -302,7 +302,7 @@ def fixed(strategy: Strategy) -> dict[str, Any]:
 def own_way(strategy: Strategy, sizes: Sizes, limits: Limits, here: int) -> Way | None:
     """The way that a script names, with `here` ranks on a machine; None if it names none, or cannot be kept so."""
     shard = strategy.shard
-    if shard == "auto" or strategy.tensor > 1:
+    if shard == "auto" or strategy.together > 1:
         return None
     size = here if shard == "node" else limits.ranks if isinstance(shard, (bool, str)) else shard
     limits = dataclasses.replace(limits, ranks=min(size, limits.ranks))
@@ -422,7 +422,7 @@ def write_plan(
         "frozen": counts[False],
         "units": len(_units(model)),
         "shard": model.strategy.shard,
-        "tensor": model.strategy.tensor,
+        "together": model.strategy.together_option if model.strategy.together > 1 else None,
         "optimizers": [type(each).__name__ for each in optimizers],
         "measured": passes is not None,
         "rows": rows,
