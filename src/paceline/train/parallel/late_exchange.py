@@ -91,22 +91,19 @@ class LateExchange:
                     f"sparse gradients stay on this rank, {self._group.rank} ({script_line()}): they are exchanged "
                     "only if the loss comes from the model that run.setup returned; call that, or use sparse=False"
                 )
-        sum_gradients(parameters, self._group.world_size)
+        average_gradients(parameters, self._group.world_size)
 
 
-def sum_gradients(
-    parameters: Sequence[torch.Tensor], divisor: float, process_group: dist.ProcessGroup | None = None
+def average_gradients(
+    parameters: Sequence[torch.Tensor], ranks: int, process_group: dist.ProcessGroup | None = None
 ) -> None:
-    """Replace gradients of one type by their sum over the ranks, divided; where only some ranks have one, all get it.
-
-    A collective of `process_group`, or of all ranks.
-    """
+    """Average gradients of one type over the ranks of a group, or over all; one that only some have, all get."""
     # After the gradients, a number per parameter says whether some rank has one.
     parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
     given = torch.tensor([each.grad is not None for each in parameters], dtype=parts[0].dtype)
     flat = torch.cat([*(part.detach().reshape(-1) for part in parts), given.to(parts[0].device)])
     dist.all_reduce(flat, group=process_group)
-    flat /= divisor
+    flat /= ranks
     *means, given = torch.split(flat, [*(part.numel() for part in parts), len(parts)])
     lacks = [each.grad is None for each in parameters]
     is_given = [bool(each) for each in given] if any(lacks) else []

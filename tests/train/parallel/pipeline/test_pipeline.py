@@ -95,7 +95,8 @@ def trained(options: Options, folder: Path | None = None, epochs: int = 2, how: 
             for x, y in loader:
                 if how == "late":
                     model.blocks[0].requires_grad_(run.step > 5)
-                loss = stepped(run, x, y, how, scaler)
+                for _ in range(2 if how == "twice" else 1):
+                    loss = stepped(run, x, y, how, scaler)
                 scaler.unscale_(optimizer)
                 norm = run.clip_grad_norm(0.5)
                 if not run.accumulating:
@@ -150,7 +151,8 @@ def merged(states: list[Any]) -> Any:
 
 
 HOW: dict[str, Options] = {
-    "own loss": {}, "weighted": {"accumulate": 2}, "summed": {}, "scaled": {}, "frozen": {}, "late": {"accumulate": 2}
+    "own loss": {}, "weighted": {"accumulate": 2}, "summed": {}, "scaled": {}, "frozen": {}, "twice": {},
+    "late": {"accumulate": 2},
 }  # fmt: skip
 
 

@@ -368,7 +368,7 @@ REFUSED = {
     "names": "ValueError: units=('blocks.0', 'blocks.7'): Net has no module 'blocks.7'; its modules are ",
     "tied": "ValueError: embedding.weight and head.weight are one parameter, and belong to different units; ",
     "divided": "ValueError: shard=3: 2 ranks cannot be divided into groups of 3; ",
-    "shared": "ValueError: 1.weight of Sequential is also a parameter of Net, and one of them is sharded; ",
+    "shared": "ValueError: 1.weight of Sequential is also a parameter of Net, and one of them is divided",,
     "twice": "ValueError: Sequential is sharded by fully_shard already, and Strategy(shard=True) shards ",
     "part": "ValueError: only parts of Sequential are sharded by fully_shard: ",
     "rows": 'TypeError: Odd may look at whole parameters, and with shard="optimizer" it gets rows of them; ',
@@ -377,8 +377,8 @@ REFUSED = {
     "sparse": "ValueError: embedding has sparse gradients, which cannot be sharded; ",
     "hooks": "ValueError: blocks.0.0.bias has hooks, which a sharded parameter loses: ",
     "former": "RuntimeError: this parameter is from before run.setup, which has made another one of it: ",
-    "copy": "TypeError: Net is sharded, so it has no copy",
-    "pickle": "TypeError: Net is sharded, so it has no copy",
+    "copy": "TypeError: Net is divided among the ranks, so it has no copy",
+    "pickle": "TypeError: Net is divided among the ranks, so it has no copy",
     "mixed": "UnitsMixed: a module of Net uses parameters of another unit, which are not gathered then ",
 }
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline.train.collective_trace import script_line
 from paceline.train.parallel.errors import NotExchanged, UnusedParameters
-from paceline.train.parallel.late_exchange import sum_gradients
+from paceline.train.parallel.late_exchange import average_gradients
 from paceline.train.parallel.model import Model, broadcast
 from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.shard.model import give_back_memory, no_copy
@@ -56,6 +56,7 @@ class PipelineModel(Model):
         self._is_divided, self._is_stepping = False, False
         self._is_last = True
         self._settled: set[int] = set()
+        self._hooked: set[int] = set()
         super().__init__(module, group, strategy, look, built)
 
     # -- setting up ----------------------------------------------------------------------------------------------------
@@ -71,6 +72,10 @@ class PipelineModel(Model):
         self._trained = [(name, p) for name, p in here if p.requires_grad]
         self._frozen = [p for _, p in here if not p.requires_grad]
         self._dtypes = [p.dtype for _, p in self._trained]
+        for _, parameter in self._trained:
+            if id(parameter) not in self._hooked and not self.stages.has_one(parameter):
+                self._hooked.add(id(parameter))
+                parameter.register_hook(self._in_average)  # type: ignore[no-untyped-call]
         self._compute = self._compute_together = self.module
 
     def _divide(self) -> None:
@@ -289,17 +294,23 @@ class PipelineModel(Model):
             self._links.send_gradient(received.tensor)
 
     def _exchange_gradients(self) -> None:
-        """Average over the ranks that have other data; what is beside the blocks has gradients on several stages."""
-        stages, ranks = self.stages, self._group.data_size
-        for is_own in (True, False):
+        """Average over the ranks that have the same parameters: of the stage, or all for what is beside the blocks."""
+        stages = self.stages
+        for is_own, ranks in ((True, len(stages.replicas)), (False, self._group.world_size)):
             group = stages.replica_group if is_own else None
-            if is_own and ranks == 1:
-                continue
-            for dtype in dict.fromkeys(self._dtypes):
-                alike = [p for _, p in self._trained if p.dtype is dtype and stages.has_one(p) is is_own]
+            parameters = [p for _, p in self._trained if stages.has_one(p) is is_own]
+            for dtype in dict.fromkeys(p.dtype for p in parameters) if ranks > 1 else ():
+                alike = [p for p in parameters if p.dtype is dtype]
                 for bucket in _buckets(alike, (self.strategy.bucket_mb or _BUCKET) << 20):
-                    sum_gradients(bucket, ranks, group)
-                    self._sent += ring_bytes(bucket, ranks if is_own else self._group.world_size)
+                    average_gradients(bucket, ranks, group)
+                    self._sent += ring_bytes(bucket, ranks)
+
+    def _in_average(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """The gradient of a parameter beside the blocks: stages sum theirs, and yet the average of all is taken.
+
+        So what was averaged before may be averaged again, as in steps without `zero_grad` between them.
+        """
+        return gradient * self.stages.count if self._is_stepping else None
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
