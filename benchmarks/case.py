@@ -32,12 +32,14 @@ class Goal:
         seconds: of paceline.
         megabytes: of paceline.
         beyond: seconds by which paceline took longer than the other of its pair.
+        apart: the largest difference of the losses of a pair.
     """
 
     ratio: float | None = None
     seconds: float | None = None
     megabytes: float | None = None
     beyond: float | None = None
+    apart: float | None = None
 
     def __str__(self) -> str:
         parts = [f"≤ {self.ratio:.3f}".removesuffix("0")] if self.ratio is not None else []
@@ -47,14 +49,22 @@ class Goal:
             parts.append(f"≤ {self.megabytes:g} MB")
         if self.beyond is not None:
             parts.append(f"≤ {self.beyond * 1000:g} ms more")
+        if self.apart is not None:
+            parts.append(f"≤ {self.apart:g} apart")
         return ", ".join(parts)
 
     def is_met(
-        self, ratio: float | None, seconds: float | None, megabytes: float | None = None, beyond: float | None = None
+        self,
+        ratio: float | None,
+        seconds: float | None,
+        megabytes: float | None = None,
+        beyond: float | None = None,
+        apart: float | None = None,
     ) -> bool:
         """Whether all limits are met; a limit of something that was not measured is not met."""
         pairs = (
             (ratio, self.ratio), (seconds, self.seconds), (megabytes, self.megabytes), (beyond, self.beyond),
+            (apart, self.apart),
         )  # fmt: skip
         return all(limit is None or (measured is not None and measured <= limit) for measured, limit in pairs)
 

@@ -58,6 +58,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         goal = str(case.goal) + ("" if row.error else ", met" if row.is_goal_met else ", missed")
         delay = None if case.goal.beyond is None else Spread.of(row.delays)
         goal += "" if delay is None else f": {delay.median:.2f} s ({delay.low:.2f}-{delay.high:.2f})"
+        goal += "" if case.goal.apart is None or row.apart is None else f": {row.apart:.1g}"
     if row.error:
         return case.name, case.work, NONE, case.other.label if case.other else NONE, "error", goal, str(row.pairs)
     against = f"{case.other.label}: {_time(row.other)}" if case.other else NONE

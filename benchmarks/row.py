@@ -68,6 +68,13 @@ class Row:
         return [our.seconds - other.seconds for our, other in zip(self.paceline, self.other, strict=True)]
 
     @property
+    def apart(self) -> float | None:
+        """The largest difference of the losses of a pair; None if they have none."""
+        pairs = zip(self.paceline, self.other, strict=False)
+        found = [abs(a.loss - b.loss) for a, b in pairs if a.loss is not None and b.loss is not None]
+        return max(found, default=None)
+
+    @property
     def pairs(self) -> int:
         """How often each side was measured."""
         return len(self.paceline if self.case.paceline else self.other)
@@ -80,7 +87,7 @@ class Row:
         ratio, seconds = Spread.of(self.ratios), Spread.of([s.seconds for s in self.paceline])
         memory = Spread.of([s.megabytes for s in self.paceline if s.megabytes is not None])
         spreads = ratio, seconds, memory, Spread.of(self.delays)
-        return self.case.goal.is_met(*(spread.median if spread else None for spread in spreads))
+        return self.case.goal.is_met(*(spread.median if spread else None for spread in spreads), apart=self.apart)
 
 
 def measure(case: Case, pairs: int, lab: Lab, progress: Callable[[str], None]) -> Row:

@@ -13,6 +13,7 @@ class Sample:
     cpu: float | None = None  # seconds of user and system time of all processes that took part
     megabytes: float | None = None  # peak memory of the process, or its growth; in units of 10**6 bytes
     requests: int | None = None  # to a server
+    loss: float | None = None  # of a training
 
 
 class Failed(Exception):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 from ..case import Case, Goal, Pair, Side
 from ..lab import SCRIPTS, Lab, free_port, installed
-from ..sample import Sample
+from ..sample import Failed, Sample
 
-PLAN = str(SCRIPTS / "plan_memory.py")
+PLAN, LOSS = str(SCRIPTS / "plan_memory.py"), str(SCRIPTS / "shard_loss.py")
 STEP, MEMORY = str(SCRIPTS / "shard_step.py"), str(SCRIPTS / "shard_memory.py")
 PIPELINE = str(SCRIPTS / "pipeline_step.py")
 PACELINE = installed("paceline")
@@ -100,6 +100,7 @@ def _plan_case(architecture: str) -> Case:
     )
 
 
+<<<<<<< HEAD
 def _pipeline_case(schedule: str) -> Case:
     return Case(
         f"pipeline-step-{schedule}-2",
@@ -115,6 +116,35 @@ CASES = [
     *map(_pipeline_case, ("1f1b", "gpipe")),
     _memory_case(f"pipeline-memory-{RANKS}", "one rank, whole model", _whole, 0.35, (f"pipeline={RANKS}", _in_stages)),
     *map(_plan_case, ("mlp", "convnet", "transformer", "lstm", "decoder")),
+=======
+def _loss(lab: Lab, architecture: str) -> Iterator[Pair]:
+    """With 2 and 4 ranks, the losses of the step in which both sides differ most."""
+    for ranks in (2, 4):
+        words = [LOSS, architecture, str(ranks)]
+        (seconds, ours), (_, again) = (lab.answer([PACELINE, "run", "-n", str(ranks), *words]) for _ in range(2))
+        if ours != again:
+            raise Failed(f"two runs with {ranks} ranks have other losses")
+        other_seconds, others = lab.answer([sys.executable, *words], OMP_NUM_THREADS="1")  # as ranks on 2 cores have
+        mine, other = max(zip(ours, others, strict=True), key=lambda pair: abs(pair[0] - pair[1]))
+        yield Sample(seconds, loss=mine), Sample(other_seconds, loss=other)
+
+
+def _loss_case(architecture: str) -> Case:
+    return Case(
+        f"shard-loss-{architecture}",
+        "the losses of 100 steps of AdamW, with 2 and 4 ranks",
+        Side("Strategy(shard=True)"),
+        Side("one process with torch"),
+        Goal(apart=1e-6),
+        together=lambda lab, _: _loss(lab, architecture),
+    )
+
+
+ARCHITECTURES = ("mlp", "convnet", "transformer", "lstm", "decoder")
+CASES = [
+    *map(_plan_case, ARCHITECTURES),
+    *map(_loss_case, ARCHITECTURES),
+>>>>>>> h-left
     _step_case("shard-step-2", "FSDP2 by hand", "fsdp", 0.8),
     _step_case("shard-step-ddp-2", "DDP by hand", "ddp", 1.3),
     _memory_case(f"shard-memory-{RANKS}", "one rank, whole model", _whole, 0.3),

@@ -59,6 +59,14 @@ def test_goal(goal, ratio, seconds, met):
     assert goal.is_met(ratio, seconds) is met
 
 
+def test_a_goal_of_losses_is_one_of_the_pair_that_differs_most():
+    case = a_case(None, None, Goal(apart=1e-6))
+    row = Row(case, [Sample(1.0, loss=2.0), Sample(1.0, loss=1.0)], [Sample(1.0, loss=2.0), Sample(1.0, loss=1.0001)])
+    assert row.is_goal_met is False
+    assert "≤ 1e-06 apart, missed: 0.0001 " in table([row])
+    assert Row(case, samples(1), samples(1)).is_goal_met is False, "nothing was measured"
+
+
 @pytest.mark.parametrize(("megabytes", "met"), [(10.0, True), (10.1, False), (None, False)])
 def test_goal_of_memory(megabytes, met):
     goal = Goal(seconds=0.01, megabytes=10)

@@ -368,7 +368,7 @@ REFUSED = {
     "names": "ValueError: units=('blocks.0', 'blocks.7'): Net has no module 'blocks.7'; its modules are ",
     "tied": "ValueError: embedding.weight and head.weight are one parameter, and belong to different units; ",
     "divided": "ValueError: shard=3: 2 ranks cannot be divided into groups of 3; ",
-    "shared": "ValueError: 1.weight of Sequential is also a parameter of Net, and one of them is divided",,
+    "shared": "ValueError: 1.weight of Sequential is also a parameter of Net, and one of them is divided",
     "twice": "ValueError: Sequential is sharded by fully_shard already, and Strategy(shard=True) shards ",
     "part": "ValueError: only parts of Sequential are sharded by fully_shard: ",
     "rows": 'TypeError: Odd may look at whole parameters, and with shard="optimizer" it gets rows of them; ',
