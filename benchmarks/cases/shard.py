@@ -100,7 +100,6 @@ def _plan_case(architecture: str) -> Case:
     )
 
 
-<<<<<<< HEAD
 def _pipeline_case(schedule: str) -> Case:
     return Case(
         f"pipeline-step-{schedule}-2",
@@ -112,11 +111,6 @@ def _pipeline_case(schedule: str) -> Case:
     )
 
 
-CASES = [
-    *map(_pipeline_case, ("1f1b", "gpipe")),
-    _memory_case(f"pipeline-memory-{RANKS}", "one rank, whole model", _whole, 0.35, (f"pipeline={RANKS}", _in_stages)),
-    *map(_plan_case, ("mlp", "convnet", "transformer", "lstm", "decoder")),
-=======
 def _loss(lab: Lab, architecture: str) -> Iterator[Pair]:
     """With 2 and 4 ranks, the losses of the step in which both sides differ most."""
     for ranks in (2, 4):
@@ -144,7 +138,8 @@ ARCHITECTURES = ("mlp", "convnet", "transformer", "lstm", "decoder")
 CASES = [
     *map(_plan_case, ARCHITECTURES),
     *map(_loss_case, ARCHITECTURES),
->>>>>>> h-left
+    *map(_pipeline_case, ("1f1b", "gpipe")),
+    _memory_case(f"pipeline-memory-{RANKS}", "one rank, whole model", _whole, 0.35, (f"pipeline={RANKS}", _in_stages)),
     _step_case("shard-step-2", "FSDP2 by hand", "fsdp", 0.8),
     _step_case("shard-step-ddp-2", "DDP by hand", "ddp", 1.3),
     _memory_case(f"shard-memory-{RANKS}", "one rank, whole model", _whole, 0.3),

@@ -176,7 +176,8 @@ def test_a_run_shows_what_a_script_needs_and_nothing_else() -> None:
     assert names == {
         "accumulating", "all_gather", "all_reduce", "attempt", "backward", "barrier", "broadcast", "broadcast_object",
         "build", "clip_grad_norm", "close", "dataloader", "device", "epochs", "gather_objects", "is_main",
-        "leave_out", "local_rank", "log", "mean", "pipeline_step", "print", "rank", "register", "resume", "save", "setup", "state",
+        "leave_out", "local_rank", "log", "mean", "pipeline_step", "print", "rank", "register", "resume", "save",
+        "setup", "state",
         "step", "step_done", "steps", "unwrap", "update_bn", "world_size",
     }  # fmt: skip
 
