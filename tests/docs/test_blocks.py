@@ -106,6 +106,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("train.py", "score.py"):
         (tmp_path / name).write_text(SCRIPT)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     (tmp_path / "paceline.toml").write_text(TARGETS)
     monkeypatch.chdir(tmp_path)
@@ -136,10 +138,12 @@ def test_a_block_has_a_language_and_a_mark_that_is_meant(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == "console"], ids=str)
-def test_command_lines_of_paceline_are_parsed(block: Block, folder: Path) -> None:
+def test_command_lines_are_parsed(block: Block, folder: Path) -> None:
     for line in commands(block):
         if re.search(r"(^|\s)paceline [a-z]", line):
             parse(line)
+        elif line.startswith("pip install "):
+            _install(line)
 
 
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == "console" and not it.mark], ids=str)
@@ -149,13 +153,22 @@ def test_command_lines_run(block: Block, folder: Path, reader: Paceline) -> None
     started = {word for line in lines for word in line.split() if re.fullmatch(JOB, word)}
     for name in sorted(started):
         reader.succeeds("run", "-n", "2", "--name", name, "train.py")
+    if any(line.startswith("paceline warm") for line in lines):
+        (folder / "warm").mkdir(mode=0o700)
+        reader.env["PACELINE_WARM_DIR"] = str(folder / "warm")
+        lines.append("paceline warm --stop")
     for line in lines:
         if line.startswith("make "):
             _make(line)
         elif line.startswith("pip install "):
-            _install(line)
+            pass  # see above
+        elif line.startswith("python -m benchmarks "):
+            flags = shlex.split(line)[1:]
+            subprocess.run([sys.executable, *flags, "--help"], cwd=ROOT, capture_output=True, timeout=60, check=True)
         elif line.startswith("python "):
             ast.parse((folder / line.split()[1]).read_text())
+        elif line == ".ci/run":
+            subprocess.run(["bash", "-n", ROOT / line], timeout=60, check=True)
         elif line.startswith("torchrun "):
             explained(line)
         elif completion := re.search(r"_PACELINE_COMPLETE=\w+ paceline", line):

@@ -112,6 +112,7 @@ def llms(made: dict[Path, str]) -> str:
 
 def _first(page: str) -> str:
     """The first sentence of a page, without its links."""
+    page = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
     paragraph = next(it for it in re.split(r"\n\n+", page)[1:] if re.match(r"[A-Za-z`\"\[]", it))
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
     return re.split(r"(?<=[.:]) (?=[A-Z`])", words)[0].rstrip(":")
