@@ -5,7 +5,7 @@ What GitHub and the site do not show stands in the line above a block:
     <!-- shown: needs hosts over ssh -->     why the block is not run; command lines of paceline are parsed all the same
     <!-- run: tests/examples/test_x.py -->   which other test runs it
 
-A block without a mark is run here: `console` blocks line by line (`run`, `submit` and `resubmit` with `--dry-run`),
+A block without a mark is run here: `console` blocks line by line (`run`, `submit`, `resubmit` and `tune` dry),
 Python as a script, TOML and YAML by the loaders of settings and job files. `text` is printed by programs, or a drawing.
 """
 
@@ -28,6 +28,7 @@ import pytest
 from tests import journals
 from tests.backends.slurm.fake import Login
 from tests.backends.ssh.many import ManyHosts
+from tests.backends.test_contract import install
 from tests.conftest import all_end
 from tests.docs.pages import EXEMPT, PAGES, ROOT, Block, blocks
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 BLOCKS = [block for page in PAGES if page not in EXEMPT for block in blocks(page)]
 LANGUAGES = {"console", "python", "toml", "yaml", "json", "diff", "text"}
-DRY = ("run", "submit", "resubmit")
+DRY = ("run", "submit", "resubmit", "tune")
 JOB = r"(?:digits|train|resnet)(?:-\w+)?"  # how the jobs of the pages are called
 SCRIPT = "import sys\nprint(*sys.argv[1:])\n"
 TARGETS = """
@@ -117,12 +118,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def reader(folder: Path) -> Iterator[Paceline]:
-    """Who types the lines: on a machine that hosts answer over ssh, and Slurm takes jobs, as stand-ins do."""
-    settings = (folder / "paceline.toml").read_text()
+    """Who types the lines: hosts answer over ssh and Slurm takes jobs, as stand-ins do; `shelf` is installed."""
     it = Login(folder)
+    install(it)
+    with (folder / "paceline.toml").open("a") as file:
+        file.write(TARGETS)
     (folder / "hosts").mkdir()
     it.env["PATH"] = f"{ManyHosts(folder / 'hosts', 8).folder}/bin:{it.env['PATH']}"
-    (folder / "paceline.toml").write_text(settings)
     yield it
     all_end(it.processes, "the job", it.home / "jobs")
     journals.check(it.home / "jobs")
@@ -162,7 +164,7 @@ def test_command_lines_run(block: Block, folder: Path, reader: Paceline) -> None
             _make(line)
         elif line.startswith("pip install "):
             pass  # see above
-        elif line.startswith("python -m benchmarks "):
+        elif line.startswith("python -m "):
             flags = shlex.split(line)[1:]
             subprocess.run([sys.executable, *flags, "--help"], cwd=ROOT, capture_output=True, timeout=60, check=True)
         elif line.startswith("python "):
