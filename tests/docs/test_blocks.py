@@ -139,6 +139,12 @@ def test_a_block_has_a_language_and_a_mark_that_is_meant(block: Block) -> None:
         assert block.page.name in (ROOT / block.reason).read_text(), f"{block}: {block.reason} does not read the page"
 
 
+def test_few_command_lines_are_only_shown() -> None:
+    lines = [(line, block) for block in BLOCKS if block.language == "console" for line in commands(block)]
+    shown = [f"{block}: {line}" for line, block in lines if block.mark == "shown"]
+    assert len(shown) <= 0.05 * len(lines), "\n".join(shown)
+
+
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == "console"], ids=str)
 def test_command_lines_are_parsed(block: Block, folder: Path) -> None:
     for line in commands(block):

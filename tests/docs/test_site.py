@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,17 @@ def test_links_and_anchors_exist(page: Path) -> None:
         elif anchor and anchor not in map(slug, headings(path)):
             wrong.append(f"{line}: {target}: there is no such heading")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_the_source_and_the_changelog_name_is_there() -> None:
+    """Messages of the program lead to pages, and to their headings."""
+    named = set[tuple[str, str]]()
+    for path in (ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *(ROOT / "src").rglob("*.py")):
+        named |= set(re.findall(r"(?<![\w/])docs/([\w-]+\.md)(?:#([\w-]+))?", path.read_text()))
+    assert len(named) > 10
+    for page, anchor in named:
+        assert (DOCS / page).exists(), page
+        assert not anchor or anchor in map(slug, headings(DOCS / page)), f"{page}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
