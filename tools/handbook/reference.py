@@ -123,7 +123,7 @@ def _arguments(value: Any) -> str:
     if inspect.isclass(value) or not callable(value):
         return ""
     parameters = [it for it in inspect.signature(value).parameters.values() if it.name not in {"self", "_"}]
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     shown = [f"{stars.get(it.kind, '')}{it.name}{'' if it.default is it.empty else '='}" for it in parameters]
     return f"({', '.join(shown)})"
 
