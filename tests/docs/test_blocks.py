@@ -5,7 +5,7 @@ What GitHub and the site do not show stands in the line above a block:
     <!-- shown: needs hosts over ssh -->     why the block is not run; command lines of paceline are parsed all the same
     <!-- run: tests/examples/test_x.py -->   which other test runs it
 
-A block without a mark is run here: `console` blocks line by line (`run`, `submit` and `resubmit` with `--dry-run`),
+A block without a mark is run here: `console` blocks line by line (`run`, `submit`, `resubmit` and `tune` dry),
 Python as a script, TOML and YAML by the loaders of settings and job files. `text` is printed by programs, or a drawing.
 """
 
@@ -28,6 +28,7 @@ import pytest
 from tests import journals
 from tests.backends.slurm.fake import Login
 from tests.backends.ssh.many import ManyHosts
+from tests.backends.test_contract import install
 from tests.conftest import all_end
 from tests.docs.pages import EXEMPT, PAGES, ROOT, Block, blocks
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 BLOCKS = [block for page in PAGES if page not in EXEMPT for block in blocks(page)]
 LANGUAGES = {"console", "python", "toml", "yaml", "json", "diff", "text"}
-DRY = ("run", "submit", "resubmit")
+DRY = ("run", "submit", "resubmit", "tune")
 JOB = r"(?:digits|train|resnet)(?:-\w+)?"  # how the jobs of the pages are called
 SCRIPT = "import sys\nprint(*sys.argv[1:])\n"
 TARGETS = """
@@ -106,6 +107,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("train.py", "score.py"):
         (tmp_path / name).write_text(SCRIPT)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     (tmp_path / "paceline.toml").write_text(TARGETS)
     monkeypatch.chdir(tmp_path)
@@ -115,12 +118,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def reader(folder: Path) -> Iterator[Paceline]:
-    """Who types the lines: on a machine that hosts answer over ssh, and Slurm takes jobs, as stand-ins do."""
-    settings = (folder / "paceline.toml").read_text()
+    """Who types the lines: hosts answer over ssh and Slurm takes jobs, as stand-ins do; `shelf` is installed."""
     it = Login(folder)
+    install(it)
+    with (folder / "paceline.toml").open("a") as file:
+        file.write(TARGETS)
     (folder / "hosts").mkdir()
     it.env["PATH"] = f"{ManyHosts(folder / 'hosts', 8).folder}/bin:{it.env['PATH']}"
-    (folder / "paceline.toml").write_text(settings)
     yield it
     all_end(it.processes, "the job", it.home / "jobs")
     journals.check(it.home / "jobs")
@@ -135,11 +139,19 @@ def test_a_block_has_a_language_and_a_mark_that_is_meant(block: Block) -> None:
         assert block.page.name in (ROOT / block.reason).read_text(), f"{block}: {block.reason} does not read the page"
 
 
+def test_few_command_lines_are_only_shown() -> None:
+    lines = [(line, block) for block in BLOCKS if block.language == "console" for line in commands(block)]
+    shown = [f"{block}: {line}" for line, block in lines if block.mark == "shown"]
+    assert len(shown) <= 0.05 * len(lines), "\n".join(shown)
+
+
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == "console"], ids=str)
-def test_command_lines_of_paceline_are_parsed(block: Block, folder: Path) -> None:
+def test_command_lines_are_parsed(block: Block, folder: Path) -> None:
     for line in commands(block):
         if re.search(r"(^|\s)paceline [a-z]", line):
             parse(line)
+        elif line.startswith("pip install "):
+            _install(line)
 
 
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == "console" and not it.mark], ids=str)
@@ -149,13 +161,22 @@ def test_command_lines_run(block: Block, folder: Path, reader: Paceline) -> None
     started = {word for line in lines for word in line.split() if re.fullmatch(JOB, word)}
     for name in sorted(started):
         reader.succeeds("run", "-n", "2", "--name", name, "train.py")
+    if any(line.startswith("paceline warm") for line in lines):
+        (folder / "warm").mkdir(mode=0o700)
+        reader.env["PACELINE_WARM_DIR"] = str(folder / "warm")
+        lines.append("paceline warm --stop")
     for line in lines:
         if line.startswith("make "):
             _make(line)
         elif line.startswith("pip install "):
-            _install(line)
+            pass  # see above
+        elif line.startswith("python -m "):
+            flags = shlex.split(line)[1:]
+            subprocess.run([sys.executable, *flags, "--help"], cwd=ROOT, capture_output=True, timeout=60, check=True)
         elif line.startswith("python "):
             ast.parse((folder / line.split()[1]).read_text())
+        elif line == ".ci/run":
+            subprocess.run(["bash", "-n", ROOT / line], timeout=60, check=True)
         elif line.startswith("torchrun "):
             explained(line)
         elif completion := re.search(r"_PACELINE_COMPLETE=\w+ paceline", line):

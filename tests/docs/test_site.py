@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,17 @@ def test_links_and_anchors_exist(page: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_the_source_and_the_changelog_name_is_there() -> None:
+    """Messages of the program lead to pages, and to their headings."""
+    named = set[tuple[str, str]]()
+    for path in (ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *(ROOT / "src").rglob("*.py")):
+        named |= set(re.findall(r"(?<![\w/])docs/([\w-]+\.md)(?:#([\w-]+))?", path.read_text()))
+    assert len(named) > 10
+    for page, anchor in named:
+        assert (DOCS / page).exists(), page
+        assert not anchor or anchor in map(slug, headings(DOCS / page)), f"{page}#{anchor}"
+
+
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_headings_have_the_same_anchor_on_github_and_on_the_site(page: Path) -> None:
     found = headings(page)
@@ -41,21 +53,25 @@ def test_headings_have_the_same_anchor_on_github_and_on_the_site(page: Path) -> 
     assert len(set(map(slug, found))) == len(found), "two headings have the same anchor"
 
 
-def test_the_site_can_be_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def build(folder: Path) -> Path:
+    """Build the site in a folder; returns where it is."""
     if not ZENSICAL.exists():
         pytest.skip("needs the environment that `make docs` sets up")
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    shutil.copytree(DOCS, folder / "docs")
     environment = {**os.environ, "NO_COLOR": "1"}
-    built = [ZENSICAL, "build", "--strict"]
     done = subprocess.run(
-        built, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+        [ZENSICAL, "build", "--strict"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    site = tmp_path / "build" / "docs"
+    site = folder / "build" / "docs"
     subprocess.run([sys.executable, "-m", "tools.handbook.site", site], cwd=ROOT, timeout=60, check=True)
-    assert {str(page.relative_to(site)) for page in site.rglob("*.html")} == {
-        "404.html",
-        *(name.removesuffix(".md") + ".html" for name in navigation()),
-    }
-    assert "unpkg.com/iframe" not in (site / navigation()[0]).with_suffix(".html").read_text()
+    return site
+
+
+def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    site = build(tmp_path)
+    pages = {name.removesuffix(".md") + ".html" for name in navigation()}
+    assert {str(page.relative_to(site)) for page in site.rglob("*.html")} == pages | {"404.html"}
+    assert "unpkg.com/iframe" not in (site / "index.html").read_text()

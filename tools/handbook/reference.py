@@ -112,6 +112,7 @@ def llms(made: dict[Path, str]) -> str:
 
 def _first(page: str) -> str:
     """The first sentence of a page, without its links."""
+    page = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
     paragraph = next(it for it in re.split(r"\n\n+", page)[1:] if re.match(r"[A-Za-z`\"\[]", it))
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
     return re.split(r"(?<=[.:]) (?=[A-Z`])", words)[0].rstrip(":")
@@ -122,7 +123,7 @@ def _arguments(value: Any) -> str:
     if inspect.isclass(value) or not callable(value):
         return ""
     parameters = [it for it in inspect.signature(value).parameters.values() if it.name not in {"self", "_"}]
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     shown = [f"{stars.get(it.kind, '')}{it.name}{'' if it.default is it.empty else '='}" for it in parameters]
     return f"({', '.join(shown)})"
 
