@@ -51,7 +51,7 @@ $(FRAMEWORKS)/.ready: pyproject.toml tests/frameworks/requirements.txt
 	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt -e .
 	@touch $@
 
-environments: $(VENV)/.dev $(FRAMEWORKS)/.ready ## What all tests need; `make -j2` sets both up at once
+environments: $(VENV)/.dev $(FRAMEWORKS)/.ready $(DOCS)/.ready ## What all tests need; `make -j2` sets both up at once
 
 demo: $(VENV)/.examples ## Train on real data with two ranks
 	$(BIN)/paceline run -n 2 examples/digits.py

@@ -550,3 +550,15 @@ def test_a_script_that_does_not_close_the_run_ends_well(paceline: Paceline) -> N
         assert [line["loss"] for line in read(folder / "metrics.jsonl")] == [1, 1, 1, 1]
         assert list((folder / "tensorboard").iterdir())
         assert (folder / "checkpoints" / "step-000024").exists()
+
+
+def test_a_loop_may_end_after_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = paceline.init(log_dir=tmp_path)
+    batches = iter(run.dataloader(numbers(4), batch_size=1))
+    next(batches)
+    run.log(loss=1.0)
+    run.close()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
+    batches.close()
+    assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [1.0]

@@ -99,7 +99,7 @@ class Progress:
                 if now >= view.next:
                     view.next = now + view.every
                     view.show(moment)
-            self._next = min(view.next for view in self._views)
+            self._next = min((view.next for view in self._views), default=math.inf)
 
     def measured(self, means: Mapping[str, float], sync: SyncRecord | None = None) -> None:
         """Set new metrics to show, and what the exchange costs, if that is known."""

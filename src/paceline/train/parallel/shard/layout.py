@@ -48,24 +48,32 @@ def part_of(whole: torch.Tensor, like: DTensor) -> DTensor:
 
 def from_part(part: torch.Tensor, like: DTensor) -> DTensor:
     """The tensor of which this rank has `part`, cut like another one."""
-    from torch.distributed.tensor import DTensor
-
     if like.device_mesh.get_coordinate() is None:
         return elsewhere(like.shape, part.dtype, like.device_mesh, like.placements)
-    device = like.to_local().device
-    return DTensor.from_local(
-        part.to(device), like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    part = part.to(like.device)
+    if part.dtype != like.dtype:
+        return cut(part, like, like.device_mesh, like.placements)
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(part, like._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def elsewhere(shape: torch.Size, dtype: torch.dtype, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
     """A tensor that only ranks of a mesh have to which this one does not belong."""
+    whole = torch.empty(shape, dtype=dtype, device="meta")
+    return cut(torch.empty(0 if shape else (), dtype=dtype), whole, mesh, placements)
+
+
+def cut(part: torch.Tensor, like: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
+    """A tensor with the shape of another one, of which this rank has `part`.
+
+    This is what `DTensor.from_local` makes, which takes longer: a state has many of them.
+    """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    whole = torch.empty(shape, dtype=dtype, device="meta")
-    spec = DTensorSpec(mesh, placements, TensorMeta(whole.shape, whole.stride(), dtype))
-    return DTensor(torch.empty(0 if shape else (), dtype=dtype), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    spec = DTensorSpec(mesh, placements, TensorMeta(like.shape, like.stride(), part.dtype))
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def spread(state: MutableMapping[str, Any] | Mapping[str, Any], shards: Mapping[str, DTensor]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from paceline.train.group.sharded import is_dtensor
 
-from .layout import from_part, part_of
+from .layout import cut, from_part, part_of
 from .mesh import make_mesh
 from .wires import Wires
 
@@ -174,11 +174,10 @@ class Parts:
     def _sharded(self, parameter: torch.Tensor, own: torch.Tensor) -> DTensor:
         if is_dtensor(parameter):
             return from_part(own, parameter)
-        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed.tensor import Shard
 
-        return DTensor.from_local(
-            own, self._mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
-        )
+        assert self._mesh is not None
+        return cut(own, parameter, self._mesh, (Shard(0),))
 
     def _cut(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
         """Keep this rank's rows of what is kept for a parameter."""
@@ -188,6 +187,7 @@ class Parts:
                 assert like is not None
                 kept[name] = (value if is_dtensor(value) else part_of(value, like)).to_local()
 
+    @torch.no_grad()
     def _saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """In what `state_dict` returns, say which part of the whole each tensor is."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
