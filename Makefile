@@ -84,6 +84,8 @@ lint: $(VENV)/.dev ## Style, types, which room may import which, and how large i
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/typing/project/pyproject.toml tests/typing/project
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --project tests/typing/project
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/rooms.py
 
