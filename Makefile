@@ -21,7 +21,7 @@ VENDOR := src/paceline/web/static/vendor
 FETCHED := .vendor
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench audit constraints web-vendor web-screens clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench audit constraints web-vendor web-screens release clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -127,6 +127,9 @@ web-vendor: ## The libraries of the page anew, from npm, of the versions in vend
 
 web-screens: $(VENV)/.dev ## The pictures in docs/web.md anew; needs chromium
 	$(BIN)/python -m tests.lab.web.screens
+
+release: $(VENV)/.dev ## What a release publishes, in dist/: built twice, tried in an empty environment, with its components and sums
+	$(BIN)/python tools/release.py
 
 clean: ## Remove the environments and caches
 	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) .mypy_cache .ruff_cache .pytest_cache .hypothesis
