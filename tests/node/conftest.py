@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 def close(loop: Loop) -> None:
     """A loop is its process's, and has no end of its own: close what it has opened."""
+    for key in list(loop._selector.get_map().values()):
+        if not isinstance(key.fileobj, int):
+            key.fileobj.close()  # type: ignore[attr-defined]  # a socket or a channel
     loop._selector.close()
+    loop._timers.clear()
     os.close(loop._signals_read)
     os.close(loop._signals_write)
 

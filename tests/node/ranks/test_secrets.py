@@ -79,7 +79,7 @@ class Meeting:
         self.listener.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def meeting() -> Iterator[Meeting]:
     with contextlib.closing(Meeting()) as it:
         yield it
