@@ -230,6 +230,7 @@ class Group(Collectives):
         data_rank: position among the ranks that have other data; ranks that compute a model's layers together have the
             same.
         data_size: number of ranks that have other data.
+        steps: the model whose ranks compute different parts of a step now; others cannot exchange anything then.
     """
 
     def __init__(self, membership: Membership, guard: contextlib.AbstractContextManager[None] | None = None) -> None:
@@ -239,6 +240,7 @@ class Group(Collectives):
         self.guard = self._guard = guard or contextlib.nullcontext()
         self._owns_group = membership.owns_group
         self.data_rank, self.data_size = self.rank, self.world_size
+        self.steps: object | None = None
 
     def share_data(self, ranks: int, option: str) -> None:
         """Let each so many ranks that follow each other have the same data, as an option of the strategy says.

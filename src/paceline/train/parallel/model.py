@@ -28,7 +28,7 @@ from .units import compute_again, find_units
 from .wrapper import OwnNames, ParallelModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from paceline.train.group.group import Group
@@ -88,6 +88,7 @@ class Model:
     """
 
     stages: Stages | None = None
+    is_stepping = False  # whether each rank computes its part of a step
 
     def __init__(
         self,
@@ -201,6 +202,9 @@ class Model:
             or any(map(_requires_grad, self._frozen))
         )
 
+    def sum_over_stages(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Let gradients be summed that some stages compute alone; here, there are none."""
+
     def got_later(self) -> set[int]:
         """The ids of parameters that the module has, and the exchange does not know."""
         return {id(p) for _, p in self.named} - {id(p) for p in (*(p for _, p in self._trained), *self._frozen)}
@@ -266,6 +270,11 @@ class Model:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward pass of `wrapped`."""
+        if self._group.steps is not None and self.exchanges and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{self.name} is called within run.pipeline_step, where not all ranks compute the loss, and so cannot "
+                "exchange its gradients; make it a part of the model whose blocks are on different ranks"
+            )
         self._see(args, kwargs)
         if self._has_sync_norm and self.module.training and self._exchange is not None:
             with self._group.guard:

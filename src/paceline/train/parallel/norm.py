@@ -42,7 +42,8 @@ def clip(
 
 def _total_norm(parameters: Sequence[torch.Tensor], group: Group, stages: Sequence[Stages]) -> torch.Tensor:
     squares: dict[tuple[Any, ...], torch.Tensor] = {}  # by the mesh, and its dimensions along which ranks differ
-    here = torch.zeros((), device=group.device)
+    dtype = torch.float64 if any(p.dtype is torch.float64 for p in parameters) else torch.float32
+    here = torch.zeros((), dtype=dtype, device=group.device)
     apart = [here.clone() for _ in stages]  # of what other ranks of a pipeline do not have
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for parameter, gradient, own in zip(parameters, gradients, local_tensors(gradients), strict=True):
@@ -50,7 +51,7 @@ def _total_norm(parameters: Sequence[torch.Tensor], group: Group, stages: Sequen
         if is_dtensor(gradient):
             placements = enumerate(gradient.placements)
             key = gradient.device_mesh, *(number for number, each in placements if not each.is_replicate())
-        square = torch.linalg.vector_norm(own, dtype=torch.float32).to(group.device) ** 2
+        square = torch.linalg.vector_norm(own, dtype=dtype).to(group.device) ** 2
         for number, each in enumerate(stages):
             if each.has_one(parameter):
                 apart[number] += square

@@ -336,6 +336,8 @@ class Prepared:
         for optimizer, loose in zip(self.optimizers, self._loose, strict=True):
             named = {name: p for name, p in _named(optimizer) if p.requires_grad and id(p) not in left_out}
             loose.hold(named)
+            for model in self._models:
+                model.sum_over_stages(named.values())
 
     def _refresh_models(self, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
         """Exchange parameters that a model got after it was set up, and that optimizers train; returns if any."""
@@ -743,6 +745,11 @@ class Prepared:
         """
         if only_makes_state():
             return
+        if any(model.is_stepping for model in self._models):
+            raise RuntimeError(
+                f"{type(optimizer).__name__} steps within run.pipeline_step, where gradients are not exchanged yet: "
+                "with pipeline=, step after it, and not in hooks of parameters"
+            )
         if self._choices is not None and PLAN in os.environ:
             self._choices.rest()
         if optimizer in self._waiting:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
+import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -12,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tests.train.launching import launch, launch_each  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import paceline  # noqa: E402
 
@@ -56,12 +59,13 @@ class Net(torch.nn.Module):
         self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, CLASSES, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("runs", torch.zeros(()))
+        self.saves = False  # memory, by computing blocks again
 
     def forward(self, words: Any, labels: Any = None) -> Any:
         y = self.embedding(words)
         mask = (words != 3).float().unsqueeze(-1)
         for block in self.blocks:
-            y, _ = block(hidden=y, mask=mask)
+            y, _ = checkpoint(block, y, mask, use_reentrant=False) if self.saves else block(hidden=y, mask=mask)
         self.runs += float(self.training)  # behind the blocks, so on the last stage only
         result = self.head(self.norm(y))[:, -1]
         return result if labels is None else {"loss": functional.cross_entropy(result, labels), "result": result}
@@ -80,7 +84,9 @@ def trained(options: Options, folder: Path | None = None, epochs: int = 2, how: 
         if how == "frozen":
             model.embedding.requires_grad_(False)
             model.blocks[0].requires_grad_(False)
-        optimizer: Any = torch.optim.AdamW(model.parameters(), 0.01)
+        model.saves = how == "saves"
+        heat = torch.nn.Parameter(torch.ones(()))  # of the loss
+        optimizer: Any = torch.optim.AdamW([*model.parameters(), *([heat] if how == "heated" else [])], 0.01)
         model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(**options))
         scaler = torch.amp.GradScaler("cpu", enabled=how == "scaled", init_scale=8.0)
         loader = run.dataloader(samples(), global_batch_size=4, shuffle=True)
@@ -96,7 +102,7 @@ def trained(options: Options, folder: Path | None = None, epochs: int = 2, how: 
                 if how == "late":
                     model.blocks[0].requires_grad_(run.step > 5)
                 for _ in range(2 if how == "twice" else 1):
-                    loss = stepped(run, x, y, how, scaler)
+                    loss = stepped(run, x, y, how, scaler, heat)
                 scaler.unscale_(optimizer)
                 norm = run.clip_grad_norm(0.5)
                 if not run.accumulating:
@@ -108,21 +114,28 @@ def trained(options: Options, folder: Path | None = None, epochs: int = 2, how: 
             with torch.no_grad():
                 wrong = sum(float(functional.cross_entropy(model(x), y, reduction="sum")) for x, y in test)
             seen.append(run.mean(wrong, sum(len(y) for _, y in test)))
-        seen.append(float(torch.rand(())) if how == "dropout" else 0.0)
+        seen.append(float(torch.rand(())) if how == "dropout" else float(heat.detach()))
         return first, (held(model.state_dict()), held(optimizer.state_dict()["state"])), seen
 
 
-def stepped(run: paceline.Run, x: Any, y: Any, how: str, scaler: Any) -> Any:
+class Labels(NamedTuple):
+    labels: Any
+    weights: Any
+
+
+def mean_of(result: Any, given: Labels) -> Any:
+    losses = functional.cross_entropy(result, given.labels, reduction="none") * given.weights
+    return losses.sum() / given.weights.sum()
+
+
+def stepped(run: paceline.Run, x: Any, y: Any, how: str, scaler: Any, heat: Any) -> Any:
     if how == "own loss":
         return run.pipeline_step({"words": x, "labels": y})
     if how == "weighted":
-        weights = 1.0 + y
-
-        def weighted(result: Any, given: Any) -> Any:
-            y, w = given
-            return (functional.cross_entropy(result, y, reduction="none") * w).sum() / w.sum()
-
-        return run.pipeline_step(((x,), (y, weights)), weighted, weight=lambda given: given[1].sum())
+        weights = (y - 1.0).clamp(min=0)  # none in some microbatches
+        return run.pipeline_step(((x,), Labels(y, weights)), mean_of, weight=lambda given: given.weights.sum())
+    if how == "heated":
+        return run.pipeline_step((x, y), lambda r, y: functional.cross_entropy(r * heat, y))
     if how == "summed":
         return run.pipeline_step((x, y), lambda r, y: functional.cross_entropy(r, y, reduction="sum"), reduction="sum")
     return run.pipeline_step((x, y), lambda r, y: scaler.scale(functional.cross_entropy(r, y)))
@@ -152,6 +165,7 @@ def merged(states: list[Any]) -> Any:
 
 HOW: dict[str, Options] = {
     "own loss": {}, "weighted": {"accumulate": 2}, "summed": {}, "scaled": {}, "frozen": {}, "twice": {},
+    "heated": {}, "saves": {},
     "late": {"accumulate": 2},
 }  # fmt: skip
 
@@ -236,14 +250,17 @@ class Odd(Net):
         self.how = how
 
     def forward(self, words: Any) -> Any:
-        y, mask = self.embedding(words), torch.ones(())
+        y, mask, seen = self.embedding(words), torch.ones(()), []
         for number, block in enumerate(reversed(self.blocks) if self.how == "reversed" else self.blocks):
             if self.how == "skipped" and number == 3:
                 continue
             y = block(y + 1 if self.how == "between" and number == 2 else y, mask)[0]
+            if self.how == "in place":
+                y += 1
+            seen.append(y)
             if self.how == "early" and number == 3:
                 break
-        return self.head(y)[:, -1]
+        return self.head(torch.stack(seen).mean(0) if self.how == "history" else y)[:, -1]
 
 
 class Pair(torch.nn.Module):
@@ -258,7 +275,15 @@ class Pair(torch.nn.Module):
 MISUSED = {
     "reversed": "blocks.4 was called where blocks.0 comes next: with pipeline=",
     "skipped": "blocks.4 was called where blocks.3 comes next",
-    "between": "blocks.2 is not called with what blocks.1 has returned as its first argument, but with another tensor",
+    "between": "the result of a block is used by something other than the next block, or is changed in place",
+    "in place": "the result of a block is used by something other than the next block, or is changed in place",
+    "history": "the result of a block is used by something other than the next block, or is changed in place",
+    "hooks": "blocks.1 has hooks, and with pipeline= it is not called on all ranks",
+    "batches": "ranks 0, 1 compute a model together, and were given different batches",
+    "in hook": "SGD steps within run.pipeline_step, where gradients are not exchanged yet",
+    "critic": "Linear is called within run.pipeline_step, where not all ranks compute the loss",
+    "init": "normal_ draws numbers for a parameter that another rank has",
+    "file": "this state has tensors that other ranks have, so a file of it would lack them",
     "early": "the forward pass has ended before blocks.4 was called",
     "pair": "0 returns a tuple of Tensor, Tensor, and pipeline= passes on one tensor from block to block",
     "forward": "Net is divided by pipeline=, so no rank can compute its gradients alone: call run.pipeline_step(",
@@ -271,16 +296,22 @@ MISUSED = {
 }
 
 
-FOUND_BY_ONE = ("reversed", "skipped", "between", "early", "pair", "vector", "no loss")
+FOUND_BY_ONE = (
+    "in place", "history", "in hook", "critic", "hooks", "reversed", "skipped", "between", "early", "pair", "vector",
+    "no loss",
+)  # fmt: skip
+LOSSES: Any = {"vector": functools.partial(functional.cross_entropy, reduction="none"), "no loss": None}
 
 
 def misused(how: str) -> str:
     """What a rank says of the misuse, where all ranks find it."""
     with paceline.init(seed=1) as run:
-        model: Any = Odd(how) if how in ("reversed", "skipped", "between", "early") else Net()
+        odd = ("reversed", "skipped", "between", "early", "in place", "history")
+        model: Any = Odd(how) if how in odd else Net()
         if how == "pair":
             model = torch.nn.Sequential(Pair(), Pair())
         model = run.setup(model, strategy=paceline.Strategy(pipeline=2, microbatches=1))
+        critic = run.setup(torch.nn.Linear(CLASSES, 1))
         x = torch.randn(4, 4) if how == "pair" else torch.randint(CLASSES, (4, 5))
         try:
             if how in ("forward", "block"):
@@ -291,8 +322,19 @@ def misused(how: str) -> str:
                 if how == "later":
                     model.extra = torch.nn.Parameter(torch.zeros(1))
                     run.setup(torch.optim.SGD(model.parameters(), 0.1))
-                loss = {"vector": lambda r, y: functional.cross_entropy(r, y, reduction="none"), "no loss": None}
-                run.pipeline_step((x, x[:, 0]), loss.get(how, functional.cross_entropy))
+                if how == "hooks":
+                    model.blocks[1].register_forward_hook(lambda *_: None)
+                if how == "batches" and run.rank:
+                    x = x + 1
+                if how == "init":
+                    [torch.nn.init.normal_(parameter) for parameter in model.parameters()]
+                if how == "file":
+                    torch.save(model.state_dict(), io.BytesIO())
+                if how == "in hook":
+                    optimizer = run.setup(torch.optim.SGD(model.parameters(), 0.1))
+                    model.norm.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+                loss = (lambda r, _: critic(r).sum()) if how == "critic" else LOSSES.get(how, functional.cross_entropy)
+                run.pipeline_step((x, x[:, 0]), loss)
                 if how == "clip":
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         except (RuntimeError, TypeError, ValueError) as error:

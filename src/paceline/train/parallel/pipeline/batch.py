@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from paceline.train.parallel.nested import tensors_in
+from paceline.train.parallel.nested import mapped, tensors_in
 
 
 class Microbatch(NamedTuple):
@@ -61,15 +62,12 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _split(value: Any, size: int, count: int) -> list[Any]:
     """Parts of what has the samples in its first dimension; everything else is in all parts."""
-    if isinstance(value, torch.Tensor) and value.dim() and len(value) == size:
-        return list(torch.tensor_split(value, count))
-    if isinstance(value, Mapping):
-        split_values = {key: _split(each, size, count) for key, each in value.items()}
-        return [{key: parts[number] for key, parts in split_values.items()} for number in range(count)]
-    if type(value) in (tuple, list):
-        columns = [_split(each, size, count) for each in value]
-        return [type(value)(column[number] for column in columns) for number in range(count)]
-    return [value] * count
+
+    def part(number: int, tensor: torch.Tensor) -> torch.Tensor:
+        has_samples = tensor.dim() > 0 and len(tensor) == size
+        return torch.tensor_split(tensor, count)[number] if has_samples else tensor
+
+    return [mapped(value, functools.partial(part, number)) for number in range(count)]
 
 
 def shares_of(parts: list[Microbatch], weights: list[Any] | None, *, is_sum: bool) -> list[float | torch.Tensor]:

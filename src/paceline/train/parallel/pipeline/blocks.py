@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _PRIME = 1_000_003  # far more than there are microbatches
+_LOOKS = {"__get__", "size", "dim", "ndimension", "numel", "__len__", "is_floating_point", "get_device"}  # no numbers
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Between(NamedTuple):
@@ -37,6 +40,25 @@ class Between(NamedTuple):
         return self.tensor if self.length is None else (self.tensor, *[None] * (self.length - 1))
 
 
+class PassedOver(torch.Tensor):
+    """The result of a block that another rank has: it goes to the next block, and cannot be used otherwise."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See torch."""
+        name = getattr(func, "__name__", "")
+        if name in _LOOKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                found = func(*args, **(kwargs or {}))
+            if not isinstance(found, torch.Tensor):
+                return found
+        raise RuntimeError(
+            "the result of a block is used by something other than the next block, or is changed in place: with "
+            "pipeline=, blocks follow each other with nothing between them, and what is behind the last one has its "
+            "result only; name others in units=, or use shard=True"
+        )
+
+
 class _Ended(Exception):  # not an error, but hooks that are always called are called for exceptions only
     """The pass has come to the end of this stage."""
 
@@ -53,7 +75,9 @@ class Blocks:
         self._received: Between | None = None
         self._next = 0  # the block that is called next
         self._last: Between | None = None  # what the one before has returned
-        self._is_within, self._seed = False, 0
+        self._is_within = self._is_again = False
+        self._seed = 0
+        self._units = [unit for _, unit in units]
         for number, (_, unit) in enumerate(units):
             run = functools.partial(self._compute, number, unit.forward) if number in own else self._pass_over
             unit.forward = functools.partial(run, number) if number not in own else run
@@ -74,6 +98,12 @@ class Blocks:
         Returns:
             In the last stage what the model returns, in others what goes to the next one.
         """
+        for name, unit in zip(self._names, self._units, strict=True):
+            if any(getattr(unit, hooks) for hooks in _HOOKS):
+                raise RuntimeError(
+                    f"{name} has hooks, and with pipeline= it is not called on all ranks as it is alone: register them "
+                    "on a module within it, or use shard=True"
+                )
         self._received, self._next, self._last, self._seed = received, 0, None, seed
         self._is_within = True
         torch.manual_seed(seed)
@@ -92,6 +122,23 @@ class Blocks:
             )
         return result
 
+    @contextlib.contextmanager
+    def again(self, received: Between | None, seed: int) -> Iterator[None]:
+        """Within this block, calls are those of a backward pass that computes again, as `torch.utils.checkpoint`."""
+        self._received, self._seed, self._is_again = received, seed, True
+        try:
+            yield
+        finally:
+            self._received, self._is_again = None, False
+
+    def kept_by_blocks(self) -> Iterator[str]:
+        """Tensors with gradients that blocks of this stage keep as attributes."""
+        for number in self._own:
+            for name, part in self._units[number].named_modules():
+                for key, value in vars(part).items():
+                    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                        yield f"{key} of {self._names[number]}{f'.{name}' if name else ''}"
+
     def _pass_over(self, number: int, *args: Any, **kwargs: Any) -> Any:
         """In place of a block that another rank has."""
         if not self._is_within:
@@ -100,17 +147,21 @@ class Blocks:
             )
         given = self._begin(number, args, kwargs)
         length = self._received.length if self._received is not None else None
-        self._last = Between(given, length)
+        with torch._C.DisableTorchFunctionSubclass():  # it may be one already
+            self._last = Between(given.detach().as_subclass(PassedOver), length)
         return self._last.as_returned()
 
     def _compute(self, number: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._is_within:
+        if self._is_within:
+            self._begin(number, args, kwargs)
+        elif not self._is_again:
             return compute(*args, **kwargs)
-        self._begin(number, args, kwargs)
         if number == self._own.start:
             torch.manual_seed(self._seed + _PRIME * (number + 1))  # other numbers than those of other stages
             if self._received is not None:
                 args, kwargs = _with_first(args, kwargs, self._received.tensor)
+        if self._is_again and not self._is_within:
+            return compute(*args, **kwargs)
         result = compute(*args, **kwargs)
         self._last = Between.of(result, self._names[number])
         if number == self._own.stop - 1 and not self.is_last:
@@ -146,11 +197,3 @@ def _described(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {', '.join(type(each).__name__ for each in value) or 'nothing'}"
     return "another tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-
-
-def refuse_call(name: str) -> NoReturn:
-    """Say how a model is trained."""
-    raise RuntimeError(
-        f"{name} is divided by pipeline=, so no rank can compute its gradients alone: call run.pipeline_step((x, y), "
-        "loss) in place of the forward pass and run.backward; to evaluate, call it within torch.no_grad()"
-    )

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import itertools
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 from paceline.train.collective_trace import script_line
+from paceline.train.data.content import Content
 from paceline.train.parallel.errors import NotExchanged, UnusedParameters
 from paceline.train.parallel.late_exchange import average_gradients
 from paceline.train.parallel.model import Model, broadcast
+from paceline.train.parallel.nested import tensors_in
 from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.shard.model import give_back_memory, no_copy
 from paceline.train.parallel.sync.wires.wire import ring_bytes
@@ -28,7 +31,7 @@ from .schedule import order
 from .stages import Elsewhere, Stages, divide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from paceline.train.group.group import Group
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
     Loss = Callable[[Any, Any], torch.Tensor]
 
+log = logging.getLogger("paceline")
+_COMPARED = 3  # steps
 _BUCKET = 25  # megabytes of gradients that are exchanged at once
 
 
@@ -53,7 +58,8 @@ class PipelineModel(Model):
     def __init__(
         self, module: torch.nn.Module, group: Group, strategy: Strategy, look: Look | None, built: Built | None
     ) -> None:
-        self._is_divided, self._is_stepping = False, False
+        self._is_divided = False
+        self._steps = 0  # that were compared
         self._is_last = True
         self._settled: set[int] = set()
         self._hooked: set[int] = set()
@@ -72,10 +78,7 @@ class PipelineModel(Model):
         self._trained = [(name, p) for name, p in here if p.requires_grad]
         self._frozen = [p for _, p in here if not p.requires_grad]
         self._dtypes = [p.dtype for _, p in self._trained]
-        for _, parameter in self._trained:
-            if id(parameter) not in self._hooked and not self.stages.has_one(parameter):
-                self._hooked.add(id(parameter))
-                parameter.register_hook(self._in_average)  # type: ignore[no-untyped-call]
+        self.sum_over_stages([p for _, p in self._trained if not self.stages.has_one(p)])
         self._compute = self._compute_together = self.module
 
     def _divide(self) -> None:
@@ -151,6 +154,13 @@ class PipelineModel(Model):
                     owner._buffers[name] = buffer.to("meta")
         unit._apply = lambda *_: unit  # type: ignore[method-assign]  # it has nothing to move or to convert
 
+    def sum_over_stages(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Let gradients that some stages compute of these be summed where the average of all ranks is taken."""
+        for parameter in parameters:
+            if id(parameter) not in self._hooked and parameter.requires_grad:
+                self._hooked.add(id(parameter))
+                parameter.register_hook(self._in_average)  # type: ignore[no-untyped-call]
+
     def got_later(self) -> set[int]:
         """The ids of parameters that the module has, and the exchange does not know."""
         return super().got_later() - {id(p) for _, p in self.named if p.is_meta}
@@ -171,7 +181,7 @@ class PipelineModel(Model):
 
     def _pass(self, *args: Any, **kwargs: Any) -> Any:
         """In place of the model's own `forward`: a pass without gradients, unless it is one of a step."""
-        if self._is_stepping:
+        if self.is_stepping:
             return self._of_script(*args, **kwargs)
         if torch.is_grad_enabled() and self.module.training and not self._is_evaluating:
             raise RuntimeError(
@@ -184,11 +194,11 @@ class PipelineModel(Model):
         with torch.no_grad(), guard:
             microbatch = Microbatch(args, kwargs, None, 0)
             with self._random() as seed:
-                self._is_stepping = True  # for passes within this one
+                self.is_stepping = True  # for passes within this one
                 try:
                     _, result = self._compute_forward(microbatch, seed, self._of_script)
                 finally:
-                    self._is_stepping = False
+                    self.is_stepping = False
             self._links.finish()
             return self._from_last(result)
 
@@ -238,28 +248,62 @@ class PipelineModel(Model):
         kept: dict[int, tuple[Between | None, torch.Tensor]] = {}
         total = torch.zeros((), device=self._group.device)
         self._links.forget()
-        self._is_stepping = True
+        self._compare(microbatches)
+        self.is_stepping, self._group.steps = True, self
         try:
             with self._random() as seed:
                 for kind, number in order(self.strategy.schedule, stages.index, stages.count, len(microbatches)):
                     if kind == "backward":
-                        self._compute_backward(*kept.pop(number))
+                        with self._blocks.again(kept[number][0], seed + number):
+                            self._compute_backward(*kept.pop(number))
                         continue
                     received, result = self._compute_forward(microbatches[number], seed + number, module)
                     if stages.is_last:
-                        loss = loss_of(result, microbatches[number].targets)
-                        result = _checked(loss) * shares[number] * factor
-                        total += unscaled(loss).detach().reshape(()) * shares[number]
+                        loss = _checked(loss_of(result, microbatches[number].targets))
+                        if not shares[number]:  # it may be the mean of nothing, which is NaN
+                            floats = (each for each in tensors_in(result) if each.is_floating_point())
+                            result = sum(each.sum() for each in floats) * 0.0
+                        else:
+                            result = loss.reshape(()) * shares[number] * factor
+                            total += unscaled(loss).detach().reshape(()) * shares[number]
                     kept[number] = received, result.tensor if isinstance(result, Between) else result
                 self._links.finish()
         finally:
-            self._is_stepping = False
+            self.is_stepping, self._group.steps = False, None
         self.has_gradients = True
+        if self._steps == 1:
+            self._warn_of_kept()
         computed()
         if self._is_last:
             self._exchange_gradients()
         dist.broadcast(total, stages.ranks[-1], group=stages.forward)
         return total
+
+    def _compare(self, microbatches: Sequence[Microbatch]) -> None:
+        """In the first steps, check that the ranks of a pipeline were given the same batch."""
+        if self._steps >= _COMPARED:
+            return
+        self._steps += 1
+        content = Content()
+        for each in microbatches:
+            for tensor in tensors_in((each.args, each.kwargs, each.targets)):
+                content.add(tensor)
+        every: list[Any] = [None] * self.stages.count
+        dist.all_gather_object(every, content.total, group=self.stages.forward)
+        if len({*every}) > 1:
+            raise RuntimeError(
+                f"ranks {', '.join(map(str, self.stages.ranks))} compute a model together, and were given different "
+                "batches: take them from run.dataloader, or give these ranks the same ones"
+            )
+
+    def _warn_of_kept(self) -> None:
+        found = next(self._blocks.kept_by_blocks(), None) if not self.stages.is_last else None
+        if found is not None:
+            log.warning(
+                "%s is a tensor with a gradient: a loss that uses it does not see it with pipeline=, as the loss is "
+                "computed on the last rank of a pipeline; add it within the block, or use shard=True",
+                found,
+            )
 
     @contextlib.contextmanager
     def _random(self) -> Iterator[int]:
@@ -310,7 +354,7 @@ class PipelineModel(Model):
 
         So what was averaged before may be averaged again, as in steps without `zero_grad` between them.
         """
-        return gradient * self.stages.count if self._is_stepping else None
+        return gradient * self.stages.count if self.is_stepping else None
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
@@ -399,6 +443,6 @@ def _buckets(parameters: Sequence[torch.Tensor], most: int) -> Iterator[list[tor
 
 def _checked(loss: Any) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss.reshape(())
+        return loss
     what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
     raise ValueError(f"the loss of run.pipeline_step must return a tensor with one element, not {what}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
 
 _CLIP = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
+_RANDOM = ("normal", "uniform", "xavier", "kaiming", "orthogonal", "sparse", "bernoulli", "random", "exponential")
 _DEPTH = 3  # frames from it to where it takes gradients
 _ALONE = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
@@ -36,6 +37,12 @@ class Elsewhere(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See torch. `clip_grad_norm_` would take the norm of what is here only, and scale each stage differently."""
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and any(kind in name for kind in _RANDOM):
+            raise RuntimeError(
+                f"{name} draws numbers for a parameter that another rank has, and ranks would go on with other random "
+                "numbers; set parameters before run.setup"
+            )
         frame: types.FrameType | None = sys._getframe(1)
         for _ in range(_DEPTH):
             if frame is not None and frame.f_code is _CLIP:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -61,7 +61,17 @@ def from_part(part: torch.Tensor, like: DTensor) -> DTensor:
 def elsewhere(shape: torch.Size, dtype: torch.dtype, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
     """A tensor that only ranks of a mesh have to which this one does not belong."""
     whole = torch.empty(shape, dtype=dtype, device="meta")
-    return cut(torch.empty(0 if shape else (), dtype=dtype), whole, mesh, placements)
+    made = cut(torch.empty(0 if shape else (), dtype=dtype), whole, mesh, placements)
+    made.__reduce_ex__ = _not_here  # type: ignore[method-assign]
+    return made
+
+
+def _not_here(_: Any) -> NoReturn:
+    """In place of `__reduce_ex__`: `torch.save` would write nothing for it."""
+    raise RuntimeError(
+        "this state has tensors that other ranks have, so a file of it would lack them: take a checkpoint (run.save), "
+        "and write the whole model with paceline checkpoint export"
+    )
 
 
 def cut(part: torch.Tensor, like: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
