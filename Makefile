@@ -24,7 +24,7 @@ VENDOR := src/paceline/web/static/vendor
 FETCHED := .vendor
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench docs docs-material audit constraints web-vendor web-screens clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench docs docs-material audit constraints web-vendor web-screens release clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,7 +51,7 @@ $(FRAMEWORKS)/.ready: pyproject.toml tests/frameworks/requirements.txt
 	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt -e .
 	@touch $@
 
-environments: $(VENV)/.dev $(FRAMEWORKS)/.ready $(DOCS)/.ready ## What all tests need; `make -j2` sets both up at once
+environments: $(VENV)/.dev $(FRAMEWORKS)/.ready $(DOCS)/.ready ## What all tests need; `make -j2` sets two up at once
 
 demo: $(VENV)/.examples ## Train on real data with two ranks
 	$(BIN)/paceline run -n 2 examples/digits.py
@@ -87,6 +87,8 @@ lint: $(VENV)/.dev ## Style, types, which room may import which, and how large i
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/typing/project/pyproject.toml tests/typing/project
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --project tests/typing/project
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/rooms.py
 
@@ -148,6 +150,9 @@ web-vendor: ## The libraries of the page anew, from npm, of the versions in vend
 
 web-screens: $(VENV)/.dev ## The pictures in docs/web.md anew; needs chromium
 	$(BIN)/python -m tests.lab.web.screens
+
+release: $(VENV)/.dev ## What a release publishes, in dist/: built twice, tried in an empty environment, with its components and sums
+	$(BIN)/python tools/release.py
 
 clean: ## Remove the environments and caches
 	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) $(DOCS) $(MATERIAL) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import costs, forked, journals, needs, tiers, warm
+from tests import costs, forked, journals, leaks, needs, tiers, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +40,7 @@ settings.load_profile("paceline")
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """The options and hooks of the tests."""
-    for plugin in (costs, needs, tiers, warm):
+    for plugin in (costs, leaks, needs, tiers, warm):
         pluginmanager.register(plugin)
 
 
@@ -54,7 +53,7 @@ OTHERS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "COLUMNS")  # of whoeve
 
 
 _ports = itertools.count(random.randrange(12000))
-_given = os.open(f"{tempfile.gettempdir()}/paceline-test-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o600)
+_given = os.open(f"/tmp/paceline-test-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def free_port() -> int:

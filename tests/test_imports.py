@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import pickle
+import pkgutil
+import re
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import paceline
+import paceline.train
+from paceline import jobs
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 PACKAGE = Path(paceline.__file__).parent
+ROOT = Path(__file__).parents[1]
 NODE_FILES = [
     PACKAGE / "__init__.py",
     PACKAGE / "_version.py",
@@ -60,16 +67,34 @@ def test_node_side_runs_on_python_3_9(tmp_path: Path) -> None:
     subprocess.run([python, "-c", code], env={"PYTHONPATH": str(PACKAGE.parent)}, check=True)
 
 
-def test_public_errors_are_found_by_their_public_names() -> None:
+def test_public_names_are_all_that_are_meant_and_sorted() -> None:
     pytest.importorskip("torch")
-    for name in paceline.__all__:
-        thing = getattr(paceline, name)
-        if isinstance(thing, type) and issubclass(thing, BaseException):
-            assert f"{thing.__module__}.{thing.__qualname__}" == f"paceline.{name}"
-            assert pickle.loads(pickle.dumps(thing)) is thing
+    assert paceline.__all__ == sorted(paceline.__all__) and jobs.__all__ == sorted(jobs.__all__)
     assert set(paceline.__all__) <= set(dir(paceline))
+    # Whatever says that users find it here, and what the pages and docstrings call by such a name, is among them.
+    for module in pkgutil.walk_packages(paceline.train.__path__, "paceline.train."):
+        for name, thing in vars(importlib.import_module(module.name)).items():
+            if not name.startswith("_") and getattr(thing, "__module__", None) == "paceline":
+                assert name in paceline.__all__
+    texts = [*PACKAGE.rglob("*.py"), ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    used = {name for path in texts for name in re.findall(r"\bpaceline\.([A-Z][a-zA-Z]+)", path.read_text())}
+    assert used <= set(paceline.__all__)
     with pytest.raises(AttributeError, match="no attribute 'PeerLoss'"):
-        paceline.PeerLoss  # noqa: B018 - looking it up is the test
+        getattr(paceline, "PeerLoss")  # noqa: B009 - type checkers know that it is not there
+
+
+@pytest.mark.parametrize("module", ["paceline", "paceline.jobs"])
+def test_what_is_public_is_shown_and_pickled_by_its_public_name(module: str) -> None:
+    pytest.importorskip("torch")
+    public = importlib.import_module(module)
+    for name in public.__all__:
+        thing = getattr(public, name)
+        if (module == "paceline" and callable(thing)) or (isinstance(thing, type) and issubclass(thing, BaseException)):
+            assert f"{thing.__module__}.{thing.__qualname__}" == f"{module}.{name}"
+            assert pickle.loads(pickle.dumps(thing)) is thing
+        if isinstance(thing, type) and issubclass(thing, BaseException):
+            error = thing.__new__(thing, "what is wrong")
+            assert traceback.format_exception_only(error) == [f"{module}.{name}: what is wrong\n"]
 
 
 # The time of a short command is that of its imports.

@@ -14,6 +14,7 @@ from paceline.node.errors import Refused
 from paceline.node.planning.packages import PRELOAD, WITH_OPTIMIZERS
 from paceline.node.warm import start
 from paceline.node.warm.leave import start_server
+from tests import leaks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +51,6 @@ def keep(env: Mapping[str, str]) -> str:
     for preload in (), _TORCH:
         if preload not in _started:
             _started.add(preload)
-            with contextlib.suppress(Refused):  # another worker has started it
+            with leaks.kept(), contextlib.suppress(Refused):  # another worker has started it
                 start_server((sys.executable,), preload, env, os.getcwd(), _SECONDS, wait=not preload, where=where)
     return str(where)

@@ -101,14 +101,16 @@ _HOMES = {
 }  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES and name != "jobs":
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # a type checker finds what is misspelt
 
-    if name == "jobs":
-        return importlib.import_module("paceline.jobs")
-    return getattr(importlib.import_module(f"paceline.{_HOMES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES and name != "jobs":
+            raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+        import importlib
+
+        if name == "jobs":
+            return importlib.import_module("paceline.jobs")
+        return getattr(importlib.import_module(f"paceline.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -39,9 +39,9 @@ pathlib.Path(__file__).with_name(f"rank-{found['placement']['rank']}.json").writ
 def test_torch_launchers(command: list[str], launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "who.py"
     script.write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
+    folders = {"PYTHONPATH": str(Path(paceline.__file__).parents[1]), "TMPDIR": str(tmp_path)}
     line = [sys.executable, "-m", *command, "--nproc-per-node=2", str(script)]
-    subprocess.run(line, env=env, check=True, capture_output=True)
+    subprocess.run(line, env={**os.environ, **folders}, check=True, capture_output=True)
     for rank in (0, 1):
         found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         placement = found["placement"]

@@ -12,13 +12,10 @@ from tools.handbook import chinese
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-READMES = (ROOT / "README.md", chinese.README)
+README = ROOT / "README.md"
+READMES = (README, chinese.README)
 PAGES = (*READMES, *sorted(DOCS.rglob("*.md")))
 CHINESE = (*chinese.twins(), chinese.GLOSSARY)
-EXEMPT = {  # pages that are written at this time, until they are split
-    DOCS / "sharding.md": "it changes with what is sharded",
-    DOCS / "checkpoints.md": "it changes with the format of checkpoints",
-}
 _FENCE = re.compile(r"^( *)```(\w*)$")
 _MARK = re.compile(r"^ *<!-- (\w+): ?(.*) -->$")
 _HEADING = re.compile(r"^(#+) (?:<a id=\"([\w-]+)\"></a>)?(.*)$")

@@ -30,7 +30,7 @@ from tests.backends.slurm.fake import Login
 from tests.backends.ssh.many import ManyHosts
 from tests.backends.test_contract import install
 from tests.conftest import all_end
-from tests.docs.pages import CHINESE, EXEMPT, PAGES, ROOT, Block, blocks
+from tests.docs.pages import CHINESE, PAGES, ROOT, Block, blocks
 
 from paceline.cli.dialects.tools import explained
 from paceline.cli.main import DIALECTS, cli
@@ -47,11 +47,13 @@ if TYPE_CHECKING:
 
     from tests.conftest import Paceline
 
-BLOCKS = [block for page in PAGES if page not in {*EXEMPT, *CHINESE} for block in blocks(page)]  # see test_chinese.py
+BLOCKS = [block for page in PAGES if page not in {**CHINESE} for block in blocks(page)]  # see test_chinese.py
 LANGUAGES = {"console", "python", "toml", "yaml", "json", "diff", "text"}
 DRY = ("run", "submit", "resubmit", "tune")
 JOB = r"(?:digits|train|resnet)(?:-\w+)?"  # how the jobs of the pages are called
 SCRIPT = "import sys\nprint(*sys.argv[1:])\n"
+HEADER = b'{"0.weight":{"dtype":"F32","shape":[10,64],"data_offsets":[0,2560]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(2560)
 TARGETS = """
 [local]
 devices = 8
@@ -103,12 +105,13 @@ def parse(line: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project as the pages have it: scripts, a job file, and the examples."""
+    """A project as the pages have it: scripts, a job file, weights, and the examples."""
     for name in ("train.py", "score.py"):
         (tmp_path / name).write_text(SCRIPT)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").touch()
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     (tmp_path / "job.yaml").write_text("script: train.py\n")
     (tmp_path / "paceline.toml").write_text(TARGETS)
     monkeypatch.chdir(tmp_path)
@@ -154,7 +157,15 @@ def test_command_lines_are_parsed(block: Block, folder: Path) -> None:
             _install(line)
 
 
-@pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == "console" and not it.mark], ids=str)
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(it, marks=[pytest.mark.torch] if re.search(r"paceline (plan|checkpoint) ", it.text) else [])
+        for it in BLOCKS
+        if it.language == "console" and not it.mark
+    ],
+    ids=str,
+)
 def test_command_lines_run(block: Block, folder: Path, reader: Paceline) -> None:
     lines = commands(block)
     assert lines, f"{block}: nothing is typed; if a program prints it, its language is text"

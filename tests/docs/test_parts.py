@@ -1,6 +1,6 @@
 """Parts of scripts that the pages show: they run with what stands around them in a script.
 
-The parts are of data.md, communication.md, library.md and training-loop.md.
+They run in the order of the pages: one of checkpoints-format.md reads what one of checkpoints.md has saved.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def fresh():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)
 evolve = population.append
+rank, world_size, step, own = 0, 1, 123, {}
+shared = {"model": fresh()[0].state_dict()}
 """
 BEGINS = """
 print({where!r}, flush=True)
@@ -31,12 +33,11 @@ model, optimizer, scheduler = fresh()
 run = paceline.init(checkpoint_dir={folder!r}, progress=False)
 train = run.dataloader(dataset, global_batch_size=64, shuffle=True)
 """
-OWN = [
-    block
-    for name in ("data.md", "communication.md", "library.md", "training-loop.md")
-    for block in blocks(DOCS / name)
-    if block.language == "python"
-]
+OF = (
+    "data.md", "communication.md", "library.md", "training-loop.md",
+    "sharding.md", "sharding-details.md", "checkpoints.md", "checkpoints-format.md",
+)  # fmt: skip
+OWN = [block for name in OF for block in blocks(DOCS / name) if block.language == "python"]
 
 
 @pytest.mark.torch

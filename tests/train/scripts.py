@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests import leaks
 from tests.conftest import LAUNCHER_VARIABLES, OTHERS
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def run(paceline: Paceline, *line: str, timeout: float, **options: Any) -> subpr
 
 
 @functools.cache
+@leaks.kept()
 def _started() -> socket.socket:
     """The server of this process, which is started with its first script and ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

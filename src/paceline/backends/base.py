@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 class Incomplete(UserError):
     """Log lines of a machine may be missing that could not be reached, or no longer; all others have been read."""
 
+    __module__ = "paceline.jobs"  # where users find it
+
 
 @dataclass(frozen=True)
 class Shell:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+_ELSEWHERE = {
+    "win32": "Windows: install it in WSL2, which is Linux within Windows",
+    "darwin": "macOS: install it in a Linux container or virtual machine, or on a Linux host that you reach over ssh",
+}
 _COLLECT_EVERY = 50_000  # objects; imports make more than that, and Python would look through all of them 70 times
 _COMPLETES = "_PACELINE_COMPLETE"  # set while a shell completes a line
 _NEAR = 0.75  # of two flags, where 1 is equal
@@ -128,6 +132,9 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and end this process with its exit code."""
+    if sys.platform in _ELSEWHERE:
+        os.write(2, f"paceline: this runs on Linux, not on {_ELSEWHERE[sys.platform]} (docs/wsl2.md)\n".encode())
+        sys.exit(2)
     if os.getpid() == 1:  # the kernel keeps from the first process of a container what it does not handle
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     gc.set_threshold(_COLLECT_EVERY)

@@ -1,7 +1,7 @@
 """How checkpoints lie on a disk, as far as it is known without torch: their names, and the manifest with its checksums.
 
-docs/checkpoints.md describes the format. `train/checkpoint/disk_format.py` writes it; a machine that sends a checkpoint
-to another one, or gets one, needs no torch.
+docs/checkpoints-format.md describes the format. `train/checkpoint/disk_format.py` writes it; a machine that sends a
+checkpoint to another one, or gets one, needs no torch.
 """
 
 from __future__ import annotations

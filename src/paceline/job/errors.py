@@ -17,6 +17,8 @@ class UserError(Exception):
     If several hosts have a problem, there is one line for each.
     """
 
+    __module__ = "paceline.jobs"  # where users find it
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint with the known word that is closest to a misspelt one, or with all known words if none is close."""

@@ -94,6 +94,9 @@ def launch(
         reports.cleanup()
 
 
+launch.__module__ = "paceline"  # where users find it
+
+
 def _chosen(
     work: partial[T], method: Literal["spawn", "fork"] | None
 ) -> tuple[Literal["spawn", "fork"], Callable[[], T]]:

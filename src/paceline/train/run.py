@@ -138,6 +138,9 @@ def init(
     )
 
 
+init.__module__ = "paceline"  # where users find it
+
+
 class Run(Collectives):
     """The job as one rank sees it: its place among the ranks, their collectives, and training.
 
@@ -148,6 +151,8 @@ class Run(Collectives):
         attempt: number of restarts of the job before this start.
         device: this rank's device.
     """
+
+    __module__ = "paceline"  # where users find it
 
     def __init__(
         self,

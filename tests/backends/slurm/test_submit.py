@@ -85,6 +85,7 @@ def test_the_jobs_of_an_array_share_the_files_of_their_code(login: Login) -> Non
 def test_nothing_is_left_of_a_job_whose_client_is_interrupted(login: Login, verb: str, how: signal.Signals) -> None:
     asked, go = login.folder / "asked", login.folder / "go"
     os.mkfifo(go)
+    login.env["TMPDIR"] = str(login.folder)  # who is killed removes nothing there
     login.command("sbatch", f'case "$*" in *test-only*) exit 0;; esac; touch {asked}; cat {go}; echo 7')
     client = login.start(verb, "--on", "lab", "--name", "it", login.script("pass"))
     eventually(asked.exists, "sbatch was called")
@@ -111,6 +112,7 @@ def test_a_client_that_ignores_sigterm_can_be_interrupted(login: Login) -> None:
 
 
 def test_nothing_is_left_of_an_array_whose_client_is_interrupted(login: Login) -> None:
+    login.env["TMPDIR"] = str(login.folder)  # who is killed removes nothing there
     login.command("sbatch", 'case "$*" in *test-only*) exit 0;; esac; kill -KILL $CLIENT; echo 7')
     done = login(
         "submit", "--on", "lab", "--name", "it", "--array", "0-2", login.script("pass"), python=KILLED_BY_SBATCH

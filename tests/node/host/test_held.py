@@ -171,6 +171,9 @@ def test_a_client_comes_back_before_the_end_of_its_connection_is_noticed(job: Jo
     third.say("signal 12")
     eventually(lambda: job.noted() == ["12"], "it is the connection that counts")
     assert [third.answer()["number"] for _ in range(3)] == [3, 4, 5]
+    assert third.answer() == {"end": True}
+    third.say("seen 6")
+    eventually(lambda: not third.children(), "the job has ended")
 
 
 def test_a_client_that_ends_ends_the_job_at_once(job: Job) -> None:

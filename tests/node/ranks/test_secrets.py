@@ -71,15 +71,15 @@ class Meeting:
         thread.start()
         while not self.loop.run_until(lambda: not thread.is_alive(), 0.01):
             pass
+        for channel in self.admitted:
+            channel.close()
         return results[0]
 
     def close(self) -> None:
-        for channel in self.admitted:
-            channel.close()
         self.listener.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def meeting() -> Iterator[Meeting]:
     with contextlib.closing(Meeting()) as it:
         yield it

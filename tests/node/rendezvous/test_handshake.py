@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,10 +33,15 @@ class Stranger:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
-            sock, _ = self._listener.accept()
-            sock.sendall(self._text)
-            threading.Thread(target=sock.recv, args=(1 << 20,), daemon=True).start()
+        with suppress(OSError):  # it is closed
+            while True:
+                sock, _ = self._listener.accept()
+                sock.sendall(self._text)
+                threading.Thread(target=sock.recv, args=(1 << 20,), daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
 
 SENT = {
@@ -50,8 +55,8 @@ SENT = {
 @pytest.mark.parametrize("case", SENT)
 def test_before_its_proof_the_other_side_sends_one_short_line(case: str) -> None:
     text, why = SENT[case]
-    with pytest.raises(ChannelClosed, match=why):
-        connect("127.0.0.1", Stranger(text + b"\n").port, TOKEN, GENEROUS, joins=False)
+    with closing(Stranger(text + b"\n")) as it, pytest.raises(ChannelClosed, match=why):
+        connect("127.0.0.1", it.port, TOKEN, GENEROUS, joins=False)
 
 
 def test_what_makes_no_sense_is_no_answer() -> None:
@@ -62,6 +67,8 @@ def test_what_makes_no_sense_is_no_answer() -> None:
     survey = Survey(loop, agents, TOKEN, GENEROUS)
     assert loop.run_until(lambda: survey.is_over, GENEROUS)
     assert survey.answers == dict.fromkeys("01234")
+    for it in strangers:
+        it.close()
 
 
 def test_a_name_that_is_looked_up_for_long_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,7 @@ def ask(command: tuple[str, ...], seconds: float = 1.5) -> tuple[str, str | None
         out = process.communicate(timeout=seconds)[0].decode(errors="replace")
     except subprocess.TimeoutExpired:
         process.kill()
+        process.stdout.close()  # type: ignore[union-attr]  # it is a pipe
         return "", f"gave no answer within {seconds:g} s"
     if process.returncode:
         lines = out.strip().splitlines()

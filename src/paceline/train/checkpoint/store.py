@@ -5,7 +5,7 @@ send their own states to rank 0 and agree on the step, (2) the writers write a f
 durable and read it back, (3) when all have done so, they give it its name, (4) and then remove the oldest checkpoints.
 If a rank fails before (3), the save fails on every rank, and the last checkpoint is kept.
 
-For the format on disk, and how to read it with torch alone, see docs/checkpoints.md.
+For the format on disk, and how to read it with torch alone, see docs/checkpoints-format.md.
 """
 
 from __future__ import annotations

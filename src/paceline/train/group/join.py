@@ -262,6 +262,7 @@ def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
     if key not in _stores:
         agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         serves = placement.rank == 0 and not agent_serves
+        server = _loopback_server(placement.main_address, placement.main_port) if serves else None
         _stores[key] = TCPStore(
             placement.main_address,
             placement.main_port,
@@ -269,7 +270,8 @@ def _store(init_method: str, placement: Placement, timeout: timedelta) -> Store:
             timeout=timeout,
             wait_for_workers=False,
             multi_tenant=True,
-            master_listen_fd=_loopback_server(placement.main_address, placement.main_port) if serves else None,
+            master_listen_fd=server,
+            use_libuv=server is None or torch.__version__ >= "2.7",  # before, libuv's server takes no socket
         )
     return _stores[key]
 

@@ -28,6 +28,10 @@ class State:
                 raise ValueError(f"run.state({name}=…): a name must not begin with an underscore")
             self.__dict__[name] = value
 
+    if TYPE_CHECKING:  # the names are the script's
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dict__:
             raise AttributeError(f"{name} is not a value of this run.state; name it there: run.state({name}=…)")

@@ -68,6 +68,8 @@ class Strategy:
         TypeError: `sync` is neither a method nor a name.
     """
 
+    __module__ = "paceline"  # where users find it
+
     precision: Literal["fp32", "bf16"] = "fp32"
     accumulate: int = 1
     sync_batchnorm: bool = False

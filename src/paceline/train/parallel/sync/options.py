@@ -76,6 +76,8 @@ class AllReduce(EveryStep):
             lost is added to the gradients of the next step). Sums are taken in fp32.
     """
 
+    __module__ = "paceline"  # where users find it
+
     wire: Literal["fp32", "fp16", "bf16", "int8"] = dataclasses.field(default="fp32", kw_only=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +103,8 @@ class PowerSGD(EveryStep):
         warmup: steps at the start in which gradients are sent as they are.
     """
 
+    __module__ = "paceline"  # where users find it
+
     rank: int = dataclasses.field(default=4, kw_only=False)
     warmup: int = 1000
 
@@ -119,6 +123,8 @@ class TopK(EveryStep):
     Attributes:
         fraction: of the values of each gradient, more than 0 and at most 1.
     """
+
+    __module__ = "paceline"  # where users find it
 
     fraction: float = dataclasses.field(default=0.01, kw_only=False)
 
@@ -147,6 +153,8 @@ class LocalSGD(Sync):
     Raises:
         ValueError: an option is out of range.
     """
+
+    __module__ = "paceline"  # where users find it
 
     every: int | Literal["auto"] = dataclasses.field(default=8, kw_only=False)
     warmup: int = 500
@@ -178,6 +186,8 @@ class AutoSync(Sync):
     Raises:
         ValueError: an option is out of range.
     """
+
+    __module__ = "paceline"  # where users find it
 
     warmup: int = 4
 
@@ -211,6 +221,8 @@ class DiLoCo(Sync):
     Raises:
         ValueError: an option is out of range.
     """
+
+    __module__ = "paceline"  # where users find it
 
     every: int = dataclasses.field(default=64, kw_only=False)
     outer_lr: float = 0.7
