@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Paceline
 
-BLOCKS = [block for page in PAGES if page not in {**CHINESE} for block in blocks(page)]  # see test_chinese.py
+BLOCKS = [block for page in PAGES if page not in CHINESE for block in blocks(page)]  # see test_chinese.py
 LANGUAGES = {"console", "python", "toml", "yaml", "json", "diff", "text"}
 DRY = ("run", "submit", "resubmit", "tune")
 JOB = r"(?:digits|train|resnet)(?:-\w+)?"  # how the jobs of the pages are called
