@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tools.handbook import chinese
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = (README, *sorted(DOCS.rglob("*.md")))
+READMES = (README, chinese.README)
+PAGES = (*READMES, *sorted(DOCS.rglob("*.md")))
+CHINESE = (*chinese.twins(), chinese.GLOSSARY)
 _FENCE = re.compile(r"^( *)```(\w*)$")
 _MARK = re.compile(r"^ *<!-- (\w+): ?(.*) -->$")
-_HEADING = re.compile(r"^(#+) (.*)$")
+_HEADING = re.compile(r"^(#+) (?:<a id=\"([\w-]+)\"></a>)?(.*)$")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
 
 
@@ -93,7 +96,13 @@ def slug(heading: str, site: bool = False) -> str:
 
 def headings(page: Path) -> list[str]:
     """The headings of a page."""
-    return [found[2] for _, line in prose(page) if (found := _HEADING.match(line))]
+    return [found[3] for _, line in prose(page) if (found := _HEADING.match(line))]
+
+
+def anchors(page: Path) -> list[tuple[int, str]]:
+    """The level of each heading of a page, and its anchor: a Chinese heading names that of its English twin."""
+    found = (_HEADING.match(line) for _, line in prose(page))
+    return [(len(it[1]), it[2] or slug(it[3])) for it in found if it]
 
 
 def links(page: Path) -> list[tuple[int, str]]:

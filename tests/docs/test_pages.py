@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.docs.pages import PAGES
+from tests.docs.pages import PAGES, ROOT
 from tools.handbook import pictures, reference
 
 if TYPE_CHECKING:
@@ -16,11 +17,16 @@ WIDTH = 120
 MADE = {**pictures.pictures(), **reference.pages()}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def columns(line: str) -> int:
+    """The width of a line on a screen, where a Chinese character has two columns."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_neither_long_nor_wide(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert len(lines) <= MOST_LINES, "split the page"
-    wide = [number for number, line in enumerate(lines, 1) if len(line) > WIDTH]
+    wide = [number for number, line in enumerate(lines, 1) if columns(line) > WIDTH]
     assert not wide, f"lines {wide} have more than {WIDTH} columns; turn wide tables into lists"
 
 

@@ -101,6 +101,8 @@ def llms(made: dict[Path, str]) -> str:
     text = f"# {settings['site_name']}\n\n> {settings['site_description']}\n"
     for section in settings["nav"]:
         ((heading, entries),) = section.items()
+        if heading == "中文":
+            continue  # a program reads the English pages, which are all there
         text += f"\n## {heading}\n\n"
         for entry in entries:
             name = next(iter(entry.values())) if isinstance(entry, dict) else entry

@@ -26,6 +26,8 @@ def finish(folder: Path) -> None:
         text = page.read_text().replace(_ELSEWHERE, f"{up}assets/javascripts/{SHIM.name}")
         if found := _LOADS.search(text):
             raise ValueError(f"{page}: loads something from another server: {text[found.start() : found.end() + 80]}")
+        if page.parent.name == "zh":  # browsers choose the font by it
+            text = re.sub(r'<html lang="?en"?', '<html lang="zh-Hans"', text, count=1)
         page.write_text(text)
 
 

@@ -30,12 +30,20 @@ def test_the_site_is_read_from_files(tmp_path: Path, chromium: Browser) -> None:
     light = chromium.run(BACKGROUND)
     chromium.emulate(prefers_color_scheme="dark")
     chromium.until(f"{BACKGROUND} !== {json.dumps(light)}")
-    chromium.press("/")
-    chromium.until("document.activeElement !== document.body")
-    chromium.call("Input.insertText", text="rendezvous")
-    chromium.until(f"/[0-9]+ results/.test({SHOWN})")
+    search(chromium, "rendezvous")
+    chromium.open(f"file://{site}/zh/resume.html")
+    chromium.shows("宽限期")
+    search(chromium, "样本恰好")  # is within a sentence, where Chinese has no spaces
     chromium.resize(390, 800)
-    for name in ("index", "jobs", "reference", "measured-training"):
+    for name in ("index", "jobs", "reference", "measured-training", "zh/first-steps"):
         chromium.open(f"file://{site}/{name}.html")
         chromium.until(f"location.pathname.endsWith('/{name}.html') && document.readyState === 'complete'")
         assert chromium.run("document.documentElement.scrollWidth") <= 390, f"{name} is wider than a phone"
+
+
+def search(chromium: Browser, words: str) -> None:
+    """Search the site for words, and wait until there are results."""
+    chromium.press("/")
+    chromium.until("document.activeElement !== document.body")
+    chromium.call("Input.insertText", text=words)
+    chromium.until(f"/[0-9]+ results?/.test({SHOWN})")
