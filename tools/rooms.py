@@ -49,10 +49,10 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/checkpoint": 1770,
     "paceline/train/control": 1030,
     "paceline/train/data": 1780,
-    "paceline/train/group": 1080,
+    "paceline/train/group": 1085,
     "paceline/train/loop": 2060,
     "paceline/train/metrics": 760,
-    "paceline/train/parallel": 6260,
+    "paceline/train/parallel": 6340,
     "paceline/train/replicas": 450,
     "paceline/web": 1600,
 }

@@ -124,14 +124,9 @@ def keys() -> set[str]:
 
 def codes() -> set[str]:
     """Exit codes, and variables that users set and ranks get, as the pages list them."""
-    rows = {line for page in ("run.md", "reference.md") for line in (ROOT / "docs" / page).read_text().splitlines()}
-    found = set()
-    for row in rows:
-        if code := re.match(r"\| (\d+(?: \+ N)?) \|", row):
-            found.add(f"exit code {code[1]}")
-        elif row.startswith("| PACELINE_"):
-            found.update(f"variable {name}" for name in re.findall(r"PACELINE_\w+", row.split("|")[1]))
-    return found
+    run, variables = ((ROOT / "docs" / page).read_text() for page in ("run.md", "variables.md"))
+    found = {f"exit code {code}" for code in re.findall(r"^\| (\d+(?: \+ N)?) \|", run, re.MULTILINE)}
+    return found | {f"variable {name}" for name in re.findall(r"(?<!_)PACELINE_[A-Z_]+", variables)}
 
 
 def _paths(name: str, value: Any) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +17,6 @@ from paceline.cli.verbs import plan
 from paceline.job.spec import JobSpec
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import Paceline
 
 pytest.importorskip("torch")
@@ -59,13 +59,16 @@ def test_numbers_of_ranks_that_are_none(paceline: Paceline, ranks: str, said: st
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_a_plan_leaves_no_workers_and_no_files(paceline: Paceline, tmp_path: Path, context: str) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
+    with tempfile.TemporaryDirectory() as folder:  # sockets are in it, and their names must be short
+        check_leaves_nothing(paceline, tmp_path, Path(folder), context)
+
+
+def check_leaves_nothing(paceline: Paceline, tmp_path: Path, folder: Path, context: str) -> None:
     paceline.env["TMPDIR"] = str(folder)
     with open(tmp_path / "said", "w") as said:  # a pipe would be open as long as a worker is there
         paceline.script(SCRIPT.format("", WORKERS.format(context)))
         process = paceline.start("plan", "-n", "1", "script.py", stdout=said, stderr=said)
-    assert process.wait(60) == 0, (tmp_path / "said").read_text()
+    assert process.wait(200) == 0, (tmp_path / "said").read_text()
     assert not [path for path in folder.iterdir() if path.name.startswith(("pymp", "paceline"))]
     assert not [pid for pid in filter(str.isdecimal, os.listdir("/proc")) if _has(pid, str(folder))]
 

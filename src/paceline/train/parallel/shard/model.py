@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -112,6 +113,11 @@ class ShardedModel(Model):
         """Shard a model, a unit at a time; `divide` divides its layers before."""
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+        if "ignored_params" not in inspect.signature(fully_shard).parameters:
+            raise RuntimeError(
+                f"models cannot be sharded with torch {torch.__version__}, whose fully_shard has no ignored_params; "
+                "install a later version, such as the newest"
+            )
         module, group = self.module, self._group
         is_half = self.strategy.precision == "bf16"
         whole = {p for p in module.parameters() if not can_be_sharded(p)}
