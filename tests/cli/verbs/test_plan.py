@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.backends.test_contract import install
+from tests.conftest import eventually
 from tests.typed import refusal, typed
 
 from paceline.cli.verbs import plan
@@ -70,7 +71,11 @@ def check_leaves_nothing(paceline: Paceline, tmp_path: Path, folder: Path, conte
         process = paceline.start("plan", "-n", "1", "script.py", stdout=said, stderr=said)
     assert process.wait(200) == 0, (tmp_path / "said").read_text()
     assert not [path for path in folder.iterdir() if path.name.startswith(("pymp", "paceline"))]
-    assert not [pid for pid in filter(str.isdecimal, os.listdir("/proc")) if _has(pid, str(folder))]
+    # They are killed, or end when they read that the plan has.
+    eventually(
+        lambda: not [pid for pid in filter(str.isdecimal, os.listdir("/proc")) if _has(pid, str(folder))],
+        "all workers have ended",
+    )
 
 
 def _has(pid: str, folder: str) -> bool:
