@@ -58,11 +58,11 @@ def test_jobs_and_the_machine(paceline: Paceline) -> None:
     submit(paceline, "busy", "-n", "2", "--devices", "0,2")
     eventually(lambda: state(paceline, "busy") == "RUNNING", "the ranks run")
     submit(paceline, "waits", "--devices", "2")
-    eventually(lambda: look(paceline, "job")[1]["processes"], "its first line of telemetry is there")
+    # The first line of telemetry may be of a moment when not all ranks were there.
+    eventually(lambda: (look(paceline, "job")[1]["processes"] or 0) >= 4, "agent, fork server and ranks are there")
     (waits, busy) = look(paceline, "job")
     assert (busy["name"], busy["state"]) == ("busy", "RUNNING")
     assert (busy["devices_asked"], busy["devices"]) == (["0", "2"], ["0", "2"])
-    assert busy["processes"] >= 4, "agent, fork server, ranks"
     assert busy["memory"] > 10 << 20
     assert busy["cpu"] >= 0
     assert busy["gpus"] == [], "slot 0 is not GPU 0"
