@@ -28,7 +28,7 @@ from .units import compute_again, find_units
 from .wrapper import OwnNames, ParallelModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from paceline.train.group.group import Group
@@ -431,6 +431,16 @@ class Model:
             f"no gradient for {some_of(names) or 'some parameters'} on rank {self._group.rank}: {loss} does not "
             "depend on them; use them, set requires_grad=False, or use Strategy(find_unused_parameters=True)"
         )
+
+
+@contextlib.contextmanager
+def without_exchange(model: Model, last: bool) -> Iterator[None]:
+    """Accumulate gradients of a model within this block; behind it, they are exchanged if `last`."""
+    model.exchange(last=False)
+    try:
+        yield
+    finally:
+        model.exchange(last)
 
 
 def broadcast(tensors: Sequence[torch.Tensor], source: int = 0, group: dist.ProcessGroup | None = None) -> None:

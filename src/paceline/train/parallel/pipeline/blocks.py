@@ -114,7 +114,7 @@ class Blocks:
             return self._last
         finally:
             self._is_within = False
-            self._received = None
+            self._received = self._last = None  # they keep what a backward pass needs
         if self._next < len(self._names):
             raise RuntimeError(
                 f"the forward pass has ended before {self._names[self._next]} was called: with pipeline=, it calls "

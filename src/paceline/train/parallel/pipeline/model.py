@@ -17,7 +17,7 @@ from paceline.train.collective_trace import script_line
 from paceline.train.data.content import Content
 from paceline.train.parallel.errors import NotExchanged, UnusedParameters
 from paceline.train.parallel.late_exchange import average_gradients
-from paceline.train.parallel.model import Model, broadcast
+from paceline.train.parallel.model import Model, broadcast, without_exchange
 from paceline.train.parallel.nested import tensors_in
 from paceline.train.parallel.optimizer import unscaled
 from paceline.train.parallel.shard.model import give_back_memory, no_copy
@@ -362,17 +362,8 @@ class PipelineModel(Model):
         """Set whether the next step is the last of its accumulation, and so exchanges gradients."""
         self._is_evaluating, self._is_last = False, last
 
-    @contextlib.contextmanager
-    def _without_exchange(self) -> Iterator[None]:
-        before = self._is_last
-        self.exchange(last=False)
-        try:
-            yield
-        finally:
-            self.exchange(before)
-
     def _no_sync(self) -> AbstractContextManager[None]:
-        return self._without_exchange()
+        return without_exchange(self, self._is_last)
 
     @property
     def exchanges(self) -> bool:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline.train.group.sharded import is_dtensor, is_fully_sharded, kind_of, name_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
-from paceline.train.parallel.model import Model, broadcast
+from paceline.train.parallel.model import Model, broadcast, without_exchange
 from paceline.train.parallel.nested import mapped, tensors_in
 from paceline.train.parallel.units import compute_again, describe, find_units, scales
 
@@ -265,17 +265,8 @@ class ShardedModel(Model):
             self._is_last = last
             self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
 
-    @contextlib.contextmanager
-    def _without_exchange(self) -> Iterator[None]:
-        before = self._is_last
-        self.exchange(last=False)
-        try:
-            yield
-        finally:
-            self.exchange(before)
-
     def _no_sync(self) -> AbstractContextManager[None]:
-        return self._without_exchange()
+        return without_exchange(self, self._is_last)
 
     @property
     def exchanges(self) -> bool:
