@@ -319,8 +319,7 @@ class Run(Collectives):
         """
         if self.world_size > 1 and not self._prepared.has_models:
             raise RuntimeError("no model was set up, so each rank would train alone; pass the model to run.setup")
-        if reduction not in ("mean", "sum") or (reduction == "sum" and weight is not None):
-            raise ValueError(f"reduction={reduction!r}: it must be 'mean' or 'sum', and only 'mean' takes weight=")
+        _check_reduction(reduction, weight)
         if weight is not None and not isinstance(weight, torch.Tensor) and not 0 <= weight < float("inf"):
             raise ValueError(f"weight={weight} is not a number of 0 or more")
         options: dict[str, Any] = {"retain_graph": retain_graph}
@@ -374,6 +373,7 @@ class Run(Collectives):
             ValueError: `loss` does not return a tensor with one element.
             paceline.UnusedParameters: some parameters have no gradient.
         """
+        _check_reduction(reduction, weight)
         model = self._prepared.to_step()
         loss_of = loss or own_loss
         parts = split(batch, (model.strategy.microbatches or 4 * model.strategy.pipeline) if model.stages else 1)
@@ -744,3 +744,8 @@ def _own_folder(job: Path | None) -> Path | None:
     _runs += 1
     first = Path(given) if given is not None else cast("Path", job) / "checkpoints"
     return first if _runs == 1 else first.with_name(f"{first.name}-{_runs}")
+
+
+def _check_reduction(reduction: str, weight: object) -> None:
+    if reduction not in ("mean", "sum") or (reduction == "sum" and weight is not None):
+        raise ValueError(f"reduction={reduction!r}: it must be 'mean' or 'sum', and only 'mean' takes weight=")

@@ -292,6 +292,7 @@ MISUSED = {
     "clip": "torch.nn.utils.clip_grad_norm_ has the gradients of this rank's blocks only; use run.clip_grad_norm",
     "vector": "the loss of run.pipeline_step must return a tensor with one element, not a tensor of shape [",
     "no loss": "the model returns a Tensor, which has no loss: pass a function",
+    "reduction": "reduction='max': it must be 'mean' or 'sum', and only 'mean' takes weight=",
     "later": "Net got the parameter extra after run.setup, which has divided it; add it before run.setup",
 }
 
@@ -334,7 +335,8 @@ def misused(how: str) -> str:
                     optimizer = run.setup(torch.optim.SGD(model.parameters(), 0.1))
                     model.norm.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
                 loss = (lambda r, _: critic(r).sum()) if how == "critic" else LOSSES.get(how, functional.cross_entropy)
-                run.pipeline_step((x, x[:, 0]), loss)
+                reduction: Any = "max" if how == "reduction" else "mean"
+                run.pipeline_step((x, x[:, 0]), loss, reduction=reduction)
                 if how == "clip":
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         except (RuntimeError, TypeError, ValueError) as error:

@@ -75,7 +75,7 @@ def shares_of(parts: list[Microbatch], weights: list[Any] | None, *, is_sum: boo
     if is_sum:
         return [1.0] * len(parts)
     numbers: list[Any] = [part.samples for part in parts] if weights is None else weights
-    total = sum(numbers)
+    total = sum(numbers) or 1  # nothing may count
     return [number / total if len(parts) > 1 else 1.0 for number in numbers]
 
 
