@@ -42,6 +42,12 @@ def _valid_framework(name: Any) -> Any:
     return name
 
 
+def _valid_hang_after(value: Any) -> Any:
+    if str(value).strip().rstrip("smhdw") in ("0", "0.0"):
+        raise ValueError(f"{value!r} is no time; to watch for no hang, write --hang off")
+    return duration(value, usual=_DURATIONS["hang_after"])
+
+
 def _valid_nodes(value: Any) -> Any:
     low, colon, high = str(value).partition(":")
     if not low.isdecimal() or int(low) < 1 or (colon and (not high.isdecimal() or int(high) < int(low))):
@@ -269,7 +275,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
         "memory": memory_size, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
         **{name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()},
-        "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]),
+        "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]), "hang_after": _valid_hang_after,
     }  # fmt: skip
 
     @classmethod
