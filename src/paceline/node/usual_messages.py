@@ -379,6 +379,11 @@ USUAL = (
         "https://man7.org/linux/man-pages/man8/ld.so.8.html",
     ),
     Usual(
+        r"No module named 'horovod\.[\w.]+'|cannot import name '\w+' from 'horovod[\w.]*'",
+        "what the script imports is not in paceline's Horovod, whose names docs/horovod.md has: leave it out",
+        _PYTHON + "exceptions.html#ImportError",
+    ),
+    Usual(
         r"No module named '(?P<module>[\w.]+)'",
         "{module} is not installed in the Python of this job, or its folder was not copied with the code: install it "
         "there, or set PYTHONPATH",
