@@ -154,7 +154,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", ["", "lab"], ids=["here", "ssh"])
+@pytest.mark.parametrize("target", ["", pytest.param("lab", marks=pytest.mark.nightly)], ids=["here", "ssh"])
 def test_ten_faults_are_mended_by_what_the_json_says(client: Client, target: str) -> None:
     python = sys.executable  # which has torch
     hosts = {"lab": ["h1"], "two": ["h2", "h3", "h1"]}

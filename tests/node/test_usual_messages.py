@@ -164,6 +164,22 @@ def test_each_usual_message_is_found_by_its_own_pattern_and_no_other(place: int)
     assert USUAL[place].source.startswith("https://")
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "about"),
+    [
+        ("./job.sh: 2: exec: /env/bin/python: not found", "missing program", "/env/bin/python"),
+        ("job.sh: line 2: /env/bin/python: No such file or directory", "missing program", "/env/bin/python"),
+        ("job.sh: line 2: nvcc: command not found", "missing program", "nvcc"),
+        ("job.sh: line 2: data/images.csv: No such file or directory", "", ""),
+        ("CheckpointError: cannot save step 100 in /x: no space left: the checkpoint needs 4.1 MB", "disk full", ""),
+        ("ImportError: libcudart.so.11: cannot open shared object file", "missing library", "libcudart.so.11"),
+        ("MemoryError: ", "out of memory", ""),
+    ],
+)
+def test_a_message_has_a_kind_and_what_it_is_about(line: str, kind: str, about: str) -> None:
+    assert advice(line)[1:] == (kind, about)
+
+
 def test_ordinary_lines_are_no_usual_messages() -> None:
     assert [line for line in ORDINARY.splitlines() if advice(line).text] == []
 

@@ -88,7 +88,10 @@ WAYS = {
     "wrong image": _Way("correct the image"),
     "out of memory": _Way("use less memory"),
     "GPU out of memory": _Way("use less memory"),
-    "disk full": _Way("free the disk"),
+    "disk full": _Way(
+        "free the disk",
+        "make room on that disk (df -h, df -i), but not by removing the checkpoints of the job, or use another folder",
+    ),
     "killed": _AGAIN,
     "node lost": _AGAIN,
     "agent": _AGAIN,
@@ -157,14 +160,15 @@ def _loss(job: Job) -> Loss | None:
 def _diagnosis(job: Job, hang: Hang | None, loss: Loss | None) -> Diagnosis | None:
     evidence, fault, kind = job.error or job.waiting or "", job.fault, ""
     place: str | None = None
+    at = job.progress or {}
     if job.state == "FAILED":
-        kind = job.cause or "unknown"
+        kind = job.cause or ("exception" if job.traceback else "unknown")
     elif job.state == "LOST":
         kind = "unreachable"
     elif loss is not None and not loss["is_finite"]:
         kind, evidence = (
             "loss not finite",
-            f"{loss['name']} is not finite after step {(job.progress or {}).get('step')}",
+            f"{loss['name']} is not finite in epoch {at.get('epoch', 0) + 1}, after step {at.get('step')}",
         )
     elif job.state == "STOPPED":
         kind, evidence = job.cause or "stopped", evidence or f"it was stopped (exit code {job.exit_code})"

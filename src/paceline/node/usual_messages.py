@@ -362,7 +362,7 @@ USUAL = (
         _DOCS + "generated/torch.load.html",
     ),
     Usual(
-        r"No space left on device|inline_container\.cc:\d+\] \. (unexpected pos|PytorchStreamWriter failed)",
+        r"[Nn]o space (is )?left( on|:)|inline_container\.cc:\d+\] \. (unexpected pos|PytorchStreamWriter failed)",
         "the disk is full, or the quota used: `df -h` and `df -i` of that folder show it; remove old "
         "checkpoints or logs",
         _PYTHON + "errno.html#errno.ENOSPC",
@@ -410,7 +410,8 @@ USUAL = (
     ),
     # -- shells --
     Usual(
-        r"(?m)^\S+: (line )?\d+: (?P<program>[\w./+-]+): (command )?not found$",
+        r"(?m)^\S+: (line )?\d+: (exec: )?(?P<program>[\w./+-]+(?=: (command )?not found$)|"
+        r"[\w./+-]*/bin/[\w./+-]+(?=: No such file or directory$))",
         "{program} is not on PATH on this host: install it there, or name it by its full path (exit code 127)",
         "https://www.gnu.org/software/bash/manual/html_node/Exit-Status.html",
         "missing program",
