@@ -389,6 +389,14 @@ class Contract:
         assert got[-8:] == found["text"].replace("\x1b", "\\x1b").split("\n")
         assert place.typed(got[-9].partition("see all of it with: ")[2]).stdout == done.stdout
         assert "Traceback" not in place.works("events", "bad")
+        known = place.json("get", "bad")["facts"]
+        assert (known["steps"]["is_stepping"], known["diagnosis"]["kind"], known["diagnosis"]["rank"]) == (
+            False, "exception", 0
+        )  # fmt: skip
+        assert re.search(r"\.py:\d+$", known["diagnosis"]["place"])
+        assert (known["mend"]["action"], known["mend"]["first"]) == ("edit", None)
+        if command := known["mend"]["command"]:
+            assert place.typed(command.replace(" resubmit", " resubmit --dry-run")).returncode == 0
         assert place.json("list")[0]["traceback"] is None, "get reads it"
         if "run" in place.can:
             shown = place("run", "--name", "seen", script)

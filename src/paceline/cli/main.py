@@ -76,6 +76,7 @@ VERBS = {
     "init": ("init", "Write a first job file, with comments."),
     "trust": ("trust", "Agree to a project's settings that run programs."),
     "schema": ("init", "Print the JSON schema of job files."),
+    "skill": ("skill", "Print how a coding agent uses paceline: a SKILL.md."),
     **DIALECTS,
 }
 

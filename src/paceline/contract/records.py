@@ -67,6 +67,13 @@ class Inventory(TypedDict):
     has_others: bool  # whether there are files in a folder of the user that are not paceline's checkpoints
 
 
+class FaultRecord(TypedDict):
+    """A kind of fault, and the module, path, program, library or image that it is about; "" if that is not known."""
+
+    kind: str
+    about: str
+
+
 class TracebackRecord(TypedDict):
     """The last lines of the traceback that ended a rank."""
 
@@ -118,6 +125,8 @@ class ProgressRecord(TypedDict, total=False):
     sync: SyncRecord | None
     replicas: ReplicasRecord | None
     metrics: dict[str, float | None]
+    began: float  # when the first step of this process began
+    steps_per_minute: float | None
     trial: TrialRecord
 
 
@@ -317,6 +326,7 @@ class JobState(TypedDict):
     error: str | None
     cause: Cause | None
     advice: str | None
+    fault: FaultRecord | None
     traceback: TracebackRecord | None
     waiting: str | None
     restarts: int
