@@ -105,7 +105,7 @@ class _Verbs(click.Group):
             from paceline.cli.dialects.tools import old_verb
             from paceline.job.errors import UserError
 
-            raise UserError(old_verb(args[0], tuple(VERBS)))
+            raise UserError(old_verb(args[0], args[1:], tuple(VERBS)))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
