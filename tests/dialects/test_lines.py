@@ -301,6 +301,14 @@ LINES = {
     "arena prune -s 7d": "prune --on kubernetes -s 7d",
     "arena data list": "data list --on kubernetes",
     "arena scaleout etjob --name=x --count=1": "scaleout --on kubernetes --nnodes 1 x",
+    "arena job run -f arena.yaml": "submit --on kubernetes --name llm --image i --nnodes 4 t.py --lr 1",
+    "arena job run -f none.yaml": "! --file none.yaml: no file of Arena v2 is there",
+    "arena job run -f arena.yaml --set worker.replicas=2": "! --set: change the file, or write a flag",
+    "arena job list -o json": "list --on kubernetes -o json",
+    "arena job logs x -f --tail 5": "logs --on kubernetes -f -t 5 x",
+    "arena job suspend x": "stop --on kubernetes x",
+    "arena job resume x": "resubmit --on kubernetes x",
+    "arena check": "check --on kubernetes",
     "arena serve tensorflow --name x": "! arena serve: paceline trains, and serves no models",
     "arena submit pytorsh x": "! arena submit has no 'pytorsh' here; did you mean pytorch?",
     # paddlecloud
@@ -330,6 +338,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks/main.py").write_text("from comm import rank")
     (tmp_path / "ranks/comm.py").write_text("import os; rank = os.environ['OMPI_COMM_WORLD_RANK']")
+    (tmp_path / "arena.yaml").write_text(
+        "name: llm\nframework: {name: pytorch}\nimage: i\nrun: torchrun t.py --lr 1\nworker: {replicas: 3}\n"
+    )
     (tmp_path / "hosts").write_text("a slots=4\nb slots=4\n")
     (tmp_path / "settings.yaml").write_text(
         "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\nmachine_rank: 0\nnum_processes: 8\n"
