@@ -249,6 +249,21 @@ def test_a_line_becomes_a_job_file(paceline: Paceline, line: str, job: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("echo it", "echo is no launcher that paceline knows"),
+        ("arena list", "arena list: it starts no job"),
+        ("if true; then torchrun t.py; fi", "the launcher stands in a loop or a condition; "),
+        ("torchrun --nproc_per_node $N t.py", "-n $N: its value is not known here; write it"),
+    ],
+)
+def test_a_line_that_has_no_job_file(paceline: Paceline, line: str, said: str) -> None:
+    assert refusal(paceline, "explain", "-o", "job.yaml", line).startswith(said)
+    assert refusal(paceline, "explain", line, "-o", "job.txt").startswith("-o job.txt: a job file ends in .yaml; ")
+    assert not (paceline.folder / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("t.yaml", "type: service\ncommands: [x]\n", "t.yaml is a configuration of dstack: type service: "),

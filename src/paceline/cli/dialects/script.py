@@ -10,7 +10,7 @@ from paceline.job.errors import UserError
 
 from .engine import Line, put_before
 from .shell import ASSIGNED, Command, commands, filled, is_expanded, plain, quoted
-from .tools import MEETING, inlined, launched, parts
+from .tools import MEETING, TOOLS, inlined, launched, parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +45,9 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     line.flags = [words for words in line.flags if words[0] not in MEETING]
     line.verb = "submit"
     before, line.before = line.before, []
-    for word in before:
-        if ASSIGNED.fullmatch(word):
-            line.add("--env", word)
-        elif word != "time":
-            line.notes.append(f"left out: {plain(word)}, which stands before the launcher")
+    line.flags += [("--env", word) for word in before if ASSIGNED.fullmatch(word)]
+    if others := " ".join(plain(word) for word in before if not ASSIGNED.fullmatch(word) and word != "time"):
+        line.notes.append(f"left out: {others}, which stands before the launcher")
     _keep_shell(line)
     _add_setup(line, found[:place], list(values))
     if found[place].redirected:
@@ -91,7 +89,8 @@ def _program(found: list[Command], text: str) -> tuple[int, Line, bool]:
     assert line is not None
     if line.verb not in ("run", "submit"):
         what = " ".join(plain(found[places[0]].words).split())
-        raise UserError(f"{what}: a variable may hold flags; write their values")
+        why = "a variable may hold flags; write their values" if line.verb in TOOLS else "it starts no job"
+        raise UserError(f"{what}: {why}")
     return places[0], line, is_launched
 
 

@@ -10,6 +10,7 @@ import click
 from paceline.cli.dialects.engine import Line, own_flag
 from paceline.cli.dialects.files import SCRIPTS, read
 from paceline.cli.dialects.script import line_of
+from paceline.cli.dialects.tools import explained
 from paceline.job.errors import UserError
 from paceline.job.writing import job_text
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _HOSTS = ("-H", "--hosts", "--hostfile", "--host-discovery-script")
 _WITH_HOSTS = ("-np", "--nnodes", "--min-np", "--max-np", "--blacklist-cooldown-range")  # what they mean, hosts say
-_BATCH = b"#SBATCH"
-_MOST_BYTES = 1 << 16  # in which the options of a batch script stand
 
 
 def job_of(line: Line) -> tuple[dict[str, Any], Line]:
@@ -76,14 +75,13 @@ def of_file(path: str) -> tuple[str, Line] | None:
 
 
 def of_script(text: str) -> Line:
-    """The line of a job for a line, or lines, of the shell."""
+    """The line of a job for a line, or lines, of the shell that start a launcher or a script."""
+    explained(text)  # refuses others
     return line_of(text, [])[0]
 
 
 def refuse(path: str, flags: Sequence[tuple[str, ...]]) -> None:
     """Refuse a file of another tool in the place of SCRIPT, and print the job file that does the same."""
-    if path.lower().endswith(SCRIPTS) and not _is_batch(path):
-        return
     found = of_file(path)
     if found is None:
         return
@@ -99,11 +97,3 @@ def refuse(path: str, flags: Sequence[tuple[str, ...]]) -> None:
         f"{path} is {what}; the job file that does the same is printed above: paceline explain {path} -o job.yaml "
         f"writes it, and {rest.text()} starts it{as_it_is}"
     )
-
-
-def _is_batch(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return _BATCH in file.read(_MOST_BYTES)
-    except OSError:
-        return False

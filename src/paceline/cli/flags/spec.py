@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from paceline.job.spec import Code
 
 JOB_FILES = (".yaml", ".yml", ".json")
+_SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
+_MOST_BYTES = 1 << 16  # in which options for sbatch stand
 Counted = Literal["auto", "gpu", "cpu", "slots"]
 HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # by every agent
 # torchrun's flags for parts of its own, each with what paceline has instead.
@@ -73,8 +76,8 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it."""
     given = _program_of(given, verb)
     path = given["script"]
-    if not (given["module"] or given["no_python"]) and path.lower().endswith((*JOB_FILES, ".sh", ".sbatch", ".slurm")):
-        from .jobfile import refuse  # most jobs do not need it
+    if not (given["module"] or given["no_python"]) and _is_batch(path):
+        from .jobfile import refuse
 
         refuse(path, _typed_flags(verb))
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
@@ -89,12 +92,26 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
         if behind["script"] != path or behind["args"]:
             raise UserError(f"{path} contains the script's arguments; only flags may follow it")
         given = {name: behind.get(name) or value for name, value in given.items()}
-    spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
+    try:
+        spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
+    except UserError:
+        from .jobfile import refuse
+
+        refuse(path, _typed_flags(verb))
+        raise
     if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
         folder = os.path.dirname(path)
         if os.path.exists(os.path.join(folder, spec.script)):
             raise UserError(f"no script {spec.script} here, but beside {path}; go there, or add --working-dir {folder}")
     return spec, given
+
+
+def _is_batch(path: str) -> bool:
+    """Whether a script of the shell has options for sbatch."""
+    if path.lower().endswith(_SCRIPTS):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            return b"\n#SBATCH" in b"\n" + file.read(_MOST_BYTES)
+    return False
 
 
 def fields(given: dict[str, Any]) -> dict[str, Any]:
