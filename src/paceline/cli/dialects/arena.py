@@ -1,6 +1,6 @@
 """Arena, the command line for training on Kubernetes.
 
-Source: Arena 0.15, `pkg/argsbuilder/submit*.go` and `pkg/commands/`; of v2, `docs/cli-reference.md`.
+Source: Arena 0.15, `pkg/argsbuilder/submit*.go` and `pkg/commands/`; the CLI reference of v2.
 """
 
 from __future__ import annotations
