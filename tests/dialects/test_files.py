@@ -155,9 +155,9 @@ FILES: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
         "a configuration of dstack",
         {
             "name": "train", "script": "t.py", "nodes": 2, "ranks": "gpu", "devices": 4, "env": {"A": "1"},
-            "secrets": ["HF_TOKEN"], "setup": "pip install -r requirements.txt", "options": {"shm": "16Gi"},
+            "secrets": ["HF_TOKEN"], "setup": "pip install -r requirements.txt",
         },
-        ["left out: python"],
+        ["left out: python, resources.shm_size"],
     ),
     "pytorchjob.yaml": (
         PYTORCHJOB,

@@ -231,7 +231,6 @@ def _dstack(content: dict[str, Any]) -> Line:
             "--gpus": count,
             "--cpus": _least(cpu),
             "--memory": _size(resources.take("memory", "")),
-            "--share-memory": _size(resources.take("shm_size", "")),
             "--time-limit": keys.take("max_duration"),
             "--priority": keys.take("priority"),
         }
