@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from tests.conftest import Paceline
 
-USUAL = frozenset({"run", "checks", "functions", "metered", "volumes", "watched", "profiled"})  # of `Place.can`
+USUAL = frozenset(
+    {"run", "checks", "functions", "metered", "volumes", "watched", "profiled", "setup"}
+)  # of `Place.can`
 FOREVER = """
     import threading
     print("here", flush=True)
@@ -151,8 +153,8 @@ class Place:
     """A backend, and what it can do beside what all can.
 
     Attributes:
-        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes`, `watched` and
-            `profiled`; `sizes` if it says what a job has, `held` if what runs ends soon after its client.
+        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes`, `watched`,
+            `profiled` and `setup`; `sizes` if it says what a job has, `held` if what runs ends soon after its client.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -297,6 +299,21 @@ class Contract:
         assert place.refuses("get", "it-1").startswith(
             "no job 'it-1'; there is none yet; start one with paceline submit"
         )
+
+    def test_setup_commands_run_once_on_a_node_before_its_ranks(self, place: Place) -> None:
+        script = place.paceline.script("import os; print(os.environ['A'], flush=True)")
+        submit = ("submit", *place.ranks(2), "--setup", 'echo "setup"; export A=1', "--setup", "A=$A-2; cd /")
+        if "setup" not in place.can:
+            assert place.refuses(*submit, script).startswith("--setup: ")
+            return
+        place.works(*submit, "--name", "set", script)
+        assert place.works("wait", "set") == ""
+        assert place.works("logs", "set", "--all").split().count("1-2") == 2
+        place.works("submit", "--name", "bad", "--setup", "true", "--setup", "false || (exit 3)", script)
+        assert place("wait", "bad").returncode == 1
+        job = place.json("get", "bad")
+        assert re.search(r"setup failed on \S+ with exit code 3: \( ?exit 3 ?\)$", job["error"]), job["error"]
+        place.works("delete", "set", "bad")
 
     def test_a_job_that_runs_is_stopped(self, place: Place) -> None:
         script = place.paceline.script(FOREVER)

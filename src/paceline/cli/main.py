@@ -109,7 +109,7 @@ class _Verbs(click.Group):
             from paceline.cli.dialects.tools import old_verb
             from paceline.job.errors import UserError
 
-            raise UserError(old_verb(args[0], tuple(it for it in VERBS if it not in _DELETING)))
+            raise UserError(old_verb(args[0], args[1:], tuple(it for it in VERBS if it not in _DELETING)))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

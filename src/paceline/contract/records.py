@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 # Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
-# node: it was lost, others did not come, it was refused, or its request was; the job reached its time limit; its ranks
-# gave way to another job; its client is gone; it runs elsewhere now; or paceline's own processes have failed. Of all:
-# a rank kept the others waiting.
+# node: it was lost, others did not come, it was refused, or its request was; a command of the setup failed there; the
+# job reached its time limit; its ranks gave way to another job; its client is gone; it runs elsewhere now; or
+# paceline's own processes have failed. Of all: a rank kept the others waiting.
 Cause = Literal[
     "exception", "exit", "signal", "out of memory",
-    "node lost", "nodes missing", "refused", "time limit", "preempted", "client gone", "elsewhere", "agent",
+    "node lost", "nodes missing", "refused", "setup", "time limit", "preempted", "client gone", "elsewhere", "agent",
     "hang",
 ]  # fmt: skip
 Value = Union[str, int, float, bool, None, "Sequence[Value]", "Mapping[str, Value]"]

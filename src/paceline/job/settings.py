@@ -42,25 +42,40 @@ class _Model(Model, frozen=True, kw_only=True):
 _limit = partial(duration, usual="s")
 
 
+def _commands(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
 class LocalSettings(_Model, frozen=True, kw_only=True):
-    """This machine: `devices` is how many slots it has where it has no GPUs; GPUs are counted."""
+    """This machine.
+
+    Attributes:
+        devices: how many slots it has where it has no GPUs; GPUs are counted.
+        setup: shell commands that run before the ranks of each job.
+    """
 
     devices: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    setup: tuple[str, ...] = ()
+
+    parsers: ClassVar[dict[str, Any]] = {"setup": _commands}
 
 
 class Target(_Model, frozen=True, kw_only=True):
-    """A named target for jobs: a backend and its options."""
+    """A named target for jobs: a backend, its options, and commands that run on a node before the ranks of each job."""
 
     backend: Annotated[str, Meta(min_length=1)]
+    setup: tuple[str, ...] = ()
     options: dict[str, Any] = {}
+
+    parsers: ClassVar[dict[str, Any]] = {"setup": _commands}
 
     @classmethod
     def arranged(cls, given: Any) -> Any:
-        """All keys but `backend` are options."""
+        """All keys but `backend` and `setup` are options."""
         if not isinstance(given, dict):
             return given
-        options = {name: value for name, value in given.items() if name != "backend"}
-        return {**({"backend": given["backend"]} if "backend" in given else {}), "options": options}
+        own = {name: given[name] for name in ("backend", "setup") if name in given}
+        return {**own, "options": {name: value for name, value in given.items() if name not in own}}
 
 
 class Defaults(_Model, frozen=True, kw_only=True):

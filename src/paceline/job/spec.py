@@ -69,6 +69,10 @@ def _valid_env(env: Any) -> Any:
     return env
 
 
+def _as_list(commands: Any) -> Any:
+    return [commands] if isinstance(commands, str) else commands
+
+
 def _written(schema: dict[str, Any]) -> Meta:
     """Have the JSON schema say how a field is written, where that is not how it is kept."""
     return Meta(extra_json_schema={"written": schema})
@@ -202,6 +206,11 @@ class JobSpec(Model, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="variables whose values are taken from the submitter's environment and never shown"),
     ] = ()
+    setup: Annotated[
+        tuple[Text, ...],
+        Meta(description="shell commands, run once on each node before its ranks, which get their variables"),
+        _written({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "default": []}),
+    ] = ()
     working_dir: Annotated[str, Meta(description="where the ranks start")] = "."
     code: Annotated[Code | None, Meta(description="what to copy for the job; without it, it runs what is there")] = None
     data: Annotated[tuple[Mount, ...], Meta(description="volumes, as VOLUME:/PATH")] = ()
@@ -273,7 +282,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
     elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
     parsers: ClassVar[dict[str, Any]] = {
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
-        "memory": memory_size, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
+        "memory": memory_size, "setup": _as_list, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
         **{name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()},
         "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]), "hang_after": _valid_hang_after,
     }  # fmt: skip

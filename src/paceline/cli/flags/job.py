@@ -51,6 +51,12 @@ RANKS = in_section(
         metavar="NAME",
         help="Pass a variable of yours to the ranks; its value is never stored or shown; repeatable.",
     ),
+    Option(
+        ["--setup"],
+        multiple=True,
+        metavar="COMMAND",
+        help="Run a shell command once on each node before its ranks, which get its variables; repeatable.",
+    ),
     Option(["--pass-index"], is_flag=True, help="Append --process_index I --process_num N (with --framework indexed)."),
 )
 

@@ -149,6 +149,7 @@ class SectionedCommand(click.Command):
         """As click does; help also looks at the target that is named."""
         if not _HELP.isdisjoint(args):
             ctx.meta[_KIND] = self._kind(args)
+        ctx.meta[TYPED] = list(args)
         rest = super().parse_args(ctx, args)
         given = (value for name, value in ctx.params.items() if name != "args")  # those of the script are its own
         words = (it for value in given for it in (value if isinstance(value, tuple) else (value,)))
@@ -226,6 +227,7 @@ class SectionedCommand(click.Command):
 
 
 _KIND, _ALL, _EXPLAINED = "paceline.help.kind", "--help-all", "paceline.help.explained"  # keys of click's meta
+TYPED = "paceline.typed"  # another one, of the words behind the verb
 _HELP = {"-h", "--help", _ALL}
 
 
@@ -248,6 +250,24 @@ def _show_all(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.meta[_ALL] = True
         click.echo(context.get_help(), color=context.color)
         context.exit()
+
+
+def flags_of(command: click.Command, words: Sequence[str]) -> list[tuple[str, ...]]:
+    """The flags among the words behind a verb, one by one, each with its values."""
+    parser = command.make_parser(click.Context(command, **command.context_settings))
+    values, _, order = parser.parse_args(list(words))
+    found, taken = [], dict[str, int]()
+    for option in order:
+        if not isinstance(option, click.Option):
+            continue
+        name = str(option.name)
+        value = values[name]
+        if option.multiple:
+            taken[name] = taken.get(name, -1) + 1
+            value = value[taken[name]]
+        those = () if option.is_flag else value if isinstance(value, tuple) else (value,)
+        found.append((option.opts[0], *(it for it in those if isinstance(it, str))))  # of one left out there is a mark
+    return found
 
 
 def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict[str, str]:

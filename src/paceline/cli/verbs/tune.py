@@ -350,16 +350,15 @@ def _about_choice(chosen: _Trial, trials: Sequence[_Trial]) -> Iterator[str]:
 
 def _write(target: Path, spec: JobSpec, chosen: Mapping[str, str], *, is_at_named_hosts: bool) -> None:
     """Write the choice."""
+    from paceline.cli.flags.jobfile import fields_of
     from paceline.job.writing import set_variable, write_job
 
     if target.exists():
         for name, value in chosen.items():
             set_variable(target, name, value)
         return
-    left_out = _NOT_WRITTEN | ({"backend", "nodes"} if is_at_named_hosts else set())
-    fields = {name: it for name, it in spec.dumped(only_changed=True).items() if name not in left_out}
-    if fields.get("ranks") == "slots":
-        del fields["ranks"]
+    written = fields_of(spec, is_at_named_hosts=is_at_named_hosts)
+    fields = {name: it for name, it in written.items() if name not in _NOT_WRITTEN}
     write_job(target, {**fields, "env": {**spec.env, **chosen}})
 
 

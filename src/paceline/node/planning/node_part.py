@@ -51,6 +51,7 @@ def node_spec(
         python=here.python,
         working_dir=str(folder or job["working_dir"]),
         env=env,
+        setup=tuple(job["setup"]),
         preload=tuple(job["preload"]),
         start_method=job["start_method"],
         keep_warm=None if job["keep_warm"] == "off" else job["keep_warm"],
