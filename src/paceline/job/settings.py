@@ -10,7 +10,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,7 @@ from paceline.contract import found
 from . import trust
 from .errors import UserError
 from .model import InvalidError, Model, each
-from .quantities import duration
+from .quantities import duration, duration_or_off
 from .settings_files import place_of, project_file, user_file
 from .text import printable
 
@@ -71,18 +71,19 @@ class Defaults(_Model, frozen=True, kw_only=True):
         look_timeout: seconds that a verb that looks waits for a machine; None leaves it to paceline.
         act_timeout: the same for a verb that acts.
         reconnect_timeout: seconds to connect again to a host of a job in the foreground; None leaves it to paceline.
-        keep_warm: `keep_warm` of the jobs on this machine and on hosts that do not say.
+        keep_warm: `keep_warm` of the jobs on this machine and on hosts that do not say; None is 10 minutes after runs
+            that a person has typed on this machine, and nothing after others.
     """
 
     on: Annotated[str, Meta(min_length=1)] = "local"
     look_timeout: Seconds | None = None
     act_timeout: Seconds | None = None
     reconnect_timeout: Seconds | None = None
-    keep_warm: Seconds | None = None
+    keep_warm: Seconds | Literal["off"] | None = None
 
     parsers: ClassVar[dict[str, Any]] = {
         "look_timeout": _limit, "act_timeout": _limit, "reconnect_timeout": _limit,
-        "keep_warm": partial(duration, usual="m"),
+        "keep_warm": partial(duration_or_off, usual="m"),
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from paceline.contract import CONTRACTS, GIT_CREDENTIALS
 from .errors import nearest
 from .flags import ELSEWHERE
 from .model import InvalidError, Model, each
-from .quantities import duration, duration_text
+from .quantities import duration, duration_or_off, duration_text
 from .quantities import memory as memory_size
 from .secret_values import split_source
 
@@ -40,6 +40,12 @@ def _valid_framework(name: Any) -> Any:
     if isinstance(name, str) and name not in CONTRACTS:
         raise ValueError(f"unknown framework {name!r}; {nearest(name, CONTRACTS)}")
     return name
+
+
+def _valid_hang_after(value: Any) -> Any:
+    if str(value).strip().rstrip("smhdw") in ("0", "0.0"):
+        raise ValueError(f"{value!r} is no time; to watch for no hang, write --hang off")
+    return duration(value, usual=_DURATIONS["hang_after"])
 
 
 def _valid_nodes(value: Any) -> Any:
@@ -217,7 +223,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="modules imported once a node, before the ranks are forked")
     ] = ()
     keep_warm: Annotated[
-        Duration | None,
+        Duration | Literal["off"] | None,
         Meta(description="how long a process that has imported the framework stays for the next job, such as 10m"),
     ] = None
     max_restarts: Annotated[int, Meta(ge=0)] = 0
@@ -268,7 +274,9 @@ class JobSpec(Model, frozen=True, kw_only=True):
     parsers: ClassVar[dict[str, Any]] = {
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
         "memory": memory_size, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
-    } | {name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()}  # fmt: skip
+        **{name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()},
+        "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]), "hang_after": _valid_hang_after,
+    }  # fmt: skip
 
     @classmethod
     def arranged(cls, given: Any) -> Any:
@@ -337,7 +345,10 @@ class JobSpec(Model, frozen=True, kw_only=True):
     def dumped(self, *, only_given: bool = False, only_changed: bool = False) -> dict[str, Any]:
         """See `Model.dumped`; durations have a unit."""
         found = super().dumped(only_given=only_given, only_changed=only_changed)
-        return {**found, **{name: duration_text(found[name]) for name in _DURATIONS if found.get(name) is not None}}
+        return {
+            **found,
+            **{name: duration_text(found[name]) for name in _DURATIONS if isinstance(found.get(name), float)},
+        }
 
     @property
     def kind(self) -> Kind:

@@ -244,14 +244,16 @@ class Run(Collectives):
             RuntimeError: the run begins with weights that were imported, and they do not fit the first model.
             paceline.ModelMismatch: this rank's model differs from rank 0's; the message names the first difference.
             TypeError: an argument is neither a module nor an optimizer, or is a model that another library has already
-                made parallel (DistributedDataParallel, FSDP, DTensor), or the optimizer of a sharded one.
+                made parallel (DistributedDataParallel, FullyShardedDataParallel), or the optimizer of one.
             ValueError: an argument was set up before; or learning rates are to be scaled, but a scheduler has already
                 stored them; or an optimizer and its model are to accumulate different numbers of batches.
         """
+        chosen = [self._prepared.chosen(thing, strategy) for thing in things if isinstance(thing, torch.nn.Module)]
+        most = max(chosen, key=lambda each: each.together, default=None)
+        is_said = strategy is not None or (most is not None and most.together > 1)
         together = self.world_size // self._group.data_size
-        has_models = any(isinstance(thing, torch.nn.Module) for thing in things)
-        if has_models and strategy is not None and strategy.together != together and self.world_size > 1:
-            self._share_data(strategy.together, strategy.together_option)
+        if most is not None and is_said and most.together != together and self.world_size > 1:
+            self._share_data(most.together, most.together_option)
         self._draws.end(self._group.data_rank)
         for thing in things:
             if isinstance(thing, torch.optim.Optimizer):

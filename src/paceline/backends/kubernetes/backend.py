@@ -208,7 +208,7 @@ class Kubernetes(Backend):
     def check(self, progress: ProgressReporter) -> Report:
         from .check import check
 
-        return check(self._cluster)
+        return check(self._cluster, self._given)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         from .look.machines import nodes

@@ -107,6 +107,8 @@ _FLAGS = {
     "run --backend": "write --on TARGET; torch's is an argument of init_process_group in the script",
     "run -d": "write --detach; srun's -d is --on slurm --slurm dependency=LIST",
     "run --background": "write --detach",
+    "run -o": "paceline get JOB -o json shows the job; srun's file of output is paceline srun -o",
+    "run --output": "paceline get JOB -o json shows the job; srun's file of output is paceline srun --output",
     "run --wait": _FOLLOWS,
     "run --watch": _FOLLOWS,
     "run --follow": _FOLLOWS,

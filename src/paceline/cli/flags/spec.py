@@ -213,7 +213,7 @@ def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted |
     try:
         count = int(ranks)
     except ValueError:
-        raise UserError(f"-n {ranks} is neither a number nor auto, gpu or cpu") from None
+        raise UserError(f"-n {shlex.quote(ranks)} is neither a number nor auto, gpu or cpu") from None
     if count < 1:
         raise UserError(f"-n {count} starts no rank; take 1 or more")
     if count > MOST_RANKS:

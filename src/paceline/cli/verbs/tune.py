@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, in_section, output_option
+from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, Whole, in_section, output_option
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, show
@@ -63,7 +61,7 @@ _TUNE = in_section(
     ),
     Option(
         ["--steps"],
-        type=click.IntRange(_FEWEST),
+        type=Whole(_FEWEST),
         metavar="N",
         help=f"Steps to measure of each, after {SETTLING} that are not measured.  [default: {_STEPS}]",
     ),

@@ -53,7 +53,7 @@ def node_spec(
         env=env,
         preload=tuple(job["preload"]),
         start_method=job["start_method"],
-        keep_warm=job["keep_warm"],
+        keep_warm=None if job["keep_warm"] == "off" else job["keep_warm"],
         devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # the agent requests them
         node_rank=job["node_rank"] if nodes > 1 else 0,
         nodes=nodes,

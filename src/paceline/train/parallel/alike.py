@@ -38,11 +38,6 @@ def check_kind(module: torch.nn.Module) -> None:
                 f"{name} has no shape yet, since a lazy layer learns it from its first batch; call the model with a "
                 "batch once before run.setup: with torch.no_grad(): model(batch)"
             )
-    if not sharded.is_fully_sharded(module) and any(map(sharded.is_dtensor, module.state_dict().values())):
-        raise TypeError(
-            f"the {type(module).__name__} has DTensors, and is not sharded by fully_shard: pass it as it was before, "
-            "with Strategy(tensor=…, plan={…}) or Strategy(shard=True)"
-        )
     found = sharded.in_object(module)
     if found is not None:
         raise TypeError(

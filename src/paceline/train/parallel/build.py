@@ -245,6 +245,12 @@ class Builds:
         for built in self._all:
             if empty and all(map(built.deferred.knows, empty.values())):
                 return built
+        divided = next((name for name, each in every.items() if empty and is_dtensor(each)), None)
+        if divided is not None:
+            raise NotBuilt(
+                f"{divided} of {type(module).__name__} was divided among ranks before the model has its numbers; use "
+                "Strategy(shard=…, tensor=…), or make the model without run.build"
+            )
         if empty:
             raise NotBuilt(
                 f"{next(iter(empty))} of {type(module).__name__} is on the meta device, and so has no numbers; make "

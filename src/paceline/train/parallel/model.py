@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.train.collective_trace import line_of, script_call, script_line
-from paceline.train.group.sharded import name_of
+from paceline.train.group.sharded import is_dtensor, name_of
 
 from .alike import check_alike
 from .build import Unfilled
@@ -148,6 +148,11 @@ class Model:
         for name, value in former.__dict__.items():
             now.__dict__.setdefault(name, value)
         self._former[id(former)] = weakref.ref(former), now
+        if is_dtensor(former):  # its memory is another tensor's, and its class has a layout of its own
+            former._local_tensor = former._local_tensor.new_empty(0)
+            unusable = {"__slots__": (), "__torch_function__": Former.__dict__["__torch_function__"]}
+            former.__class__ = type("FormerPart", (type(former),), unusable)
+            return
         if not isinstance(former, Unfilled):
             former.data = former.data.new_empty(0)  # whoever has it keeps no memory
         former.__class__ = Former

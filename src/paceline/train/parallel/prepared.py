@@ -149,9 +149,7 @@ class Prepared:
         if isinstance(thing, torch.nn.Module):
             if any(thing is model.module for model in self._models):
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass a model to run.setup once")
-            chosen = (strategy or Strategy()).completed(os.environ)
-            self._check_shared(thing, chosen)
-            check_kind(thing)
+            chosen = self.chosen(thing, strategy)
             self._warn_of_variable(chosen)
             check_alike(self._group, thing, chosen)
             model = self._begun(thing, chosen)
@@ -203,6 +201,26 @@ class Prepared:
             self._follow_groups(thing)
             return thing
         raise TypeError(f"setup takes modules and optimizers, not {type(thing).__name__}")
+
+    def chosen(self, module: torch.nn.Module, strategy: Strategy | None) -> Strategy:
+        """The strategy of a model: what is given, with what the environment says, and how the script has divided it."""
+        check_kind(module)
+        chosen = (strategy or Strategy()).completed(os.environ)
+        self._check_shared(module, chosen)
+        if not any(map(is_dtensor, module.state_dict().values())):
+            return chosen
+        from .shard.by_script import by_script  # it imports much of torch
+
+        given = by_script(module, self._group)
+        options = {f"shard={chosen.shard!r}": given.data and chosen.shard, chosen.together_option: chosen.together > 1}
+        for option in (each for each, has in options.items() if has):
+            raise ValueError(
+                f"{sharded.name_of(module)} is divided by the script already, and Strategy({option}) divides models "
+                "that are whole; leave out one of them"
+            )
+        chosen = dataclasses.replace(chosen, tensor=given.together)
+        self._check_shared(module, chosen)
+        return chosen
 
     def _begun(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model, or what waits for its first pass, if that decides how it is kept."""
@@ -257,12 +275,6 @@ class Prepared:
         """The model with its exchange: the only place that asks how it is kept."""
         built = self.builds.of(module)
         own = sharded.is_fully_sharded(module)
-        if own and (strategy.shard is not False or strategy.together > 1):
-            option = f"shard={strategy.shard!r}" if strategy.shard is not False else strategy.together_option
-            raise ValueError(
-                f"{sharded.name_of(module)} is sharded by fully_shard already, and Strategy({option}) "
-                "shards models that are whole; leave out one of them"
-            )
         if not own and (strategy.keeps_copies or self._group.world_size == 1):
             return Model(module, self._group, strategy, self.look, built)
         if strategy.pipeline > 1:

@@ -369,7 +369,7 @@ REFUSED = {
     "tied": "ValueError: embedding.weight and head.weight are one parameter, and belong to different units; ",
     "divided": "ValueError: shard=3: 2 ranks cannot be divided into groups of 3; ",
     "shared": "ValueError: 1.weight of Sequential is also a parameter of Net, and one of them is divided",
-    "twice": "ValueError: Sequential is sharded by fully_shard already, and Strategy(shard=True) shards ",
+    "twice": "ValueError: Sequential is divided by the script already, and Strategy(shard=True) divides models ",
     "part": "ValueError: only parts of Sequential are sharded by fully_shard: ",
     "rows": 'TypeError: Odd may look at whole parameters, and with shard="optimizer" it gets rows of them; ',
     "whole": "TypeError: LBFGS looks at whole parameters, and ranks have parts of them; ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -30,6 +31,10 @@ KINDS: dict[str, tuple[int, Options]] = {
     "and sharded": (4, {"tensor": 2, "shard": True, "recompute": True}),
     "accumulated": (4, {"tensor": 2, "shard": True, "accumulate": 2}),
     "four": (4, {"tensor": 4, "shard": True}),
+    "by the script": (2, {"by_script": (2, False)}),
+    "by the script, and copies": (4, {"by_script": (2, False)}),
+    "by the script, and sharded": (4, {"by_script": (2, False), "shard": True, "accumulate": 2}),
+    "by the script, both": (4, {"by_script": (2, True)}),
 }
 
 
@@ -53,11 +58,11 @@ class Block(torch.nn.Module):
 
 
 class Net(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, classes: int = CLASSES) -> None:
         super().__init__()
-        self.embedding = torch.nn.Embedding(CLASSES, WIDTH)
+        self.embedding = torch.nn.Embedding(classes, WIDTH)
         self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
-        self.head = torch.nn.Linear(WIDTH, CLASSES)
+        self.head = torch.nn.Linear(WIDTH, classes)
 
     def forward(self, x: Any) -> Any:
         y = self.embedding(x)
@@ -77,14 +82,40 @@ def samples() -> list[tuple[Any, int]]:
     return [(x, int(y)) for x, y in zip(drawn, drawn[:, 0], strict=True)]
 
 
+def divide(model: Net, size: int, shards: bool) -> None:
+    """Divide a model as a script for torch does, over a mesh of groups of ranks that have the same data."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    for parameter in model.parameters():  # as if ranks had drawn their own, where they do not have parts of the same
+        parameter.data += 0.01 * (rank % size if shards else rank)
+    mesh = torch.distributed.init_device_mesh("cpu", (ranks // size, size), mesh_dim_names=("data", "layers"))
+    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel, "colwise_gather_output": gathers}
+    parallelize_module(model, mesh["layers"], {name: styles[style]() for name, style in PLAN.items()})
+    if shards:
+        for part in (*model.blocks, model):
+            fully_shard(part, mesh=mesh["data"])
+
+
+def gathers() -> Any:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    return ColwiseParallel(output_layouts=Replicate())
+
+
 def trained(
     options: Options, folder: Path | None = None, epochs: int = 2, dropout: bool = False, scales: bool = False
 ) -> Any:
     """Train; returns the whole states at the start and the end, and losses and norms."""
     options = dict(options)
+    by_script = options.pop("by_script", None)
     with paceline.init(seed=4, checkpoint_dir=folder, checkpoint_every=None if folder is None else 3) as run:
-        with run.build():
+        with run.build() if by_script is None else contextlib.nullcontext():
             model: Any = (Planned if options.pop("own", False) else Net)()
+        if by_script is not None:
+            divide(model, *by_script)
         plan = PLAN if options.get("tensor", 1) > 1 and not isinstance(model, Planned) else None
         optimizer: Any = torch.optim.AdamW(model.parameters(), 0.01)
         model = run.setup(model, strategy=paceline.Strategy(**options, plan=plan))
@@ -135,7 +166,8 @@ def test_the_plan_of_the_model_is_taken_and_random_numbers_are_the_same() -> Non
 
 def test_a_checkpoint_is_equal_to_the_bit_however_layers_are_divided(tmp_path: Path) -> None:
     starts: list[tuple[int, Options]] = [
-        (4, {"tensor": 2, "shard": True}), (1, {}), (2, {"tensor": 2}), (2, {"shard": True}), (4, {"tensor": 4})
+        (4, {"tensor": 2, "shard": True}), (1, {}), (2, {"tensor": 2}), (2, {"shard": True}), (4, {"tensor": 4}),
+        (4, {"by_script": (2, True)}), (2, {"by_script": (2, False)}),
     ]  # fmt: skip
     last = None
     for epochs, (nproc, options) in enumerate(starts, 1):
@@ -167,20 +199,49 @@ REFUSED: dict[str, tuple[Options, str]] = {
         {"tensor": 2, "plan": PLAN},
         "tensor=2: ranks that compute a model together need the same data and random",
     ),
+    "again": ({"tensor": 2, "plan": PLAN}, "Net is divided by the script already, and Strategy(tensor=2) divides"),
+    "optimizer": ({"shard": "optimizer"}, "tensor=2 divides layers among ranks, and goes together with shard=False"),
+    "no names": ({}, "head.weight of Net is divided over a mesh without names: give it one, as in init_device_mesh("),
+    "backwards": ({}, "layers of Net are divided over ranks 1, 0, and sharded over 1 such groups, of 2 ranks; let all"),
+    "two": ({}, "head.weight of Net is divided over a mesh of 1 x 2 of 2 ranks as (Replicate(), Shard(dim=0)); run.s"),
+    "built": ({}, "head.weight of Net was divided among ranks before the model has its numbers; use Strategy(shard=…,"),
+    "lost": ({}, "this parameter is from before run.setup, which has made another one of it: pass the optimizer"),
 }
+BY_SCRIPT = {"again", "optimizer", "no names", "backwards", "two", "built", "lost"}
 
 
 def refused(case: str) -> str:
     with paceline.init() as run:
-        model = Net()
+        with run.build() if case == "built" else contextlib.nullcontext():
+            model = Net() if case != "built" else Net(64)
         if case == "late":
             run.dataloader(samples(), batch_size=2)
         try:
+            former = head_by_script(model, case) if case in BY_SCRIPT else []
             run.setup(model, strategy=paceline.Strategy(**REFUSED[case][0]))
-        except ValueError as error:
-            assert all(type(p) is torch.nn.Parameter for p in model.parameters())
+            if case == "lost":
+                torch.optim.SGD(former, 0.1).step()
+        except (ValueError, RuntimeError) as error:
+            assert case in BY_SCRIPT or all(type(p) is torch.nn.Parameter for p in model.parameters())
             return f"{error}"
     return ""
+
+
+def head_by_script(model: Net, case: str) -> Any:
+    """Divide the last layer over the two ranks; returns its parameters."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = DeviceMesh("cpu", [1, 0] if case == "backwards" else [0, 1], mesh_dim_names=("layers",))
+    if case == "no names":
+        mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    if case == "two":
+        both = torch.distributed.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "layers"))
+        model.head.weight = torch.nn.Parameter(distribute_tensor(model.head.weight, both, [Replicate(), Shard(0)]))
+    else:
+        parallelize_module(model.head, mesh, gathers())
+    return [*model.head.parameters()]
 
 
 def test_what_cannot_be_done_is_refused_in_one_line_on_all_ranks() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.contract.machine import machine_id
-from paceline.train.group.sharded import is_dtensor, name_of
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from paceline.train.group.group import Group
@@ -62,29 +60,3 @@ def make_mesh(size: int, group: Group) -> tuple[DeviceMesh, DeviceMesh | None]:
         return mesh, None
     data = tuple(name for name in names if name != "tensor")
     return mesh[data if len(data) > 1 else data[0]], mesh["tensor"]
-
-
-def mesh_of(module: torch.nn.Module, group: Group) -> DeviceMesh:
-    """The ranks that a model is sharded over which the script itself has sharded by `fully_shard`.
-
-    Raises:
-        ValueError: these are not all ranks, or other ones for some parameters; or only a part of it is sharded.
-    """
-    kind = name_of(module)
-    found: DeviceMesh | None = None
-    if not any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
-        raise ValueError(f"only parts of {kind} are sharded by fully_shard: call fully_shard(model) as well")
-    for name, parameter in module.named_parameters():
-        if not is_dtensor(parameter):
-            continue  # it is the same on all ranks
-        mesh, placements = parameter.device_mesh, parameter.placements
-        ways = [each.is_replicate() for each in placements]
-        if mesh.size() != group.world_size or ways not in ([False], [True, False]) or (found or mesh) != mesh:
-            raise ValueError(
-                f"{name} of {kind} is sharded over {mesh.size()} of {group.world_size} ranks as {placements}; "
-                "run.setup takes models that are sharded by fully_shard over one mesh of all ranks"
-            )
-        found = mesh
-    if found is None:
-        raise ValueError(f"{kind} is sharded by fully_shard, and no parameter of it is")
-    return found

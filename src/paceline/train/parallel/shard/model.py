@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from paceline.train.group.sharded import is_dtensor, is_fully_sharded, kind_of, name_of
+from paceline.train.group.sharded import is_dtensor, kind_of, name_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
 from paceline.train.parallel.model import Model, broadcast, without_exchange
 from paceline.train.parallel.nested import mapped, tensors_in
 from paceline.train.parallel.units import compute_again, describe, find_units, scales
 
+from .by_script import by_script, fsdp_groups
 from .layout import spread
-from .mesh import make_mesh, mesh_of, shard_size
+from .mesh import make_mesh, shard_size
 from .tensor import divide, forget_groups, plan_of
 from .wires import Wires
 
@@ -84,14 +85,18 @@ class ShardedModel(Model):
         module, group, strategy = self.module, self._group, self.strategy
         if group.device.type == "cpu":
             give_back_memory()
-        if not is_fully_sharded(module):
-            plan = plan_of(module, strategy.plan, strategy.tensor) if strategy.tensor > 1 else {}
+        given = by_script(module, group)
+        mesh = given.data
+        if mesh is None:
+            is_whole = strategy.tensor > 1 and given.layers is None
+            plan = plan_of(module, strategy.plan, strategy.tensor) if is_whole else {}
             mesh, tensor = make_mesh(shard_size(strategy.shard, group), group)
+            given.spread_numbers(module, mesh)
             units = find_units(module, strategy.units)
             self._shard_units(units, mesh, lambda part, name: divide(part, _within(plan, units, name), tensor))
             module.set_reduce_scatter_unused_params(strategy.find_unused_parameters)  # type: ignore[operator]
         else:
-            mesh = mesh_of(module, group)
+            given.spread_numbers(module, mesh)
         ranks = mesh.get_group(mesh.ndim - 1)
         self._wires = Wires(group, dist.get_process_group_ranks(ranks), ranks)
         for part in module.modules():
@@ -373,15 +378,13 @@ def _changeable(tensor: torch.Tensor) -> torch.Tensor:
 
 def _accumulated(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     """The gradients of an accumulation, which torch keeps whole until they are exchanged, and has no name for."""
-    for part in module.modules():
-        state: Any = part._get_fsdp_state() if hasattr(part, "_get_fsdp_state") else None  # type: ignore[operator]
-        for params in state._fsdp_param_groups if state is not None else ():
-            for each in params.fsdp_params:
-                whole = getattr(each, "_unsharded_param", None)
-                if each.unsharded_accumulated_grad is not None:
-                    yield each.unsharded_accumulated_grad
-                if whole is not None and whole.grad is not None:
-                    yield whole.grad
+    for params in fsdp_groups(module):
+        for each in params.fsdp_params:
+            whole = getattr(each, "_unsharded_param", None)
+            if each.unsharded_accumulated_grad is not None:
+                yield each.unsharded_accumulated_grad
+            if whole is not None and whole.grad is not None:
+                yield whole.grad
 
 
 def no_copy(module: torch.nn.Module, *_: Any) -> NoReturn:
