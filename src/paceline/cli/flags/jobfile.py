@@ -14,18 +14,18 @@ from paceline.cli.dialects.tools import explained
 from paceline.job.errors import UserError
 from paceline.job.writing import job_text
 
-from .spec import JOB_FILES, spec_of
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.job.spec import JobSpec
+
+    SpecOf = Callable[[dict[str, Any], click.Command], tuple[JobSpec, dict[str, Any]]]  # `spec.spec_of`
 
 _HOSTS = ("-H", "--hosts", "--hostfile", "--host-discovery-script")
 _WITH_HOSTS = ("-np", "--nnodes", "--min-np", "--max-np", "--blacklist-cooldown-range")  # what they mean, hosts say
 
 
-def job_of(line: Line) -> tuple[dict[str, Any], Line]:
+def job_of(line: Line, spec_of: SpecOf) -> tuple[dict[str, Any], Line]:
     """What a job file says of a line's job; and what stays on the line: its hosts, and what the screen shows."""
     verb = "submit"
     stays = []
@@ -69,9 +69,8 @@ def _without_nothing(value: Any) -> Any:
 
 def of_file(path: str) -> tuple[str, Line] | None:
     """What a file of another tool is, and its line; None for job files, and files that no tool here has."""
-    if not path.lower().endswith((*JOB_FILES, *SCRIPTS)) or not os.path.isfile(path):
-        return None
-    return read(path)
+    is_one = path.lower().endswith((".yaml", ".yml", ".json", *SCRIPTS)) and os.path.isfile(path)
+    return read(path) if is_one else None
 
 
 def of_script(text: str) -> Line:
@@ -80,13 +79,13 @@ def of_script(text: str) -> Line:
     return line_of(text, [])[0]
 
 
-def refuse(path: str, flags: Sequence[tuple[str, ...]]) -> None:
+def refuse(path: str, flags: Sequence[tuple[str, ...]], spec_of: SpecOf) -> None:
     """Refuse a file of another tool in the place of SCRIPT, and print the job file that does the same."""
     found = of_file(path)
     if found is None:
         return
     what, line = found
-    fields, rest = job_of(line)
+    fields, rest = job_of(line, spec_of)
     for note in line.notes:
         click.echo(f"paceline: {note}", err=True)
     click.echo(job_text(fields), nl=False)

@@ -222,9 +222,10 @@ def _written(line: Line, output: str) -> int:
     from pathlib import Path
 
     from paceline.cli.flags.jobfile import job_of
+    from paceline.cli.flags.spec import spec_of
     from paceline.job.writing import job_text, write_job
 
-    fields, rest = job_of(line)
+    fields, rest = job_of(line, spec_of)
     for note in line.notes:
         say(note)
     rest.program = ["job.yaml" if output == "-" else output]
