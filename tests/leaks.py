@@ -31,8 +31,7 @@ _NETWORKS = Path("/run/netns")
 # Names of temporary files begin so that chromium and Open MPI leave, and multiprocessing and torch until the end.
 _OF_OTHERS = ("org.chromium.Chromium.", "ompi.", "pymp-", "torchinductor_")
 _NOT_YET = (  # whose tests have not been looked through
-    "tests/examples/", "tests/frameworks/", "tests/horovod/", "tests/lab/", "tests/simulation/", "tests/train/data/",
-    "tests/train/metrics/", "tests/train/parallel/", "tools/",
+    "tests/examples/", "tests/frameworks/", "tests/horovod/", "tests/lab/", "tests/train/parallel/",
 )  # fmt: skip
 _kept: set[Thing] = set()
 _failed = pytest.StashKey[bool]()
