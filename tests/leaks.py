@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from multiprocessing import forkserver, resource_tracker
@@ -31,7 +32,7 @@ _NETWORKS = Path("/run/netns")
 # Names of temporary files begin so that chromium and Open MPI leave, and multiprocessing and torch until the end.
 _OF_OTHERS = ("org.chromium.Chromium.", "ompi.", "pymp-", "torchinductor_")
 _NOT_YET = (  # whose tests have not been looked through
-    "tests/examples/", "tests/frameworks/", "tests/horovod/", "tests/lab/", "tests/train/parallel/",
+    "tests/frameworks/", "tests/lab/", "tests/train/parallel/",
 )  # fmt: skip
 _kept: set[Thing] = set()
 _failed = pytest.StashKey[bool]()
@@ -65,7 +66,10 @@ def kept() -> Iterator[None]:
 
 
 def _helpers() -> Iterator[Thing]:
-    """The processes that multiprocessing has for this one until its end, and how it knows that these live."""
+    """What libraries have for this process until its end."""
+    if (torch := sys.modules.get("torch.distributed.nn.jit.instantiator")) and hasattr(torch, "_TEMP_DIR"):
+        yield "temporary file", Path(torch._TEMP_DIR.name).name  # torch 2.6 makes it when it is imported
+    # The processes of multiprocessing, and how it knows that these live.
     pairs = (
         (resource_tracker._resource_tracker, "_pid", "_fd"),
         (forkserver._forkserver, "_forkserver_pid", "_forkserver_alive_fd"),
