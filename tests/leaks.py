@@ -90,18 +90,22 @@ def _read(pid: str, name: str) -> bytes:
 
 
 def _is_of(pid: str, test: str) -> bool:
-    """Whether a process lives that this test has started: it has the name of the test, or is below this process."""
+    """Whether a process lives that this test has started: it is below this process, or an orphan with the test's name.
+
+    One with that name below somebody else is of another run of the same test.
+    """
     marker = f"PYTEST_CURRENT_TEST={test} (".encode()
-    marked = marker in _read(pid, "environ")
+    marked = is_orphan = marker in _read(pid, "environ")
     above = pid
     while (fields := _read(above, "stat").rpartition(b") ")[2].split()) and fields[0] not in (b"Z", b"X"):
         if ("process", above) in _kept and (not marked or marker in _read(above, "environ")):
             return False
+        is_orphan = is_orphan and marker in _read(above, "environ")
         above = fields[1].decode()
         if above == str(os.getpid()):
             return ("process", pid) not in _kept
         if above in ("0", "1"):
-            return marked
+            return is_orphan
     return False
 
 
