@@ -188,8 +188,13 @@ class Paceline:
         return json.loads(done.stdout)
 
     def on_terminal(self, *args: str, **kwargs: object) -> tuple[int, bytes]:
-        """Run a command line on a terminal that does not know its size; its exit code, and all that is shown."""
+        """Run a command line on a terminal that does not know its size; its exit code, and all that is shown.
+
+        With `typed`, it reads from there as well.
+        """
         ours, theirs = os.openpty()
+        if kwargs.pop("typed", False):
+            kwargs["stdin"] = theirs
         process = self.start(*args, **{"stdout": theirs, "stderr": theirs, **kwargs})  # type: ignore[arg-type]
         os.close(theirs)
         seen = b""

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from tests.conftest import Paceline
 
-USUAL = frozenset({"run", "checks", "functions", "metered", "volumes", "watched", "profiled"})  # of `Place.can`
+USUAL = frozenset(
+    {"run", "checks", "functions", "metered", "volumes", "watched", "profiled", "setup"}
+)  # of `Place.can`
 FOREVER = """
     import threading
     print("here", flush=True)
@@ -151,8 +153,8 @@ class Place:
     """A backend, and what it can do beside what all can.
 
     Attributes:
-        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes`, `watched` and
-            `profiled`; `sizes` if it says what a job has, `held` if what runs ends soon after its client.
+        can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes`, `watched`,
+            `profiled` and `setup`; `sizes` if it says what a job has, `held` if what runs ends soon after its client.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -298,6 +300,21 @@ class Contract:
             "no job 'it-1'; there is none yet; start one with paceline submit"
         )
 
+    def test_setup_commands_run_once_on_a_node_before_its_ranks(self, place: Place) -> None:
+        script = place.paceline.script("import os; print(os.environ['A'], flush=True)")
+        submit = ("submit", *place.ranks(2), "--setup", 'echo "setup"; export A=1', "--setup", "A=$A-2; cd /")
+        if "setup" not in place.can:
+            assert place.refuses(*submit, script).startswith("--setup: ")
+            return
+        place.works(*submit, "--name", "set", script)
+        assert place.works("wait", "set") == ""
+        assert place.works("logs", "set", "--all").split().count("1-2") == 2
+        place.works("submit", "--name", "bad", "--setup", "true", "--setup", "false || (exit 3)", script)
+        assert place("wait", "bad").returncode == 1
+        job = place.json("get", "bad")
+        assert re.search(r"setup failed on \S+ with exit code 3: \( ?exit 3 ?\)$", job["error"]), job["error"]
+        place.works("delete", "set", "bad")
+
     def test_a_job_that_runs_is_stopped(self, place: Place) -> None:
         script = place.paceline.script(FOREVER)
         commit = _commit(place.paceline.folder, script)
@@ -389,6 +406,14 @@ class Contract:
         assert got[-8:] == found["text"].replace("\x1b", "\\x1b").split("\n")
         assert place.typed(got[-9].partition("see all of it with: ")[2]).stdout == done.stdout
         assert "Traceback" not in place.works("events", "bad")
+        known = place.json("get", "bad")["facts"]
+        assert (known["steps"]["is_stepping"], known["diagnosis"]["kind"], known["diagnosis"]["rank"]) == (
+            False, "exception", 0
+        )  # fmt: skip
+        assert re.search(r"\.py:\d+$", known["diagnosis"]["place"])
+        assert (known["mend"]["action"], known["mend"]["first"]) == ("edit", None)
+        if command := known["mend"]["command"]:
+            assert place.typed(command.replace(" resubmit", " resubmit --dry-run")).returncode == 0
         assert place.json("list")[0]["traceback"] is None, "get reads it"
         if "run" in place.can:
             shown = place("run", "--name", "seen", script)

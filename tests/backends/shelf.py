@@ -23,7 +23,11 @@ class Options(Model, frozen=True, kw_only=True):
 
 class Shelf(Backend):
     Options = Options
-    unsupported = {"image": "a shelf runs no containers", "queue": "a shelf has no queues"}  # noqa: RUF012
+    unsupported = {  # noqa: RUF012
+        "image": "a shelf runs no containers",
+        "queue": "a shelf has no queues",
+        "setup": "a shelf has no shell",
+    }
 
     def prepare(self, spec, *, detached=True):
         self.refuse_unsupported(spec)

@@ -59,6 +59,7 @@ LINES = {
         "run --env HOROVOD_STALL_CHECK_DISABLE=1 -np 1 --framework horovod --no-python env X=1 python train.py"
     ),
     "horovodrun --mpi -np 4 python train.py": "! --mpi: the collectives of paceline's Horovod API use gloo",
+    "horovodrun --torus-allreduce -np 1 python t.py": "run -np 1 --framework horovod python t.py",
     "horovodrun --check-build": "! --check-build: write paceline check",
     # mpirun, of Horovod's page
     "mpirun -np 4 -H a:2,b:2 -bind-to none -map-by slot -x NCCL_DEBUG=INFO -x NOT_SET -mca pml ob1 -mca btl ^openib "
@@ -71,6 +72,8 @@ LINES = {
     ),
     "mpirun -np 2 python ranks/main.py": "run -np 2 --framework mpi python ranks/main.py",
     "mpirun -np 1 python a.py : -np 2 python b.py": "! mpirun A : B starts two programs; a job runs one program",
+    "mpirun --stdin all -np 2 python t.py": "! --stdin all: one rank reads standard input",
+    "mpirun --stdin none -np 2 python t.py": "run -np 2 python t.py",
     "mpirun -app file": "! -app: a job runs one program",
     "mpiexec -ppn 2 -f hosts -genv A 5 python t.py": "run -n 2 --hostfile hosts --env A=5 python t.py",
     # srun
@@ -115,6 +118,11 @@ LINES = {
     "--max_restart 5 train.py": (
         "run --rdzv-endpoint 10.0.0.1:49178 --nnodes 2 --node-rank 1 -n 2 --max-restarts 5 --framework paddle train.py"
     ),
+    "python -m paddle.distributed.launch --backend gloo train.py": (
+        "run --env PADDLE_DISTRI_BACKEND=gloo --framework paddle train.py"
+    ),
+    "python -m paddle.distributed.launch --backend auto train.py": "run --framework paddle train.py",
+    "python -m paddle.distributed.launch --backend bkcl train.py": "! --backend bkcl: paceline knows GPUs and CPUs",
     "python -m paddle.distributed.launch train.py": "run --framework paddle train.py",
     "python -m paddle.distributed.launch --master etcd://h:2379 --nnodes 1:4 train.py": "! --master etcd://h:2379: ",
     "python -m paddle.distributed.launch --server_num 2 --worker_num 2 train.py": (
@@ -220,7 +228,21 @@ LINES = {
     ),
     "accelerate launch --config_file none.yaml t.py": "! --config-file none.yaml: No such file or directory; write the",
     "accelerate launch --config_file $F t.py": "accelerate launch --config_file $F t.py",
+    "accelerate launch --num_processes 7 --num_machines 2 train.py": "run --nnodes 2 -n 3 train.py",
+    "accelerate launch --num_processes 1 --num_machines 2 train.py": "! --num_processes 1 on 2 machines: write",
+    # Command lines for fine-tuning
+    "NPROC_PER_NODE=4 A=1 swift sft --model M -n 2": "A=1 paceline run -n 4 -m swift.cli.sft --model M -n 2",
+    "swift infer --model M": "run -m swift.cli.infer --model M",
+    "swift export --model M": "! swift is no launcher that paceline knows",
+    "FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 MASTER_ADDR=h llamafactory-cli train a.yaml": (
+        "run --nnodes 2 --node-rank 0 --master-addr h -m llamafactory.launcher a.yaml"
+    ),
     # DeepSpeed
+    "deepspeed --no_ssh --hostfile hosts --node_rank 1 --master_addr a t.py": (
+        "run --node-rank 1 --master-addr a --nnodes 2 -n 4 t.py"
+    ),
+    "deepspeed --no_ssh --hostfile none --node_rank 1 t.py": "! --hostfile none: No such file or directory",
+    "deepspeed --no_ssh --num_nodes 2 --num_gpus 4 --node_rank 1 t.py": "run --nnodes 2 -n 4 --node-rank 1 t.py",
     "deepspeed --num_gpus=4 --no_local_rank train.py --deepspeed_config d.json": (
         "run -n 4 --use-env train.py --deepspeed_config d.json"
     ),
@@ -279,6 +301,14 @@ LINES = {
     "arena prune -s 7d": "prune --on kubernetes -s 7d",
     "arena data list": "data list --on kubernetes",
     "arena scaleout etjob --name=x --count=1": "scaleout --on kubernetes --nnodes 1 x",
+    "arena job run -f arena.yaml": "submit --on kubernetes --name llm --image i --nnodes 4 t.py --lr 1",
+    "arena job run -f none.yaml": "! --file none.yaml: no file of Arena v2 is there",
+    "arena job run -f arena.yaml --set worker.replicas=2": "! --set: change the file, or write a flag",
+    "arena job list -o json": "list --on kubernetes -o json",
+    "arena job logs x -f --tail 5": "logs --on kubernetes -f -t 5 x",
+    "arena job suspend x": "stop --on kubernetes x",
+    "arena job resume x": "resubmit --on kubernetes x",
+    "arena check": "check --on kubernetes",
     "arena serve tensorflow --name x": "! arena serve: paceline trains, and serves no models",
     "arena submit pytorsh x": "! arena submit has no 'pytorsh' here; did you mean pytorch?",
     # paddlecloud
@@ -289,6 +319,10 @@ LINES = {
         "submit --on kubernetes --name j --nnodes 2 --gpus 8 --priority 1 --memory 190Gi --time-limit 96h "
         "--sync-mode snapshot --sync-source . --image IMG -n gpu --framework paddle train.py"
     ),
+    "paddlecloud job --start-cmd 'python t.py' --is-standalone 0 --distribute-job-type NCCL2 --k8s-trainers 2": (
+        "submit --on kubernetes --nnodes 2 python t.py"
+    ),
+    "paddlecloud job --nope x": "! paddlecloud job has no flag --nope",
     "paddlecloud job kill j": "stop j",
     "paddlecloud job logs --job-id j": "logs j",
     # none of these
@@ -304,6 +338,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks/main.py").write_text("from comm import rank")
     (tmp_path / "ranks/comm.py").write_text("import os; rank = os.environ['OMPI_COMM_WORLD_RANK']")
+    (tmp_path / "arena.yaml").write_text(
+        "name: llm\nframework: {name: pytorch}\nimage: i\nrun: torchrun t.py --lr 1\nworker: {replicas: 3}\n"
+    )
+    (tmp_path / "hosts").write_text("a slots=4\nb slots=4\n")
     (tmp_path / "settings.yaml").write_text(
         "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\nmachine_rank: 0\nnum_processes: 8\n"
         "tpu_env: []\nfsdp_config:\n  fsdp_use_orig_params: false\nuse_cpu: false\nrdzv_backend: static\n"

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 READMES = (README, chinese.README)
+SKILL = ROOT / "src" / "paceline" / "cli" / "SKILL.md"  # what `paceline skill` prints
 PAGES = (*READMES, *sorted(DOCS.rglob("*.md")))
 CHINESE = (*chinese.twins(), chinese.GLOSSARY)
 _FENCE = re.compile(r"^( *)```(\w*)$")

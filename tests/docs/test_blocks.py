@@ -30,7 +30,7 @@ from tests.backends.slurm.fake import Login
 from tests.backends.ssh.many import ManyHosts
 from tests.backends.test_contract import install
 from tests.conftest import all_end
-from tests.docs.pages import CHINESE, DOCS, PAGES, ROOT, Block, blocks
+from tests.docs.pages import CHINESE, DOCS, PAGES, ROOT, SKILL, Block, blocks
 
 from paceline.cli.dialects.tools import explained
 from paceline.cli.main import DIALECTS, cli
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Paceline
 
-BLOCKS = [block for page in PAGES if page not in CHINESE for block in blocks(page)]  # see test_chinese.py
+BLOCKS = [block for page in (*PAGES, SKILL) if page not in CHINESE for block in blocks(page)]  # see test_chinese.py
 LANGUAGES = {"console", "python", "toml", "yaml", "json", "diff", "text"}
 DRY = ("run", "submit", "resubmit", "tune")
 JOB = r"(?:digits|train|resnet)(?:-\w+)?"  # how the jobs of the pages are called

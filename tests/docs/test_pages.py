@@ -6,7 +6,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT, SKILL
 from tools.handbook import pictures, reference
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def columns(line: str) -> int:
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, SKILL, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_neither_long_nor_wide(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert len(lines) <= MOST_LINES, "split the page"

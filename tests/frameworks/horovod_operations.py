@@ -1,5 +1,6 @@
 """Compare each operation of horovod.tensorflow with numpy, in eager mode, in tf.function and in a graph; any ranks."""
 
+import importlib
 from concurrent.futures import ThreadPoolExecutor
 
 import horovod.tensorflow as hvd
@@ -187,4 +188,25 @@ if size > 1:
         assert hvd.allgather_object(last) == [last] * size
         assert last > 0
         tf.function(lambda: [hvd.barrier(), hvd.rank_op()][1])()
+# Names that scripts take from modules beside.
+from horovod.tensorflow import util  # noqa: E402
+from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager  # noqa: E402
+
+assert hvd._executing_eagerly() and util._executing_eagerly()
+variables = [tf.Variable(1.0), tf.Variable([2.0])]
+assert [one.numpy().tolist() for one in util.refs_to_vars(util.vars_to_refs(variables))] == [1.0, [2.0]]
+assert float(util._make_subgraph(hvd.mpi_ops._allreduce)(tf.constant(1.0))) == size
+helper = LocalGradientAggregationHelperEager(
+    2, lambda grads, _: [hvd.allreduce(it, op=hvd.Sum) for it in grads], average_aggregated_gradients=True
+)
+steps = []
+for _ in range(4):
+    made = helper.compute_gradients([tf.constant(1.0), tf.constant([2.0])], variables)
+    optimizer = tf.keras.optimizers.SGD()
+    helper.apply_gradients(lambda made=made: steps.append([float(tf.reduce_sum(it)) for it in made]), optimizer)
+assert steps == [[1.0 * size, 2.0 * size]] * 2, steps
+try:
+    importlib.import_module("horovod.tensorflow.data.compute_service")
+except ImportError as error:
+    assert "is not in paceline's Horovod: start tf.data.experimental.service" in str(error)
 print(f"rank {rank} of {size}: all operations are right", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import threading
 import warnings
 from typing import Any
 
@@ -107,6 +108,67 @@ def test_names_of_modules_beside() -> None:
     assert (basics.size, basics.Sum) == (hvd.size, hvd.Sum)
     with pytest.raises(AttributeError, match="mlsl_built"):
         basics.mlsl_built()
+
+
+def test_names_that_scripts_import_from_elsewhere() -> None:
+    util = importlib.import_module("paceline.horovod.common.util")
+    assert util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2") is None
+    with pytest.raises(ImportError, match=r"horovod\.mxnet needs mxnet, which is not installed"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
+    assert util.is_version_greater_equal_than("2.13.0+cpu", "2.6") and util.is_version_greater_equal_than(
+        "2.6", "2.6.0"
+    )
+    assert not util.is_version_greater_equal_than("1.15.5", "2.0.0")
+    exceptions = importlib.import_module("paceline.horovod.common.exceptions")
+    assert isinstance(exceptions.HorovodVersionMismatchError("torch", "2.6.0", "2.13.0"), ImportError)
+    elastic = importlib.import_module("paceline.horovod.common.elastic")
+    assert issubclass(elastic.ObjectState, elastic.AbstractObjectState)
+    ops = importlib.import_module("paceline.horovod.torch.mpi_ops")
+    assert ops.gpu_available("torch") is torch.cuda.is_available()
+    optimizer = importlib.import_module("paceline.horovod.torch.optimizer")
+    assert optimizer._DistributedAdasumOptimizer.__mro__[1] is optimizer._DistributedOptimizer
+
+
+class Batches:
+    """A loader as a script writes it."""
+
+    def __init__(self, count: int, fails: bool = False) -> None:
+        self.count, self.fails, self.read = count, fails, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def _iterate(self) -> Any:
+        for number in range(self.count):
+            self.read += 1
+            yield number
+        if self.fails:
+            raise OSError("the disk")
+
+    def _process_batch(self, batch: int) -> int:
+        return batch * 10
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_loader_reads_ahead_in_a_thread_that_ends(ahead: int) -> None:
+    base = importlib.import_module("paceline.horovod.data.data_loader_base")
+
+    class Loader(base.AsyncDataLoaderMixin, Batches, base.BaseDataLoader):  # type: ignore[misc]
+        pass
+
+    before = threading.active_count()
+    loader = Loader(ahead, 5)
+    for _ in range(2):
+        assert list(loader) == [0, 10, 20, 30, 40]
+    assert next(iter(loader)) == 0  # an epoch that is left
+    loader.close_async_loader()
+    assert threading.active_count() == before
+    with pytest.raises(OSError, match="the disk"):
+        list(Loader(ahead, 1, fails=True))
+    endless = Loader(ahead, 10**9)
+    assert next(iter(endless)) == 0
+    endless.close_async_loader()
+    assert endless.read <= ahead + 3
 
 
 def test_names_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,10 @@ MESSAGES = (
     "/env/lib/libtorch_python.so)",
     "OSError: libcudart.so.11.0: cannot open shared object file: No such file or directory",
     "ModuleNotFoundError: No module named 'nosuchmod'",
+    "FileNotFoundError: [Errno 2] No such file or directory: '/data/images.csv'",
     "./job.sh: 2: nvcc: not found",
     "job.sh: line 4: ./train.sh: Permission denied",
+    "image registry/none:1 cannot be pulled: not found; check its name, and --pull-secret if it is private",
     "killed: out of memory",
     "killed by SIGKILL",
     "killed by SIGSEGV",
@@ -156,18 +158,34 @@ killed by SIGABRT"""
 def test_each_usual_message_is_found_by_its_own_pattern_and_no_other(place: int) -> None:
     found = {number for number, usual in enumerate(USUAL) if re.search(usual.pattern, MESSAGES[place])}
     assert found == {place} | {number for number in found if number > place and number in MORE_GENERAL.get(place, ())}
-    assert advice(MESSAGES[place])
-    assert "{" not in advice(MESSAGES[place])
+    assert advice(MESSAGES[place]).text
+    assert "{" not in advice(MESSAGES[place]).text
     assert len(MESSAGES) == len(USUAL)
     assert USUAL[place].source.startswith("https://")
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "about"),
+    [
+        ("./job.sh: 2: exec: /env/bin/python: not found", "missing program", "/env/bin/python"),
+        ("job.sh: line 2: /env/bin/python: No such file or directory", "missing program", "/env/bin/python"),
+        ("job.sh: line 2: nvcc: command not found", "missing program", "nvcc"),
+        ("job.sh: line 2: data/images.csv: No such file or directory", "", ""),
+        ("CheckpointError: cannot save step 100 in /x: no space left: the checkpoint needs 4.1 MB", "disk full", ""),
+        ("ImportError: libcudart.so.11: cannot open shared object file", "missing library", "libcudart.so.11"),
+        ("MemoryError: ", "out of memory", ""),
+    ],
+)
+def test_a_message_has_a_kind_and_what_it_is_about(line: str, kind: str, about: str) -> None:
+    assert advice(line)[1:] == (kind, about)
+
+
 def test_ordinary_lines_are_no_usual_messages() -> None:
-    assert [line for line in ORDINARY.splitlines() if advice(line)] == []
+    assert [line for line in ORDINARY.splitlines() if advice(line).text] == []
 
 
 def test_what_was_allocated_on_the_gpu_is_said() -> None:
-    assert advice(MESSAGES[0]).startswith(
+    assert advice(MESSAGES[0]).text.startswith(
         "GPU 0 is full: 22.78 GiB more was asked for, 12.73 GiB of 31.47 GiB is free, PyTorch has 9.08 GiB "
         "allocated and "
         "9.35 GiB reserved"
@@ -177,7 +195,7 @@ def test_what_was_allocated_on_the_gpu_is_said() -> None:
 def test_of_a_long_text_the_beginning_and_the_end_are_searched() -> None:
     assert advice("x" * 1_000_000 + "\n" + MESSAGES[2]) == advice(MESSAGES[2])
     assert advice(MESSAGES[2] + "\n" + "x" * 1_000_000) == advice(MESSAGES[2])
-    assert advice("x" * 500_000 + MESSAGES[2] + "x" * 500_000) == ""
+    assert advice("x" * 500_000 + MESSAGES[2] + "x" * 500_000).text == ""
 
 
 def _failure(folder: Path, log: str, status: int, *, oom: bool = False) -> Failure:
@@ -189,11 +207,11 @@ def _failure(folder: Path, log: str, status: int, *, oom: bool = False) -> Failu
 def test_the_end_of_the_log_tells_why_unless_the_signal_came_from_outside(tmp_path: Path) -> None:
     frames = "".join(f"frame #{number}: <unknown function> + 0x163b752 (in libtorch_cpu.so)\n" for number in range(28))
     text = f"{MESSAGES[27]}\n{frames}"
-    assert _failure(tmp_path, text, 1 << 8)["advice"] == advice(MESSAGES[27])
-    assert _failure(tmp_path, text, 6)["advice"] == advice(MESSAGES[27])
-    assert _failure(tmp_path, text, 9)["advice"] == advice("killed by SIGKILL")
-    assert _failure(tmp_path, text, 9, oom=True)["advice"] == advice("killed: out of memory")
-    assert _failure(tmp_path, "", 11)["advice"] == advice("killed by SIGSEGV")
+    assert _failure(tmp_path, text, 1 << 8)["advice"] == advice(MESSAGES[27]).text
+    assert _failure(tmp_path, text, 6)["advice"] == advice(MESSAGES[27]).text
+    assert _failure(tmp_path, text, 9)["advice"] == advice("killed by SIGKILL").text
+    assert _failure(tmp_path, text, 9, oom=True)["advice"] == advice("killed: out of memory").text
+    assert _failure(tmp_path, "", 11)["advice"] == advice("killed by SIGSEGV").text
     assert _failure(tmp_path, "", 3 << 8)["advice"] == ""
 
 

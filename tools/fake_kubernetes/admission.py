@@ -1,4 +1,4 @@
-"""What a request must pass before it is stored: service accounts, priority classes, quotas."""
+"""What a request must pass before it is stored: service accounts, priority classes, pod security, quotas."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def admit(storage: Storage, resource: Resource, object: Object) -> None:
             full = f"node.kubernetes.io/{key}"
             if not any(one.get("key") in (full, None) and one.get("operator") == "Exists" for one in tolerations):
                 tolerations.append({"key": full, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+        _security(storage, object)
     _quota(storage, resource, object)
 
 
@@ -66,6 +67,41 @@ def _priority(storage: Storage, pod: Object) -> None:
         raise forbidden(resources.PODS, pod["metadata"]["name"], why)
     pod["spec"]["priority"] = found["value"] if found else 0
     pod["spec"].setdefault("preemptionPolicy", (found or {}).get("preemptionPolicy", "PreemptLowerPriority"))
+
+
+def _security(storage: Storage, pod: Object) -> None:
+    """Pod security admission: what the label of a namespace enforces, as far as the pods of jobs have to do with it."""
+    namespace = storage.get(resources.NAMESPACES, "", pod["metadata"]["namespace"]) or {"metadata": {}}
+    level = (namespace["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "privileged")
+    spec, violations = pod["spec"], []
+    own = spec.get("securityContext") or {}
+    if level != "privileged" and spec.get("hostNetwork"):
+        violations.append("host namespaces (hostNetwork=true)")
+    for container in [*(spec.get("initContainers") or []), *spec["containers"]] if level == "restricted" else []:
+        name, given = container["name"], container.get("securityContext") or {}
+        both = {**own, **given}
+        if given.get("allowPrivilegeEscalation") is not False:
+            violations.append(
+                f'allowPrivilegeEscalation != false (container "{name}" must set '
+                "securityContext.allowPrivilegeEscalation=false)"
+            )
+        capabilities = given.get("capabilities") or {}
+        if "ALL" not in (capabilities.get("drop") or ()) or set(capabilities.get("add") or ()) - {"NET_BIND_SERVICE"}:
+            violations.append(
+                f'unrestricted capabilities (container "{name}" must set securityContext.capabilities.drop=["ALL"])'
+            )
+        if both.get("runAsNonRoot") is not True:
+            violations.append(
+                f'runAsNonRoot != true (pod or container "{name}" must set securityContext.runAsNonRoot=true)'
+            )
+        if (both.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            violations.append(
+                f'seccompProfile (pod or container "{name}" must set securityContext.seccompProfile.type to '
+                '"RuntimeDefault" or "Localhost")'
+            )
+    if violations:
+        why = f'violates PodSecurity "{level}:latest": {", ".join(dict.fromkeys(violations))}'
+        raise forbidden(resources.PODS, pod["metadata"]["name"], why)
 
 
 def usage(resource: Resource, object: Object) -> dict[str, Fraction]:

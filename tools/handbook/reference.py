@@ -19,10 +19,12 @@ DOCS = ROOT / "docs"
 WIDTH = 120
 _GUIDES = {  # where a verb is described at length
     "attach": "jobs.md", "check": "check.md", "checkpoint": "checkpoints.md", "data": "job-files.md#data",
-    "delete": "jobs.md#deleting-jobs", "init": "job-files.md", "plan": "sharding.md#will-it-fit",
-    "profile": "profile.md", "prune": "jobs.md#deleting-jobs", "report": "web.md#the-report",
-    "resubmit": "resume.md#starting-a-job-again", "run": "run.md", "scalein": "elastic.md", "scaleout": "elastic.md",
-    "submit": "jobs.md", "tensorboard": "jobs.md#tensorboard", "trust": "security.md#nobody-elses-files",
+    "delete": "jobs.md#deleting-jobs", "get": "agents.md#facts", "init": "job-files.md",
+    "plan": "sharding.md#will-it-fit", "profile": "profile.md", "prune": "jobs.md#deleting-jobs",
+    "report": "web.md#the-report", "resubmit": "resume.md#starting-a-job-again", "run": "run.md",
+    "scalein": "elastic.md", "scaleout": "elastic.md",
+    "skill": "agents.md", "submit": "jobs.md", "tensorboard": "jobs.md#tensorboard",
+    "trust": "security.md#nobody-elses-files",
     "tune": "communication.md#chosen-by-trying-paceline-tune", "warm": "run.md#what-is-started", "web": "web.md",
     "why": "why.md", "logs": "jobs.md#logs", "explain": "migrating.md", "torchrun": "from-torchrun.md",
     "torch-launch": "from-torchrun.md", "horovodrun": "from-horovod.md", "mpirun": "from-horovod.md",

@@ -38,7 +38,7 @@ def kept_there(spec: JobSpec, here: Backend, there: Backend, warn: Callable[[str
     if left_out := [option for option in spec.options if option not in kept]:
         names = ", ".join(left_out)
         warn(f"options of {here.name}, which mean nothing to {there.name}, are left out: {names}")
-    return spec.changed({"backend": there.name, "log_dir": None, "options": kept})
+    return spec.changed({"backend": there.name, "log_dir": None, "keep_warm": None, "options": kept})
 
 
 def refuse_nodes_here(spec: JobSpec, there: Backend) -> None:

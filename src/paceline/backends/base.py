@@ -169,6 +169,7 @@ class Backend(ABC):
         lacks: the name of an ability that it does not have, such as `Moves` → why, and what to do instead.
         name: of the target; `local` for this machine.
         where: the flags that select it, with a space before them.
+        setup: the commands of its target that run on a node before the ranks of each job.
     """
 
     Options: ClassVar[type[Model] | None] = None
@@ -179,6 +180,7 @@ class Backend(ABC):
     def __init__(self, name: str, options: Any = None, where: str = "") -> None:
         """Make no connection yet."""
         self.name, self.options, self.where = name, options, where
+        self.setup: tuple[str, ...] = ()
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,7 @@ class Backend(ABC):
     def prepare(self, spec: JobSpec, *, detached: bool = True) -> Prepared:
         """Check a job, and find out what `start` or `run` would do with it. Starts nothing and leaves nothing behind.
 
-        An implementation calls `refuse_unsupported` first.
+        An implementation calls `refuse_unsupported` and `with_setup` first.
 
         Args:
             spec: what the user asks for.
@@ -234,7 +236,7 @@ class Backend(ABC):
         from paceline.job.flags import flag_of
 
         for field, why in self.unsupported.items():
-            given, default = _field(spec, field)
+            given, default = _field(self.with_setup(spec), field)
             if given != default:
                 raise UserError(f"{flag_of(tuple(field.split('.')))}: {why}; leave it out")
         known = self.job_options()
@@ -242,6 +244,11 @@ class Backend(ABC):
             if option not in known:
                 hint = nearest(option, known) if known else "leave it out"
                 raise UserError(f"--option {option}: {self.name} has no such option; {hint}")
+
+    def with_setup(self, spec: JobSpec) -> JobSpec:
+        """A job with the commands of its target before its own; one that is submitted again has them already."""
+        has_them = spec.setup[: len(self.setup)] == self.setup
+        return spec if has_them else spec.changed({"setup": (*self.setup, *spec.setup)})
 
     @classmethod
     def job_options(cls) -> dict[str, Flag]:
@@ -535,7 +542,7 @@ class Forwards(Protocol):
     """TensorBoards are led to ports of this machine."""
 
     def forward_tensorboard(
-        self, name: str, url: str, warn: Callable[[str], None]
+        self, name: str, url: str, warn: Callable[[str], None], *, port: int | None = None
     ) -> AbstractContextManager[PortForward]:
         """Lead a port of this machine to the TensorBoard of a job.
 
@@ -543,9 +550,10 @@ class Forwards(Protocol):
             name: of the job.
             url: of its TensorBoard, as `open_tensorboard` said.
             warn: gets a line about each connection that cannot be led there.
+            port: of this machine; None takes a free one.
 
         Raises:
-            UserError: it cannot be reached.
+            UserError: it cannot be reached, or the port is taken.
         """
 
 

@@ -90,7 +90,9 @@ def load(
         by = f"{known.named('defaults', 'on')}: " if name == known.defaults.on else ""
         raise UserError(f"{by}no target {name!r}; {hint}")
     where = f" --on {shlex.quote(name)}{where}"
-    return _configured(target.backend, name, {**target.options, **options}, given_by, where, in_settings=known.named)
+    there = _configured(target.backend, name, {**target.options, **options}, given_by, where, in_settings=known.named)
+    there.setup = target.setup
+    return there
 
 
 def kinds_of_hosts() -> set[str]:

@@ -100,8 +100,8 @@ def kept_warm(spec: JobSpec) -> JobSpec:
         return spec
     from paceline.job.settings import load
 
-    seconds = load().defaults.keep_warm
-    return spec if seconds is None else spec.changed({"keep_warm": seconds})
+    said = load().defaults.keep_warm
+    return spec if said is None else spec.changed({"keep_warm": said})
 
 
 def volumes_of(spec: JobSpec) -> list[dict[str, Any]]:

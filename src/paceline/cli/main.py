@@ -18,6 +18,8 @@ import click
 
 from paceline._version import __version__
 
+from .terminal.write import has_colours
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -28,6 +30,7 @@ _ELSEWHERE = {
 }
 _COLLECT_EVERY = 50_000  # objects; imports make more than that, and Python would look through all of them 70 times
 _COMPLETES = "_PACELINE_COMPLETE"  # set while a shell completes a line
+_DELETING = ("delete", "prune")  # no guess at a verb is one of these
 _NEAR = 0.75  # of two flags, where 1 is equal
 
 # verb → (module, what `paceline --help` says of it); of those that take lines of other launchers
@@ -73,6 +76,7 @@ VERBS = {
     "init": ("init", "Write a first job file, with comments."),
     "trust": ("trust", "Agree to a project's settings that run programs."),
     "schema": ("init", "Print the JSON schema of job files."),
+    "skill": ("skill", "Print how a coding agent uses paceline: a SKILL.md."),
     **DIALECTS,
 }
 
@@ -105,7 +109,7 @@ class _Verbs(click.Group):
             from paceline.cli.dialects.tools import old_verb
             from paceline.job.errors import UserError
 
-            raise UserError(old_verb(args[0], tuple(VERBS)))
+            raise UserError(old_verb(args[0], args[1:], tuple(it for it in VERBS if it not in _DELETING)))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -150,7 +154,7 @@ def run() -> int:
     trust.ask = None if _COMPLETES in os.environ else _is_trusted
     _open_closed_streams()
     try:
-        code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
+        code = cli.main(standalone_mode=False, color=None if has_colours() else False)
     except UserError as error:
         with contextlib.suppress(OSError):
             for line in str(error).rstrip("\n").split("\n"):

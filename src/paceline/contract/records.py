@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 # Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
-# node: it was lost, others did not come, it was refused, or its request was; the job reached its time limit; its ranks
-# gave way to another job; its client is gone; it runs elsewhere now; or paceline's own processes have failed. Of all:
-# a rank kept the others waiting.
+# node: it was lost, others did not come, it was refused, or its request was; a command of the setup failed there; the
+# job reached its time limit; its ranks gave way to another job; its client is gone; it runs elsewhere now; or
+# paceline's own processes have failed. Of all: a rank kept the others waiting.
 Cause = Literal[
     "exception", "exit", "signal", "out of memory",
-    "node lost", "nodes missing", "refused", "time limit", "preempted", "client gone", "elsewhere", "agent",
+    "node lost", "nodes missing", "refused", "setup", "time limit", "preempted", "client gone", "elsewhere", "agent",
     "hang",
 ]  # fmt: skip
 Value = Union[str, int, float, bool, None, "Sequence[Value]", "Mapping[str, Value]"]
@@ -65,6 +65,13 @@ class Inventory(TypedDict):
     # the name of the volume in which that folder is, and its path there; None if it is in none
     volume: list[str] | None
     has_others: bool  # whether there are files in a folder of the user that are not paceline's checkpoints
+
+
+class FaultRecord(TypedDict):
+    """A kind of fault, and the module, path, program, library or image that it is about; "" if that is not known."""
+
+    kind: str
+    about: str
 
 
 class TracebackRecord(TypedDict):
@@ -118,6 +125,8 @@ class ProgressRecord(TypedDict, total=False):
     sync: SyncRecord | None
     replicas: ReplicasRecord | None
     metrics: dict[str, float | None]
+    began: float  # when the first step of this process began
+    steps_per_minute: float | None
     trial: TrialRecord
 
 
@@ -317,6 +326,7 @@ class JobState(TypedDict):
     error: str | None
     cause: Cause | None
     advice: str | None
+    fault: FaultRecord | None
     traceback: TracebackRecord | None
     waiting: str | None
     restarts: int

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         CheckpointRecord,
         CodeRecord,
         DataRecord,
+        FaultRecord,
         GpuRecord,
         GpuUseRecord,
         InstanceRecord,
@@ -70,6 +71,7 @@ class Job:
         error: why it failed, in one line.
         cause: the kind of failure, such as `exception`, `out of memory` or `node lost`, for programs that decide by it.
         advice: what to do about the error, if its message is a usual one.
+        fault: what kind of fault it is then, and what it is about: `{"kind", "about"}`.
         traceback: the last lines of that of the rank that failed first: `{"rank", "text"}`; jobs in a list may lack it.
         waiting: what it waits for, in one line.
         restarts: how many attempts were restarts after a failure.
@@ -115,6 +117,7 @@ class Job:
     error: str | None
     cause: Cause | None = None
     advice: str | None = None
+    fault: FaultRecord | None = None
     traceback: TracebackRecord | None = None
     waiting: str | None = None
     restarts: int = 0
@@ -174,8 +177,10 @@ class Job:
         """The stable keys of `-o json`; times are RFC 3339 in UTC."""
         shown = {f.name: getattr(self, f.name) for f in fields(self)}
         shown.update((name, show_time(shown[name])) for name in _TIMES)
-        if self.progress is not None and "time" in self.progress:
-            shown["progress"] = {**self.progress, "time": show_time(self.progress["time"])}
+        if self.progress is not None:
+            progress: dict[str, Any] = {**self.progress}
+            progress.update((name, show_time(progress[name])) for name in ("time", "began") if name in progress)
+            shown["progress"] = progress
         shown["instances"] = [{f.name: getattr(i, f.name) for f in fields(i)} for i in self.instances]
         return shown
 

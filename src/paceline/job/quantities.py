@@ -42,6 +42,11 @@ def duration(value: Any, *, usual: str = "d") -> float | None:
     raise ValueError(f"{value!r} is not a duration; write for example 90s, 10m, 2h or 7d")
 
 
+def duration_or_off(value: Any, *, usual: str = "d") -> float | str | None:
+    """The same, or "off"."""
+    return "off" if value == "off" else duration(value, usual=usual)
+
+
 def moment(value: Any) -> float:
     """Seconds since the epoch of a time span before now, or of an ISO 8601 time; one without a zone is local."""
     text = str(value)

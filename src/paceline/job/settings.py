@@ -10,7 +10,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,7 @@ from paceline.contract import found
 from . import trust
 from .errors import UserError
 from .model import InvalidError, Model, each
-from .quantities import duration
+from .quantities import duration, duration_or_off
 from .settings_files import place_of, project_file, user_file
 from .text import printable
 
@@ -42,25 +42,40 @@ class _Model(Model, frozen=True, kw_only=True):
 _limit = partial(duration, usual="s")
 
 
+def _commands(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
 class LocalSettings(_Model, frozen=True, kw_only=True):
-    """This machine: `devices` is how many slots it has where it has no GPUs; GPUs are counted."""
+    """This machine.
+
+    Attributes:
+        devices: how many slots it has where it has no GPUs; GPUs are counted.
+        setup: shell commands that run before the ranks of each job.
+    """
 
     devices: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    setup: tuple[str, ...] = ()
+
+    parsers: ClassVar[dict[str, Any]] = {"setup": _commands}
 
 
 class Target(_Model, frozen=True, kw_only=True):
-    """A named target for jobs: a backend and its options."""
+    """A named target for jobs: a backend, its options, and commands that run on a node before the ranks of each job."""
 
     backend: Annotated[str, Meta(min_length=1)]
+    setup: tuple[str, ...] = ()
     options: dict[str, Any] = {}
+
+    parsers: ClassVar[dict[str, Any]] = {"setup": _commands}
 
     @classmethod
     def arranged(cls, given: Any) -> Any:
-        """All keys but `backend` are options."""
+        """All keys but `backend` and `setup` are options."""
         if not isinstance(given, dict):
             return given
-        options = {name: value for name, value in given.items() if name != "backend"}
-        return {**({"backend": given["backend"]} if "backend" in given else {}), "options": options}
+        own = {name: given[name] for name in ("backend", "setup") if name in given}
+        return {**own, "options": {name: value for name, value in given.items() if name not in own}}
 
 
 class Defaults(_Model, frozen=True, kw_only=True):
@@ -71,18 +86,19 @@ class Defaults(_Model, frozen=True, kw_only=True):
         look_timeout: seconds that a verb that looks waits for a machine; None leaves it to paceline.
         act_timeout: the same for a verb that acts.
         reconnect_timeout: seconds to connect again to a host of a job in the foreground; None leaves it to paceline.
-        keep_warm: `keep_warm` of the jobs on this machine and on hosts that do not say.
+        keep_warm: `keep_warm` of the jobs on this machine and on hosts that do not say; None is 10 minutes after runs
+            that a person has typed on this machine, and nothing after others.
     """
 
     on: Annotated[str, Meta(min_length=1)] = "local"
     look_timeout: Seconds | None = None
     act_timeout: Seconds | None = None
     reconnect_timeout: Seconds | None = None
-    keep_warm: Seconds | None = None
+    keep_warm: Seconds | Literal["off"] | None = None
 
     parsers: ClassVar[dict[str, Any]] = {
         "look_timeout": _limit, "act_timeout": _limit, "reconnect_timeout": _limit,
-        "keep_warm": partial(duration, usual="m"),
+        "keep_warm": partial(duration_or_off, usual="m"),
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from paceline.contract import CONTRACTS, GIT_CREDENTIALS
 from .errors import nearest
 from .flags import ELSEWHERE
 from .model import InvalidError, Model, each
-from .quantities import duration, duration_text
+from .quantities import duration, duration_or_off, duration_text
 from .quantities import memory as memory_size
 from .secret_values import split_source
 
@@ -42,6 +42,12 @@ def _valid_framework(name: Any) -> Any:
     return name
 
 
+def _valid_hang_after(value: Any) -> Any:
+    if str(value).strip().rstrip("smhdw") in ("0", "0.0"):
+        raise ValueError(f"{value!r} is no time; to watch for no hang, write --hang off")
+    return duration(value, usual=_DURATIONS["hang_after"])
+
+
 def _valid_nodes(value: Any) -> Any:
     low, colon, high = str(value).partition(":")
     if not low.isdecimal() or int(low) < 1 or (colon and (not high.isdecimal() or int(high) < int(low))):
@@ -61,6 +67,10 @@ def _valid_env(env: Any) -> Any:
         if isinstance(value, str) and "\0" in value:
             raise ValueError(f"the value of {name} holds a zero byte")
     return env
+
+
+def _as_list(commands: Any) -> Any:
+    return [commands] if isinstance(commands, str) else commands
 
 
 def _written(schema: dict[str, Any]) -> Meta:
@@ -196,6 +206,11 @@ class JobSpec(Model, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="variables whose values are taken from the submitter's environment and never shown"),
     ] = ()
+    setup: Annotated[
+        tuple[Text, ...],
+        Meta(description="shell commands, run once on each node before its ranks, which get their variables"),
+        _written({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "default": []}),
+    ] = ()
     working_dir: Annotated[str, Meta(description="where the ranks start")] = "."
     code: Annotated[Code | None, Meta(description="what to copy for the job; without it, it runs what is there")] = None
     data: Annotated[tuple[Mount, ...], Meta(description="volumes, as VOLUME:/PATH")] = ()
@@ -217,7 +232,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="modules imported once a node, before the ranks are forked")
     ] = ()
     keep_warm: Annotated[
-        Duration | None,
+        Duration | Literal["off"] | None,
         Meta(description="how long a process that has imported the framework stays for the next job, such as 10m"),
     ] = None
     max_restarts: Annotated[int, Meta(ge=0)] = 0
@@ -267,8 +282,10 @@ class JobSpec(Model, frozen=True, kw_only=True):
     elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
     parsers: ClassVar[dict[str, Any]] = {
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
-        "memory": memory_size, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
-    } | {name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()}  # fmt: skip
+        "memory": memory_size, "setup": _as_list, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
+        **{name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()},
+        "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]), "hang_after": _valid_hang_after,
+    }  # fmt: skip
 
     @classmethod
     def arranged(cls, given: Any) -> Any:
@@ -337,7 +354,10 @@ class JobSpec(Model, frozen=True, kw_only=True):
     def dumped(self, *, only_given: bool = False, only_changed: bool = False) -> dict[str, Any]:
         """See `Model.dumped`; durations have a unit."""
         found = super().dumped(only_given=only_given, only_changed=only_changed)
-        return {**found, **{name: duration_text(found[name]) for name in _DURATIONS if found.get(name) is not None}}
+        return {
+            **found,
+            **{name: duration_text(found[name]) for name in _DURATIONS if isinstance(found.get(name), float)},
+        }
 
     @property
     def kind(self) -> Kind:

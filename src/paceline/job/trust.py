@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNASKED = "PACELINE_TRUST"  # the variable that is 1 where all projects are trusted
 # Keys of targets, of any backend.
-_KEYS = frozenset({"python", "host_discovery_script", "pod_template", "kubeconfig", "identity_file"})
+_KEYS = frozenset({"python", "host_discovery_script", "pod_template", "kubeconfig", "identity_file", "setup"})
 
 # How the command line asks whether to obey these settings of a file; None where nobody can be asked.
 ask: Callable[[Path, Mapping[str, Any]], bool] | None = None
@@ -28,8 +28,9 @@ ask: Callable[[Path, Mapping[str, Any]], bool] | None = None
 
 def guarded(table: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a project's file to which the user has to agree."""
-    targets = table.get("targets")
-    return {
+    targets, local = table.get("targets"), table.get("local")
+    own = {f"local.{key}": value for key, value in (local.items() if isinstance(local, dict) else ()) if key in _KEYS}
+    return own | {
         f"targets.{name}.{key}": value
         for name, options in (targets.items() if isinstance(targets, dict) else ())
         for key, value in (options.items() if isinstance(options, dict) else ())

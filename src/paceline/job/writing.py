@@ -22,9 +22,27 @@ if TYPE_CHECKING:
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block."""
+
+
+def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represented)
+
+
+def job_text(fields: Mapping[str, Any]) -> str:
+    """The text of a job file."""
+    text: str = yaml.dump(dict(fields), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    return text
+
+
 def write_job(path: Path, fields: Mapping[str, Any]) -> None:
     """Write a new job file."""
-    replace_file(path, yaml.safe_dump(dict(fields), sort_keys=False, default_flow_style=False))
+    replace_file(path, job_text(fields))
 
 
 def set_variable(path: Path, name: str, value: str) -> None:

@@ -97,7 +97,8 @@ def rank_failure(
         message = f"killed: {cause}" if oom else f"killed by {name}"
         symptom = number not in _OWN_DEATH and bool(_SYMPTOM.search(text))
         is_from_outside = oom or number in _FROM_OUTSIDE  # then what it printed is not why
-        advised = advice(message) if is_from_outside else advice(_tail(log, _SEARCHED)) or advice(message)
+        advised = advice("" if is_from_outside else _tail(log, _SEARCHED))
+        advised = advised if advised.text else advice(message)
     else:
         message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
         advised = advice(_tail(log, _SEARCHED))
@@ -107,7 +108,8 @@ def rank_failure(
     return {
         "cause": cause, "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name,
         "oom": oom, "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log),
-        "symptom": symptom, "ended": ended, "age": 0.0, "advice": advised,
+        "symptom": symptom, "ended": ended, "age": 0.0, "advice": advised.text,
+        "fault": {"kind": advised.kind, "about": advised.about} if advised.kind else None,
         "collectives": str((record or {}).get("collectives", "")),
     }  # fmt: skip
 
@@ -117,7 +119,7 @@ def node_failure(node: int, host: str, cause: Cause, message: str, exit_code: in
     return {
         "cause": cause, "rank": None, "node": node, "host": host, "pid": 0, "exit_code": exit_code, "signal": "",
         "oom": False, "message": message, "traceback": "", "has_traceback": False, "log": "", "symptom": False,
-        "ended": 0.0, "age": 0.0, "advice": "", "collectives": "",
+        "ended": 0.0, "age": 0.0, "advice": "", "fault": None, "collectives": "",
     }  # fmt: skip
 
 

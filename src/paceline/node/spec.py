@@ -52,6 +52,7 @@ class NodeSpec:
     # the job's volumes that are mounted for its ranks: path, and where they see it
     mounts: tuple[tuple[str, str], ...] = ()
     env: dict[str, str] = field(default_factory=dict)  # variables added to the agent's environment
+    setup: tuple[str, ...] = ()  # shell commands that run before the fork server starts, which gets their variables
     preload: tuple[str, ...] = ()  # modules the fork server imports before it forks the first rank
     start_method: str = "fork"  # "fork" from the fork server, or "exec" of a new process
     why_exec: str = ""  # why it is "exec" although the user has not requested it; "" otherwise

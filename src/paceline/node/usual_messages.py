@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+_ABOUT = ("module", "path", "program", "lib", "image")  # groups of patterns that name what is missing
 _MOST_LETTERS = 16384  # of a text that is searched, from its beginning and from its end
 _TORCH, _NCCL = "https://github.com/pytorch/pytorch/issues/", "https://github.com/NVIDIA/nccl/issues/"
 _DOCS, _PYTHON = "https://pytorch.org/docs/stable/", "https://docs.python.org/3/library/"
@@ -23,6 +24,15 @@ class Usual(NamedTuple):
     pattern: str  # a regular expression without nested repetition
     advice: str  # what it means and what to do, in one line; `{name}` is a group of the pattern
     source: str  # where the message or the remedy is documented
+    kind: str = ""  # of fault, for programs; "" if what raised it says more than that
+
+
+class Advice(NamedTuple):
+    """What is known of a text: see `Usual`; "" is what is not known."""
+
+    text: str = ""
+    kind: str = ""
+    about: str = ""  # the module, path, program or library that the message names
 
 
 USUAL = (
@@ -37,12 +47,14 @@ USUAL = (
         "more is "
         "reserved than was asked for, PYTORCH_ALLOC_CONF=expandable_segments:True",
         _DOCS + "notes/cuda.html#memory-management",
+        "GPU out of memory",
     ),
     Usual(
         r"CUDA (error: )?out of memory(?!\. Tried to allocate [\d.]+ \w+\. GPU)",
         "the GPU's memory is full: use a smaller batch, activation checkpointing or sharding; nvidia-smi shows whether "
         "another process has it",
         _DOCS + "notes/faq.html",
+        "GPU out of memory",
     ),
     Usual(
         r"device-side assert triggered",
@@ -98,6 +110,7 @@ USUAL = (
         r"CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
         "cuBLAS got no memory on the GPU: use a smaller batch; on the first step also look for other processes there",
         "https://github.com/QwenLM/Qwen3/issues/873",
+        "GPU out of memory",
     ),
     Usual(
         r"CUDNN_STATUS_\w+|Unable to find a valid cuDNN algorithm|cuDNN error:",
@@ -349,10 +362,11 @@ USUAL = (
         _DOCS + "generated/torch.load.html",
     ),
     Usual(
-        r"No space left on device|inline_container\.cc:\d+\] \. (unexpected pos|PytorchStreamWriter failed)",
+        r"[Nn]o space (is )?left( on|:)|inline_container\.cc:\d+\] \. (unexpected pos|PytorchStreamWriter failed)",
         "the disk is full, or the quota used: `df -h` and `df -i` of that folder show it; remove old "
         "checkpoints or logs",
         _PYTHON + "errno.html#errno.ENOSPC",
+        "disk full",
     ),
     # -- the machine, the environment --
     Usual(
@@ -362,9 +376,10 @@ USUAL = (
     ),
     Usual(
         r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|"
-        r"Unable to allocate [\d.]+ [KMGTP]iB for an array",
+        r"Unable to allocate [\d.]+ [KMGTP]iB for an array|\bMemoryError\b",
         "the machine's memory, or its limit for this job, is used: load less at once, use fewer num_workers or ranks",
         _PYTHON + "errno.html#errno.ENOMEM",
+        "out of memory",
     ),
     Usual(
         r"version `(GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found",
@@ -377,23 +392,46 @@ USUAL = (
         r"(?P<lib>lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
         "{lib} is not found on this host: install it there, or add its folder to LD_LIBRARY_PATH",
         "https://man7.org/linux/man-pages/man8/ld.so.8.html",
+        "missing library",
+    ),
+    Usual(
+        r"No module named 'horovod\.[\w.]+'|cannot import name '\w+' from 'horovod[\w.]*'",
+        "what the script imports is not in paceline's Horovod, whose names docs/horovod.md has: leave it out",
+        _PYTHON + "exceptions.html#ImportError",
     ),
     Usual(
         r"No module named '(?P<module>[\w.]+)'",
         "{module} is not installed in the Python of this job, or its folder was not copied with the code: install it "
         "there, or set PYTHONPATH",
         _PYTHON + "exceptions.html#ModuleNotFoundError",
+        "missing module",
+    ),
+    Usual(
+        r"No such file or directory: '(?P<path>[^'\n]+)'",
+        "{path} is not there on this host, or is relative to another folder: correct the path, copy it there, or see a "
+        "volume with --data",
+        _PYTHON + "exceptions.html#FileNotFoundError",
+        "missing file",
     ),
     # -- shells --
     Usual(
-        r"(?m)^\S+: (line )?\d+: (?P<program>[\w./+-]+): (command )?not found$",
+        r"(?m)^\S+: (line )?\d+: (exec: )?(?P<program>[\w./+-]+(?=: (command )?not found$)|"
+        r"[\w./+-]*/bin/[\w./+-]+(?=: No such file or directory$))",
         "{program} is not on PATH on this host: install it there, or name it by its full path (exit code 127)",
         "https://www.gnu.org/software/bash/manual/html_node/Exit-Status.html",
+        "missing program",
     ),
     Usual(
         r"(?m)^\S+: (line )?\d+: (?P<program>[\w./+-]+): Permission denied$",
         "{program} may not be executed: chmod +x {program}, unless its folder is mounted with noexec (exit code 126)",
         "https://www.gnu.org/software/bash/manual/html_node/Exit-Status.html",
+    ),
+    # -- what Kubernetes says of an image --
+    Usual(
+        r"image (?P<image>\S+) (cannot be pulled|is not a valid name): ",
+        "{image} cannot be pulled: correct --image; --pull-secret if it is private",
+        "https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff",
+        "wrong image",
     ),
     # -- what paceline itself says of an end --
     Usual(
@@ -401,12 +439,14 @@ USUAL = (
         "the kernel ended it as memory ran out: use fewer num_workers or ranks a host, load less at once, or "
         "ask for more",
         "https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files",
+        "out of memory",
     ),
     Usual(
         r"^killed by (SIGKILL|SIGTERM|SIGHUP|SIGINT|SIGQUIT)$",
         "not by paceline, and no lack of memory is recorded here: a person, a scheduler or another program sent "
         "the signal",
         "https://man7.org/linux/man-pages/man7/signal.7.html",
+        "killed",
     ),
     Usual(
         r"^killed by (SIGSEGV|SIGBUS|SIGFPE)$",
@@ -421,11 +461,14 @@ USUAL = (
 )
 
 
-def advice(text: str) -> str:
-    """What to do about a text, from the first pattern that is found in it; "" for none."""
+def advice(text: str) -> Advice:
+    """What to do about a text, from the first pattern that is found in it."""
     if len(text) > 2 * _MOST_LETTERS:
         text = f"{text[:_MOST_LETTERS]}\n{text[-_MOST_LETTERS:]}"
     for usual in USUAL:
         if match := re.search(usual.pattern, text):
-            return usual.advice.format_map({name: value or "?" for name, value in match.groupdict().items()})
-    return ""
+            named = {name: value or "?" for name, value in match.groupdict().items()}
+            return Advice(
+                usual.advice.format_map(named), usual.kind, next((named[it] for it in _ABOUT if it in named), "")
+            )
+    return Advice()

@@ -70,9 +70,11 @@ ALL = {
     "pod_template": {"spec": {"schedulerName": "other", "containers": [{"name": "main", "tty": True}]}},
 }  # fmt: skip
 
+MORE = {"run_as": "7:8", "capabilities": "chown", "work_size": "9Gi", "topology": "zone"}
+
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("given", [{}, ALL, {"plain": True, "script": "start.py", "nodes": 2}])
+@pytest.mark.parametrize("given", [{}, {**ALL, **MORE}, {"plain": True, "script": "start.py", "nodes": 2}])
 def test_kubernetes_knows_every_field(given: dict[str, Any], version: str) -> None:
     it = order(b"x" * 2_000_000, {"HF": "s"}, **given) if not given.get("plain") else order(**given)
     for manifest in [it.kind.manifest(it), *it.kind.dependents(it)]:
@@ -141,7 +143,7 @@ def test_what_a_user_sets_is_in_the_pods() -> None:
     assert (pod["schedulerName"], main["tty"], main["image"]) == ("other", True, "training:1")
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert [port["containerPort"] for port in main["ports"]] == [29500, 8080]
-    assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert main["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     labels = job["metadata"]["labels"]
     assert labels["app.kubernetes.io/instance"] == "it" and labels["paceline.dev/label-team"] == "vision"
     assert labels["kueue.x-k8s.io/queue-name"] == "fast" and "paceline.dev/label-x" not in labels
@@ -250,11 +252,64 @@ def test_what_a_dry_run_says_above_the_manifests(kind: type[Kind]) -> None:
         assert said[-1] == f"  kubectl delete -n ml {kinds}configmaps,secrets -l app.kubernetes.io/instance=it"
 
 
-def test_the_token_of_a_dry_run_can_be_used() -> None:
+def test_a_dry_run_prints_no_token_and_says_what_takes_its_place() -> None:
     it = order(secrets={"HF": "s", TOKEN: "abc"})
-    assert list(yaml.safe_load_all(manifests.text(it.kind.dependents(it))))[-1]["stringData"] == {
-        "HF": "<secret>", TOKEN: "abc",
-    }  # fmt: skip
+    shown = yaml.safe_load_all(manifests.text(it.kind.dependents(it)))
+    assert [*shown][-1]["stringData"] == {"HF": "<secret>", TOKEN: "<secret>"}
+    made = [it.kind.manifest(it), *it.kind.dependents(it)]  # type: ignore[attr-defined]
+    assert any(line.startswith(f"{TOKEN} is any text") for line in dry_run.comments(it, it.kind, made, hides=True))
+
+
+def security(**given: Any) -> tuple[Any, Any]:
+    """The security context of a pod and of its container."""
+    pod = job_of(**given)["spec"]["template"]["spec"]
+    return pod.get("securityContext"), pod["containers"][0].get("securityContext")
+
+
+def test_containers_get_what_restricted_asks_for_unless_more_is_asked_for() -> None:
+    pod = {"seccompProfile": {"type": "RuntimeDefault"}}
+    none = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert security() == (pod, none)
+    user = {"runAsUser": 7, "runAsGroup": 8, "fsGroup": 8, "runAsNonRoot": True}
+    assert security(run_as="7:8") == ({**pod, **user}, none)
+    assert security(run_as="image") == ({**pod, "runAsNonRoot": True}, none)
+    assert security(run_as="0") == ({**pod, "runAsUser": 0, "runAsNonRoot": False}, none)
+    some = {**none, "capabilities": {"add": ["CHOWN", "IPC_LOCK"], "drop": ["ALL"]}}
+    assert security(capabilities="cap_chown", resources="rdma/hca=1") == (pod, some)
+    assert security(capabilities="default") == (pod, None)
+    assert security(plain=True) == (None, None)
+
+
+def test_folders_have_a_limit_where_one_is_known() -> None:
+    def sizes(**given: Any) -> list[Any]:
+        volumes = {it["name"]: it.get("emptyDir", {}) for it in job_of(**given)["spec"]["template"]["spec"]["volumes"]}
+        return [volumes[name].get("sizeLimit") for name in ("shm", "work")]
+
+    assert sizes() == [None, None]
+    assert sizes(memory="16Gi", work_size="20Gi") == ["16Gi", "20Gi"]
+    assert sizes(memory="16Gi", shm="1Gi") == ["1Gi", None]
+    assert container(job_of(work_size="20Gi"))["resources"]["requests"] == {"ephemeral-storage": "20Gi"}
+
+
+def test_pods_are_spread_and_packed_over_hosts_zones_and_racks() -> None:
+    def spec(**given: Any) -> dict[str, Any]:
+        found: dict[str, Any] = job_of(nodes=4, **given)["spec"]["template"]["spec"]
+        return found
+
+    near = spec(placement="pack", topology="example.org/rack")["affinity"]["podAffinity"]
+    assert near["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"]["topologyKey"].endswith("rack")
+    (apart,) = spec(placement="spread", topology="zone")["topologySpreadConstraints"]
+    assert apart["topologyKey"] == "topology.kubernetes.io/zone" and apart["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert "podAntiAffinity" in spec(placement="spread")["affinity"]
+
+
+@pytest.mark.parametrize(("option", "value", "why"), [
+    ("topology", "rack", "for racks, name their label of nodes"), ("run_as", "me", "neither UID, UID:GID nor image"),
+    ("capabilities", "chown,default", "default goes with no other"), ("capabilities", "a b", "is no capability"),
+])  # fmt: skip
+def test_what_is_no_user_capability_or_label_is_refused(option: str, value: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Options.validated({option: value})
 
 
 def test_secrets_are_in_the_secret_alone() -> None:

@@ -41,8 +41,8 @@ _PART: dict[str, Any] = {
     "exit_code": None, "started": 0.0, "finished": None, "noticed": None, "instances": [
         {"name": "it-worker-@RANK@", "node": "@HOST@", "rank": "@RANK@", "state": "@STATE@", "pid": 4711,
          "exit_code": None},
-    ], "failing_rank": None, "error": None, "cause": None, "advice": None, "traceback": None, "waiting": None,
-    "devices": [], "progress": None, "checkpoint": None, "slow": [], "pace": None,
+    ], "failing_rank": None, "error": None, "cause": None, "advice": None, "fault": None, "traceback": None,
+    "waiting": None, "devices": [], "progress": None, "checkpoint": None, "slow": [], "pace": None,
 }  # fmt: skip
 _NODE: dict[str, Any] = {
     "name": "@HOST@", "devices": ["slot 0"], "allocated": {}, "cores": 2.0, "load": 0.1, "memory": 8 << 30,

@@ -47,6 +47,16 @@ CASES = {
     "no ranks": (["-n", "0", "ok.py"], "-n 0 starts no rank", "take 1 or more"),
     "negative ranks": (["-n", "-3", "ok.py"], "-n -3 starts no rank", "take 1 or more"),
     "ranks that are no number": (["-n", "many", "ok.py"], "-n many is neither a number nor auto, gpu or cpu", ""),
+    "an empty number of ranks": (["-n", "", "ok.py"], "-n '' is neither a number nor auto, gpu or cpu", ""),
+    "a number that is too small": (
+        ["--max-restarts", "-1", "ok.py"],
+        "Invalid value for '--max-restarts': -1 is less than 0",
+        "",
+    ),
+    "a device as a script": (["/dev/null"], "/dev/null is a device or a socket, not a script", "name a file"),
+    "a hang after no time": (["--hang-after", "0", "ok.py"], "--hang-after: '0' is no time", "write --hang off"),
+    "a hang after 0s": (["--hang-after", "0s", "ok.py"], "--hang-after: '0s' is no time", "write --hang off"),
+    "an output of run": (["-o", "xml", "ok.py"], "-o: paceline get JOB -o json shows the job", ""),
     "seconds without a unit": (
         ["--start-timeout", "5", "ok.py"],
         "--start-timeout: '5' has no unit",

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from paceline.cli.main import VERBS, cli
+from paceline.cli.terminal.write import has_colours
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,3 +80,32 @@ def test_the_first_help_has_the_first_sentence_of_a_flag_and_help_all_the_whole_
 def test_help_alone_lists_the_verbs() -> None:
     assert shown("help") == shown("--help")
     assert shown("help", "top", "job") == shown("top", "job", "--help")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_words_of_the_field_are_explained_where_they_stand_first(verb: str) -> None:
+    text = " ".join(shown(verb, "--help-all" if verb in ("run", "submit") else "--help").split())
+    for meaning in (
+        "the processes of the job, numbered from 0", "a process of the job, numbered from 0",
+        "a place for jobs that has a name", "the nodes that a scheduler has given to a shell",
+    ):  # fmt: skip
+        assert text.count(f"({meaning})") <= 1
+    if verb in ("run", "logs", "why"):
+        first = re.split(r"\branks?\b", text, maxsplit=1)[1]
+        assert first.startswith((" (the processes of the job", " (a process of the job"))
+
+
+def test_no_verb_that_deletes_is_guessed() -> None:
+    for word in ("prun", "delet"):
+        done = CliRunner().invoke(cli, [word])
+        assert "prune" not in f"{done.exception}" and "mean delete" not in f"{done.exception}"
+
+
+def test_a_terminal_without_colours_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TERM", "dumb"), ("NO_COLOR", "1")):
+        with monkeypatch.context() as changed:
+            changed.delenv("NO_COLOR", raising=False)
+            changed.setenv("TERM", "xterm")
+            assert has_colours()
+            changed.setenv(name, value)
+            assert not has_colours()

@@ -108,7 +108,7 @@ def test_logs_of_a_job_that_has_ended(paceline: Paceline) -> None:
         (("job", "--grep", "("), "--grep '(' is not a regular expression: "),
         (("job", "--since", "soon"), "--since 'soon' is not a time; write for example 10m, 2h or "),
         (("job", "--since", "10"), "--since '10' has no unit; did you mean 10m?"),
-        (("job", "--tail", "-1"), "Invalid value for '-t' / '--tail': -1 is not in the range"),
+        (("job", "--tail", "-1"), "Invalid value for '-t' / '--tail': -1 is less than 0"),
     ],
 )
 def test_bad_input_is_one_line(paceline: Paceline, args: tuple[str, ...], said: str) -> None:

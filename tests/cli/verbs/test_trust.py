@@ -57,11 +57,22 @@ def test_the_agreement_holds_as_long_as_the_settings_stay(paceline: Paceline, pr
 
 @pytest.mark.parametrize(
     "text",
-    ['kubeconfig = "k"', 'identity_file = "i"', 'host_discovery_script = "./h"', "pod_template = {spec = {}}"],
+    [
+        'kubeconfig = "k"',
+        'identity_file = "i"',
+        'host_discovery_script = "./h"',
+        "pod_template = {spec = {}}",
+        'setup = "x"',
+    ],
 )
 def test_these_need_an_agreement(paceline: Paceline, project: Path, text: str) -> None:
     project.write_text(f'[targets.lab]\nbackend = "kubernetes"\n{text}\n')
     assert f"{project}:3: targets.lab.{text.partition(' ')[0]}: a project's" in refusal(paceline, "list")
+
+
+def test_a_setup_of_this_machine_needs_one_too(paceline: Paceline, project: Path) -> None:
+    project.write_text('[local]\nsetup = ["x"]\n')
+    assert f"{project}:2: local.setup: a project's" in refusal(paceline, "list")
 
 
 def test_ones_own_settings_and_others_of_a_project_need_none(paceline: Paceline, project: Path) -> None:

@@ -51,6 +51,27 @@ def test_options_come_back_when_a_job_is_run_again(user: User) -> None:
 
 
 def test_unknown_options_are_refused(user: User) -> None:
-    for option, said in {"shn": "did you mean shm?", "namespace": "choose one of annotations, clean_pods"}.items():
+    for option, said in {"shn": "did you mean shm?", "namespace": "choose one of annotations, capabilities"}.items():
         with pytest.raises(UserError, match=rf"^--option {option}: kubernetes has no such option; {said}"):
             user.backend().prepare(JobSpec(command="true", options={option: "x"}))
+
+
+def test_a_namespace_that_is_restricted_takes_jobs_that_do_not_run_as_root(user: User) -> None:
+    def enforce(level: str | None) -> None:
+        labels = {"pod-security.kubernetes.io/enforce": level}
+        user.cluster.patch("Namespace", "default", {"metadata": {"labels": labels}}, "")
+
+    enforce("restricted")
+    try:
+        said = [finding.what for finding in user.backend().check(Silence()).findings]
+        assert "admits no pods that may run as root (pod security: restricted)" in said
+        there = user.backend(run_as="1000:1000")
+        report = there.check(Silence())
+        assert ("pods: enforce", "restricted") in report.sections["Cluster"]
+        assert not [it for it in report.findings if "pod security" in it.what]
+        Path("it.py").write_text("import getpass, os\nprint(os.getuid(), os.getgid(), getpass.getuser())\n")
+        there.start(there.prepare(JobSpec(script="it.py", name="it", image="usual")), Silence())
+        assert user.ended("it").state == "SUCCEEDED"
+        assert user.lines("it") == ["1000 1000 paceline"]
+    finally:
+        enforce(None)

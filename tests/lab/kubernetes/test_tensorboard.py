@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
@@ -77,3 +78,12 @@ def test_without_kubectl_a_line_says_so(user: User, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(UserError, match=r"^paceline tensorboard needs kubectl on Kubernetes, which is not on PATH"):
         Forward(user.backend()._cluster, Options(), "pod", "http://127.0.0.1:1/", warn=print)
+
+
+def test_the_port_that_is_wanted_is_taken_or_refused(user: User) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            UserError, match=rf"^--port {port} is taken on this machine; give another, or leave it out$"
+        ):
+            Forward(user.backend()._cluster, Options(), "pod", "http://127.0.0.1:1/", warn=print, port=port)

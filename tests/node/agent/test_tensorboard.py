@@ -286,6 +286,11 @@ def test_bad_input(ended: Paceline) -> None:
     done = ended("tensorboard", "a", "--stop", "--logdir", "x")
     assert done.returncode == 2
     assert done.stderr == "paceline: --stop and --logdir contradict each other; give one of them\n"
+    done = ended("tensorboard", "a", "--port", "9090")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "paceline: --port: here a TensorBoard takes a free port, and its address is printed; "
+    )
 
 
 def test_whoever_interrupts_it_leaves_nothing_behind(ended: Paceline, quick: Path) -> None:

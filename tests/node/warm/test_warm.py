@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.conftest import Paceline, all_end, eventually, takes_signals
 from tests.journals import events
 
+from paceline.backends.local import at_hand
 from paceline.node.errors import Refused
 from paceline.node.machine import devices
 from paceline.node.warm import folder, imports, leave, start
@@ -478,3 +480,62 @@ def test_one_lock(tmp_path: Path) -> None:
     assert other is not None
     os.close(held)
     os.close(other)
+
+
+# A container is nobody's own machine, and tests may run in one.
+AT_HAND = """
+    import pathlib, sys
+    import paceline.backends.local.at_hand as at_hand
+    at_hand.ROOT, at_hand._FREE = pathlib.Path("none"), 0
+    del sys.argv[1:3]
+    from paceline.__main__ import main
+    main()
+"""
+
+
+def test_what_a_typed_run_leaves_is_said_once(warm: Warm) -> None:
+    paceline = warm.paceline
+    paceline.cold = True
+    paceline.env = {name: value for name, value in paceline.env.items() if name not in at_hand._ELSEWHERE}
+    paceline.script("print('trained')")
+    python = (sys.executable, paceline.script(AT_HAND, "at_hand.py"))
+
+    def typed(*flags: str, typed: bool = True) -> str:
+        code, seen = paceline.on_terminal("run", *flags, "--preload", "tqdm", "script.py", python=python, typed=typed)
+        assert code == 0, seen
+        return seen.decode()
+
+    assert "stays" not in typed(typed=False) + typed("--keep-warm", "off")
+    paceline.folder.joinpath("paceline.toml").write_text('[defaults]\nkeep_warm = "off"\n')
+    assert "stays" not in typed()
+    paceline.folder.joinpath("paceline.toml").unlink()
+    assert not warm.pids()
+    assert "after this run, a process stays for 10 minutes" in typed()
+    eventually(warm.pids, "the run has left a process")
+    [pid] = warm.pids()
+    again = typed()
+    assert re.search(r"a process that stayed after an earlier run takes [0-9.]+ [KM]iB of memory, and starts th", again)
+    assert [event["event"] for event in warm.events()] == ["warm"]
+    assert "stay" not in typed()
+    assert warm.pids() == [pid]
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a scheduler", "a container", "no memory"])
+def test_nothing_stays_where_nobody_has_typed_or_others_need_the_memory(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours), os.fdopen(theirs, "rb", 0) as terminal, open(os.devnull) as nothing:
+        monkeypatch.setattr(at_hand, "_FREE", 0)
+        for stream in ("stdin", "stderr"):
+            monkeypatch.setattr(sys, stream, terminal)
+        assert at_hand.is_at_hand({}, tmp_path)
+        if what == "a pipe":
+            monkeypatch.setattr(sys, "stdin", nothing)
+        elif what == "a container":
+            tmp_path.joinpath(".dockerenv").touch()
+        elif what == "no memory":
+            monkeypatch.setattr(at_hand, "_FREE", 1 << 60)
+        env = {"SLURM_JOB_ID": "4"} if what == "a scheduler" else {}
+        assert not at_hand.is_at_hand(env, tmp_path)
+        monkeypatch.undo()

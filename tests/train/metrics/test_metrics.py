@@ -220,13 +220,13 @@ def train_slowly(folder: str, slow: Slow) -> None:
 
         slower = run.setup(Slower(model.parameters(), lr=1e-4))
         times = run._metrics.times
-        computed = times._computed
+        computed = times.computed
 
         def exchanges() -> None:
             computed()  # what follows is the exchange's time
             reached(run.rank, run.step).touch()
 
-        times._computed = exchanges  # type: ignore[method-assign]
+        times.computed = exchanges  # type: ignore[method-assign]
         data = Data(lambda step: slowly("data", step))
         for _ in run.epochs(1):
             for batch in run.dataloader(data, global_batch_size=2):

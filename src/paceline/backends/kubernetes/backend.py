@@ -75,7 +75,7 @@ class Kubernetes(Backend):
         from .start.submit import prepare
 
         self.refuse_unsupported(spec)
-        spec, options = self.with_options(spec)
+        spec, options = self.with_options(self.with_setup(spec))
         return prepare(self._cluster, options, spec, detached=detached, target=self.name)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
@@ -208,7 +208,7 @@ class Kubernetes(Backend):
     def check(self, progress: ProgressReporter) -> Report:
         from .check import check
 
-        return check(self._cluster)
+        return check(self._cluster, self._given)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         from .look.machines import nodes
@@ -318,12 +318,14 @@ class Kubernetes(Backend):
         request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
         return str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
 
-    def forward_tensorboard(self, name: str, url: str, warn: Callable[[str], None]) -> Forward:
+    def forward_tensorboard(
+        self, name: str, url: str, warn: Callable[[str], None], *, port: int | None = None
+    ) -> Forward:
         """Lead a port of this machine to the TensorBoard in its pod; see `Forwards`."""
         from .change.forwarding import Forward
 
         _, pod = self._with_board(name)
-        return Forward(self._cluster, self._given, pod.name, url, warn=warn)
+        return Forward(self._cluster, self._given, pod.name, url, warn=warn, port=port)
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
         _, pod = self._first(name)

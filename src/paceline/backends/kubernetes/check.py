@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .api.client import Cluster, Object
+    from .options import Options
 
 _LEAST = (1, 24)
 _AT_ONCE = 8  # questions
+_POD_SECURITY, _MODES = "pod-security.kubernetes.io/", ("enforce", "warn", "audit")  # labels of a namespace
 _UNKNOWN = "YOUR-USER"
 
 
@@ -63,6 +65,7 @@ RIGHTS = (
     Right("", "persistentvolumeclaims", ("list",), "paceline data list does not work", is_needed=False),
     Right("", "persistentvolumeclaims", ("get",), "claims that are missing are not noticed at submit", is_needed=False),
     Right("", "resourcequotas", ("list",), "paceline check cannot show quotas", is_needed=False),
+    Right("", "namespaces", ("get",), "which pods it admits is not known before they start", is_needed=False),
     Right("", "nodes", ("list",), "paceline top node does not work", is_needed=False, is_global=True),
     Right("", "pods", ("list",), "what pods of other namespaces have is not counted", is_needed=False, is_global=True),
 )
@@ -77,8 +80,8 @@ KINDS = {
 }
 
 
-def check(cluster: Cluster) -> Report:
-    """What the cluster has and allows, and what would go wrong with a job."""
+def check(cluster: Cluster, options: Options) -> Report:
+    """What the cluster has and allows, and what would go wrong with a job that sets no option."""
     major, minor = cluster.version
     found: list[Finding] = []
     access = cluster.access
@@ -89,6 +92,7 @@ def check(cluster: Cluster) -> Report:
             ("version", version),
         ]
     }  # fmt: skip
+    sections["Cluster"] += _pod_security(cluster, options, found)
     if (major, minor) < _LEAST:
         found.append(Finding("error", "the cluster", f"is Kubernetes {version}", "use one of 1.24 or newer"))
     denied = _denied(cluster)
@@ -214,6 +218,26 @@ def _refused(cluster: Cluster, right: Right) -> str:
 
 
 # -- what there is -----------------------------------------------------------------------------------------------------
+
+
+def _pod_security(cluster: Cluster, options: Options, found: list[Finding]) -> list[tuple[str, str]]:
+    """Which pods the namespace admits, as its labels say."""
+    try:
+        labels = cluster.get(f"/api/v1/namespaces/{cluster.namespace}")["metadata"].get("labels") or {}
+    except ApiError:
+        return []  # the permission that is missing is named
+    rows = [(f"pods: {mode}", labels[_POD_SECURITY + mode]) for mode in _MODES if _POD_SECURITY + mode in labels]
+    enforced, where = labels.get(f"{_POD_SECURITY}enforce"), f"namespace {cluster.namespace}"
+    if enforced == "restricted" and options.run_as is None:
+        what = "admits no pods that may run as root (pod security: restricted)"
+        found.append(Finding("error", where, what, "add --run-as UID:GID, or --run-as image for an image with a user"))
+    if enforced == "restricted" and options.capabilities:
+        what = "admits no pods with capabilities (pod security: restricted)"
+        found.append(Finding("error", where, what, "leave out --capabilities"))
+    if enforced in ("restricted", "baseline") and options.host_network:
+        what = f"admits no pods with the network of their node (pod security: {enforced})"
+        found.append(Finding("error", where, what, "leave out --host-network"))
+    return rows
 
 
 def _nodes(cluster: Cluster, found: list[Finding]) -> list[tuple[str, str]]:

@@ -88,6 +88,35 @@ def _template(value: Any) -> Any:
     return found
 
 
+TOPOLOGIES = {
+    "host": "kubernetes.io/hostname", "zone": "topology.kubernetes.io/zone", "region": "topology.kubernetes.io/region",
+}  # fmt: skip
+_LABEL = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def _topology(value: Any) -> Any:
+    if isinstance(value, str) and value not in TOPOLOGIES and ("/" not in value or not _LABEL.fullmatch(value)):
+        known = ", ".join(TOPOLOGIES)
+        raise ValueError(f"{value!r} is none of {known}; for racks, name their label of nodes: x.org/rack")
+    return value
+
+
+def _user(value: Any) -> Any:
+    if value is not None and not re.fullmatch(r"image|[0-9]{1,10}(:[0-9]{1,10})?", str(value)):
+        raise ValueError(f"{value!r} is neither UID, UID:GID nor image; write for example 1000:1000")
+    return value if value is None else str(value)
+
+
+def _capabilities(value: Any) -> Any:
+    names = [name.upper().removeprefix("CAP_") for name in _names(value)]
+    for name in names:
+        if not re.fullmatch(r"[A-Z_]+", name):
+            raise ValueError(f"{name!r} is no capability; write for example CHOWN,DAC_OVERRIDE, or default")
+    if "DEFAULT" in names and len(names) > 1:
+        raise ValueError("default goes with no other; leave it out, or the others")
+    return names
+
+
 def _valid_size(value: Any) -> Any:
     if isinstance(value, str):
         memory(value)
@@ -124,6 +153,10 @@ class Options(Model, frozen=True, kw_only=True):
     selector: dict[str, str] = {}  # labels of the nodes that the pods may run on
     tolerations: list[dict[str, Any]] = []  # taints that the pods tolerate
     placement: Literal["spread", "pack"] | None = None  # prefer a node for each pod, or few nodes for all
+    topology: str = "host"  # what is meant by a node there: host, zone, region, or the label of nodes that names theirs
+    run_as: str | None = None  # UID or UID:GID of all processes; "image": the image's user, who must not be root
+    capabilities: list[str] = []  # those that containers get; "default": what the nodes give all containers
+    work_size: str | None = None  # how much a pod may write to its own folder
     priority_class: str | None = None  # PriorityClass of the pods
     service_account: str | None = None  # ServiceAccount of the pods; the default is none
     annotations: dict[str, str] = {}  # more annotations of job and pods
@@ -133,5 +166,6 @@ class Options(Model, frozen=True, kw_only=True):
 
     parsers: ClassVar[dict[str, Any]] = {
         "resources": _pairs, "pull_secrets": _names, "selector": _pairs, "tolerations": _tolerations,
+        "topology": _topology, "run_as": _user, "capabilities": _capabilities, "work_size": _valid_size,
         "annotations": _texts, "ports": _names, "pod_template": _template, "shm": _valid_size,
     }  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.backends.base import Backend, History, Listing, Shell
 from paceline.backends.refusals import refusals
+from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.job import ELSEWHERE, Job
 from paceline.job.paths import jobs_folder, make_private
@@ -63,13 +64,20 @@ class Local(Backend):
         from .prepare import prepared
 
         self.refuse_unsupported(spec)
-        return prepared(spec, detached=detached)
+        return prepared(self.with_setup(spec), detached=detached)
 
     def prepare_moved(self, spec: JobSpec, export: JobExport) -> Prepared:
         from .prepare import prepared
 
         self.refuse_unsupported(spec)
-        return prepared(spec, detached=True, export=export)
+        return prepared(self.with_setup(spec), detached=True, export=export)
+
+    def with_setup(self, spec: JobSpec) -> JobSpec:
+        if settings_files.exist():
+            from paceline.job.settings import load  # takes long to import, and few jobs need it
+
+            self.setup = load().local.setup
+        return super().with_setup(spec)
 
     def export(self, name: str, *, fresh: bool) -> JobExport:
         from paceline.backends.moving import export_of

@@ -14,6 +14,8 @@ from paceline.node.files import is_disk_full
 from paceline.node.logs.following import Output, Update, updates
 from paceline.node.store.records import agent_pid
 
+from .at_hand import say_what_stays
+from .prepare import LocalPrepared
 from .start import start
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ class LocalRun:
 
     def __init__(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> None:
         """Start it."""
+        assert isinstance(prepared, LocalPrepared)
+        if prepared.stays and prepared.spec.start_method == "fork" and prepared.spec.preload:
+            say_what_stays(prepared.plan.home.root, progress.say)
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             started = start(prepared, progress, lifeline=theirs, split=rank_streams.split, stdin=rank_streams.stdin)

@@ -19,6 +19,8 @@ from paceline.node.store.home import Home
 from paceline.node.store.plan import Brought, Order, Plan, make_plan
 from paceline.node.store.records import is_job
 
+from .at_hand import SECONDS, is_at_hand
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -52,11 +54,13 @@ class LocalPrepared(Prepared):
         asked: the specification as submitted.
         plan: the complete job, with a placeholder for a name that is chosen at the start.
         export: of the job on another target that it resumes.
+        stays: whether a process stays after it that nobody has asked for.
     """
 
     asked: JobSpec = field(kw_only=True)
     plan: Plan = field(kw_only=True)
     export: JobExport | None = field(kw_only=True, default=None)
+    stays: bool = field(kw_only=True, default=False)
 
     def text(self) -> str:
         """The complete job, and the variables of its ranks."""
@@ -67,6 +71,9 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     """Check a job and complete it; writes and fetches nothing."""
     brought = None if export is None else Brought(**moving.brought(spec, export))
     spec = kept_warm(spec)
+    is_usual = spec.keep_warm is None and not detached and is_at_hand()
+    if is_usual:
+        spec = spec.changed({"keep_warm": SECONDS})
     spec, name, source = checked(spec, detached=detached)
     job, own = {**spec.for_node(), "name": name}, home()
     data: list[dict[str, Any]] = []
@@ -86,7 +93,8 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     with writing(spec.log_dir), refusals():
         plan = make_plan(own, here(), order)
     complete = spec.planned(plan.foreseen_job())
-    return LocalPrepared(complete, (), int(complete.ranks), spec.nodes != 1, asked=spec, plan=plan, export=export)
+    ranks, is_part = int(complete.ranks), spec.nodes != 1
+    return LocalPrepared(complete, (), ranks, is_part, asked=spec, plan=plan, export=export, stays=is_usual)
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ class Slurm(Backend):
         from .start import prepare, refuse_new
 
         self.refuse_unsupported(spec)
-        spec, options = self.with_options(spec)
+        spec, options = self.with_options(self.with_setup(spec))
         allocation = None if detached else self._allocation
         if allocation is not None:
             refuse_new(spec, allocation)

@@ -92,7 +92,7 @@ class Ssh(Backend):
         from .start import RemoteStart
 
         self.refuse_unsupported(spec)
-        parts = RemoteStart(spec, self._hosts, self._jobs, detached=detached, export=export)
+        parts = RemoteStart(self.with_setup(spec), self._hosts, self._jobs, detached=detached, export=export)
         slots = max(host.slots for host in self._hosts.all)
         ranks = parts.spec.ranks
         if ranks == "slots" and slots and self._ssh.host_discovery_script is None:

@@ -172,11 +172,8 @@ class Recruiter:
                     self._not_before[host] = now + _AGAIN
                     self._asked.add(host)
                     self._leave(host)
-            missing = [
-                host
-                for host in wanted
-                if host not in present and host not in self._coming and self._not_before.get(host, 0.0) <= now
-            ]
+            there = {host.name for host in (*present, *self._coming)}
+            missing = [host for host in wanted if host.name not in there and self._not_before.get(host, 0.0) <= now]
             if missing and present:
                 self._bring(missing, present)
 

@@ -156,9 +156,12 @@ class Hosts:
         if script is None:
             return self.all
         found = _hosts(self._options, [f"{name}:{slots or 1}" for name, slots in printed_by(script)], self._limits)
-        known = {host.name: host for host in self.all}
-        self.all += [host for host in found if host.name not in known]
-        return [known.get(host.name, host) for host in found]
+        before = {host.name: host for host in self.all}
+        # A host whose slots have changed is another one: it leaves, and comes back with other ranks.
+        known = {host.name: host for host in found if host.slots != getattr(before.get(host.name), "slots", None)}
+        self.all = [known.pop(host.name, host) for host in self.all] + [*known.values()]
+        now = {host.name: host for host in self.all}
+        return [now[host.name] for host in found]
 
     def ask(
         self, hosts: Sequence[Host], request: Callable[[Host], Request]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paceline.job.errors import UserError
 
@@ -50,6 +51,12 @@ def _settings(path: str) -> list[str]:
         raise UserError(f"--config-file {path}: {reason}; write the line where the file is") from None
     if not isinstance(found, dict):
         raise UserError(f"--config-file {path}: it holds no settings; accelerate config writes such a file")
+    return _words(found)
+
+
+def _words(content: dict[str, Any]) -> list[str]:
+    """The flags that settings stand for."""
+    found = dict(content)
     for part in ("fsdp_config", "deepspeed_config", "dynamo_config"):
         found |= found.get(part) or {}
     kind = str(found.get("distributed_type", "no")).lower()
@@ -65,13 +72,38 @@ def _settings(path: str) -> list[str]:
 
 def _add_settings(line: Line) -> None:
     """What the file of settings says, but what flags say otherwise."""
-    words = _settings(line.given["--config-file"])
+    _add_words(line, _settings(line.given["--config-file"]))
+
+
+def _add_words(line: Line, words: list[str]) -> None:
     known = [word for word in words if knows(_LAUNCH, normal(word.partition("=")[0]))]
     inner = parse(replace(_LAUNCH, finish=None), [*known, "SCRIPT"])
     given = {words[1].partition("=")[0] for words in line.flags if words[0] == "--env"}
     line.flags[:0] = [it for it in inner.flags if it[0] != "--env" or it[1].partition("=")[0] not in given]
     line.notes += inner.notes
     line.notes += [f"{word} of the settings has no effect: it is unknown" for word in words if word not in known]
+
+
+def with_settings(content: dict[str, Any]) -> Line:
+    """The line that settings alone become."""
+    line = Line()
+    _add_words(line, _words(content))
+    _finish(line)
+    return line
+
+
+def _divide(line: Line) -> None:
+    """Give each machine as many ranks as accelerate does, which rounds down."""
+    ranks, machines = line.get("-np") or "", line.get("--nnodes") or "1"
+    if not (ranks + machines).isdecimal() or not ranks or not int(machines) or int(ranks) % int(machines) == 0:
+        return
+    each = int(ranks) // int(machines)
+    if not each:
+        raise UserError(f"--num_processes {ranks} on {machines} machines: write at least one for each")
+    line.take("-np")
+    line.add("-n", str(each))
+    both = f"--num_processes {ranks} on {machines} machines"
+    line.notes.append(f"{both}: accelerate starts {each} on each, {each * int(machines)} in all")
 
 
 def _finish(line: Line) -> None:
@@ -81,7 +113,8 @@ def _finish(line: Line) -> None:
     given = {pair.partition("=")[0] for _, pair in (words for words in line.flags if words[0] == "--env")}
     if "ACCELERATE_USE_FSDP" in given:
         line.flags += [("--env", f"{name}={value}") for name, value in _FSDP.items() if name not in given]
-    if line.get("-np") is None and (line.get("--devices") is not None or has_devices(line)):
+    _divide(line)
+    if line.get("-np") is None and line.get("-n") is None and (line.get("--devices") is not None or has_devices(line)):
         line.add("-n", "gpu")
 
 

@@ -1,6 +1,6 @@
 """Arena, the command line for training on Kubernetes.
 
-Source: Arena 0.15, `pkg/argsbuilder/submit*.go` and `pkg/commands/`.
+Source: Arena 0.15, `pkg/argsbuilder/submit*.go` and `pkg/commands/`; the CLI reference of v2.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ _GLOBAL: dict[str, Meaning] = {
     "-n --namespace NAME": "--namespace",
     "--arena-namespace --arenaNamespace NAME": Ignored("paceline installs nothing in the cluster"),
     "--config FILE": lambda line, value: line.before.append(f"KUBECONFIG={value}"),
+    "--kubeconfig FILE": lambda line, value: line.before.append(f"KUBECONFIG={value}"),
+    "--context NAME": "--context",
+    "--debug": "",
     "--pprof": Ignored("paceline records no profile of its own; paceline profile JOB records one of a job"),
     "--trace": Ignored("paceline records no trace of its own"),
 }
@@ -207,6 +210,21 @@ def _got(line: Line) -> None:
             last.also = Line(verb, kept, line.program, before=line.before)
 
 
+def _of_file(line: Line, value: str) -> None:
+    """A file of v2 as a line."""
+    from .files import read
+
+    if (found := read(value)) is None:
+        raise UserError(f"--file {value}: no file of Arena v2 is there; check its name")
+    line.flags += found.line.flags
+    line.program, line.notes = found.line.program, line.notes + found.line.notes
+
+
+def _resumed(line: Line) -> None:
+    _where(line)
+    line.notes.append(f"the job that goes on is a new one; {' '.join(line.program)} stays as it ended")
+
+
 def _scaled(line: Line) -> None:
     _where(line)
     name = line.take("--name")
@@ -221,6 +239,16 @@ _SCALE: dict[str, Meaning] = {
     "-t --timeout TIME": Ignored("paceline waits until the hosts have joined or left"),
     "--retry N": "",
     "--script FILE": Refused("the ranks save their state themselves before a host leaves"),
+}
+_LOGS: dict[str, Meaning] = {
+    "-T --type KIND": _OF_TRAINING,
+    "-f --follow": "-f",
+    "-i --instance --pod NAME": "-i",
+    "-c --container NAME": Ignored("the ranks of a job are in one container"),
+    "-t --tail N": lambda line, value: line.add("-t", value) if value != "-1" else None,
+    "--since TIME": "--since",
+    "--since-time TIME": "--since",
+    "--timestamps": "--timestamps",
 }
 _LIST = Tool(
     "arena list",
@@ -261,7 +289,26 @@ _SUBMITTED = {
     **dict.fromkeys(("mpi", "mpijob"), _submitted("mpi", _MPI)),
     **dict.fromkeys(("horovod", "horovodjob", "hj"), _submitted("horovod", _MPI)),
 }
-
+_GET = Tool("arena job get", {**_OUTPUT, "--details": ""}, "get", _where, is_mixed=True)
+_V2 = {
+    "run": Tool(
+        "arena job run",
+        {
+            "-f --file FILE": _of_file,
+            "--dry-run": "--dry-run",
+            "--set KEY=VALUE": Refused("change the file, or write a flag of paceline submit"),
+        },
+        "submit",
+    ),
+    "submit": Tool("arena job submit", tools=_SUBMITTED),
+    "list": _LIST,
+    "get": _GET,
+    "status": _GET,
+    "logs": Tool("arena job logs", _LOGS, "logs", _where, is_mixed=True),
+    "suspend": Tool("arena job suspend", {}, "stop", _where, is_mixed=True),
+    "resume": Tool("arena job resume", {}, "resubmit", _resumed, is_mixed=True),
+    "delete": Tool("arena job delete", {}, "delete --force", _where, is_mixed=True),
+}
 
 ARENA = Tool(
     "arena",
@@ -271,22 +318,9 @@ ARENA = Tool(
         "list": _LIST,
         "ls": _LIST,
         "get": Tool("arena get", {**_OUTPUT, "-e --events": "", "-g --gpu": ""}, "get", _got, is_mixed=True),
-        "logs": Tool(
-            "arena logs",
-            {
-                "-T --type KIND": _OF_TRAINING,
-                "-f --follow": "-f",
-                "-i --instance NAME": "-i",
-                "-c --container NAME": Ignored("the ranks of a job are in one container"),
-                "-t --tail N": lambda line, value: line.add("-t", value) if value != "-1" else None,
-                "--since TIME": "--since",
-                "--since-time TIME": "--since",
-                "--timestamps": "--timestamps",
-            },
-            "logs",
-            _where,
-            is_mixed=True,
-        ),
+        "logs": Tool("arena logs", _LOGS, "logs", _where, is_mixed=True),
+        "job": Tool("arena job", tools=_V2),
+        "check": Tool("arena check", {}, "check", _cluster),
         "attach": Tool("arena attach", {**_OUTPUT, "-i --instance NAME": "-i"}, "attach", _where, is_mixed=True),
         "delete": Tool("arena delete", {"-T --type KIND": _OF_TRAINING}, "delete --force", _where, is_mixed=True),
         "prune": Tool(

@@ -25,8 +25,25 @@ def _include(line: Line, value: str) -> None:
         raise UserError(f"--include {value}: write -H HOST:N,… for the number of ranks on each host")
 
 
+def _count_hosts(line: Line) -> None:
+    """With --no_ssh each node is started by hand: a hostfile only says how many there are, and how many ranks each."""
+    from paceline.backends.hosts import in_file
+
+    if (file := line.take("--hostfile")) is None:
+        return
+    hosts = in_file("--hostfile", file)
+    counts = {slots or 1 for _, slots in hosts}
+    if len(counts) > 1:
+        raise UserError(f"--no_ssh: the nodes of {file} have different numbers of slots; leave it out, or --hostfile")
+    for flag, number in (("--nnodes", len(hosts)), ("-n", counts.pop())):
+        if line.get(flag) is None:
+            line.add(flag, str(number))
+
+
 def _finish(line: Line) -> None:
     """Without a number of GPUs there is one rank for each."""
+    if "--no-ssh" in line.given:
+        _count_hosts(line)
     if line.get("-n") is None and line.get("--hostfile") is None and (line.get("--devices") or has_devices(line)):
         line.add("-n", "gpu")
 

@@ -34,6 +34,14 @@ class Refused(str):
     """The reason why a flag cannot be honoured, and what to do instead."""
 
 
+# Flags of which only one is taken.
+_EXCLUSIVE = (
+    ("-n", "--nproc-per-node", "-np"),
+    ("--gpus", "--devices"),
+    ("--on", "-H", "--hosts", "--hostfile"),
+    ("-m", "--module", "--no-python"),
+)
+
 BINDING = Ignored("ranks share the cores of their machine evenly; --numa-binding binds them to those near their GPU")
 
 
@@ -52,8 +60,12 @@ class Tool:
     finish: Callable[[Line], None] | None = None  # what is done with a line when all flags are read
     # its subcommands, which take its own flags, too; or why there is none here
     tools: Mapping[str, Tool | Refused] = field(default_factory=dict)
+    usual: str = ""  # the subcommand that one of its flags means where no subcommand is named
+    # its settings of the environment → the flags of paceline that they become
+    variables: Mapping[str, str] = field(default_factory=dict)
     is_mixed: bool = False  # whether flags may stand behind words
     shortens: bool = False  # whether it takes the beginning of a flag for the flag, as argparse does
+    is_program: bool = False  # whether all words are the program's
 
 
 @dataclass
@@ -110,7 +122,8 @@ def parse(
     flags = {**(inherited or {}), **tool.flags}
     line = Line() if outer is None else replace(outer, program=[], helped=outer.helped and tool)
     line.verb = tool.verb
-    rest = list(words)
+    rest = [] if tool.is_program else list(words)
+    line.program += words if tool.is_program else ()
     table = _table(flags)
     while rest:
         word = rest.pop(0)
@@ -123,28 +136,40 @@ def parse(
                 continue
             line.program += rest
             break
+        if (usual := _usual(tool, word)) is not None:
+            return parse(usual, [word, *rest], flags, line)
         _take(tool, table, line, word, rest)
     if (why := pasted(words[: len(words) - len(rest)])) is not None:
         raise UserError(why)
     if tool.tools:
-        if not line.program:
-            if line.helped is not None:
-                return line
-            raise UserError(f"{tool.name}: name what it is to do: {', '.join(_names(tool))}")
-        name, *behind = line.program
-        if name not in tool.tools:
-            raise UserError(f"{tool.name} has no {name!r} here; {nearest(name, tool.tools)}")
-        subtool = tool.tools[name]
-        if isinstance(subtool, Refused):
-            raise UserError(f"{tool.name} {name}: {subtool}")
-        return parse(subtool, behind, flags, line)
-    if line.verb in ("run", "submit") and not line.program and line.helped is None:
+        if not line.program and line.helped is not None:
+            return line
+        return parse(_subtool(tool, line.program), line.program[1:], flags, line)
+    if line.verb in ("run", "submit") and not (line.program or tool.is_program) and line.helped is None:
         raise UserError(f"no script; write it behind the flags of {tool.name}")
     if tool.finish is not None and line.helped is None:
         tool.finish(line)
     line.notes = list(dict.fromkeys(line.notes))
     _drop_replaced(line)
     return line
+
+
+def _subtool(tool: Tool, words: Sequence[str]) -> Tool:
+    """The subcommand that the first of the words names."""
+    if not words:
+        raise UserError(f"{tool.name}: name what it is to do: {', '.join(_names(tool))}")
+    if words[0] not in tool.tools:
+        raise UserError(f"{tool.name} has no {words[0]!r} here; {nearest(words[0], tool.tools)}")
+    found = tool.tools[words[0]]
+    if isinstance(found, Refused):
+        raise UserError(f"{tool.name} {words[0]}: {found}")
+    return found
+
+
+def _usual(tool: Tool, word: str) -> Tool | None:
+    """The subcommand that a flag means where none is named; None for a flag of the tool itself."""
+    usual, name = tool.tools.get(tool.usual), normal(word.partition("=")[0])
+    return usual if isinstance(usual, Tool) and knows(usual, name) and not knows(tool, name) else None
 
 
 def _drop_replaced(line: Line) -> None:
@@ -156,6 +181,20 @@ def _drop_replaced(line: Line) -> None:
         for number, words in enumerate(line.flags)
         if number == last[words[0]] or (option := options[words[0]]) is None or option.multiple
     ]
+
+
+def settle(line: Line) -> None:
+    """Of flags that exclude each other, keep those that stand last."""
+    for group in _EXCLUSIVE:
+        last = next((words[0] for words in reversed(line.flags) if words[0] in group), None)
+        line.flags = [words for words in line.flags if words[0] not in group or words[0] == last]
+
+
+def put_before(line: Line, flags: Sequence[tuple[str, ...]]) -> None:
+    """Add flags that those of the line replace."""
+    line.flags[:0] = flags
+    _drop_replaced(line)
+    settle(line)
 
 
 def _names(tool: Tool) -> list[str]:

@@ -91,6 +91,8 @@ HOROVODRUN = Tool(
         "--no-hierarchical-allreduce": _TUNED,
         "--hierarchical-allgather": _TUNED,
         "--no-hierarchical-allgather": _TUNED,
+        "--torus-allreduce": _TUNED,
+        "--no-torus-allreduce": "",
         "--num-nccl-streams N": _TUNED,
         "--thread-affinity N": Ignored("--numa-binding binds ranks to cores"),
         "--log-level LEVEL": Ignored("paceline's Horovod API warns on stderr, and logs nothing else"),

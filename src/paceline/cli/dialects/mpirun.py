@@ -31,6 +31,14 @@ def _limit(line: Line, value: str) -> None:
     line.add("--time-limit", f"{value}s" if value.isdecimal() else value)
 
 
+def _stdin(line: Line, value: str) -> None:
+    """One rank reads the standard input; none does without the flag."""
+    if value == "all":
+        raise UserError("--stdin all: one rank reads standard input, as with --stdin 0; let the others open a file")
+    if value != "none":
+        line.add("--stdin", value)
+
+
 def _parameter(line: Line, value: str) -> None:
     """A parameter of Open MPI is a variable of the ranks; the port of sshd is one of paceline's flags."""
     name, _, text = value.partition(" ")
@@ -125,7 +133,7 @@ MPIRUN = Tool(
         "-timestamp-output --timestamp-output": Ignored("times are kept; see paceline logs --timestamps"),
         "-merge-stderr-to-stdout --merge-stderr-to-stdout": Ignored("2>&1 behind the line does it"),
         "-output-filename --output-filename DIR": "--output-filename",
-        "-stdin --stdin RANK": "--stdin",
+        "-stdin --stdin RANK|all|none": _stdin,
         "-display-map --display-map -display-allocation --display-allocation": Ignored("--dry-run shows it"),
         "-prefix --prefix DIR": Ignored("what is on PATH of a host is used"),
         "-use-hwthread-cpus --use-hwthread-cpus": BINDING,

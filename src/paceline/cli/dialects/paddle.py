@@ -35,6 +35,14 @@ def _master(line: Line, value: str) -> None:
     line.add("--rdzv-endpoint", address)
 
 
+def _backend(line: Line, value: str) -> None:
+    """Of GPUs and CPUs alone; Paddle chooses between them where nothing says which."""
+    if value not in ("auto", "nccl", "gloo"):
+        raise UserError(f"--backend {value}: paceline knows GPUs and CPUs; leave it out, or write nccl or gloo")
+    if value != "auto":
+        line.add("--env", f"PADDLE_DISTRI_BACKEND={value}")
+
+
 def _mode(line: Line, value: str) -> None:
     """Collective training alone."""
     if value != "collective":
@@ -104,6 +112,7 @@ PADDLE_LAUNCH = Tool(
         "--elastic-timeout SECONDS": "--rdzv-conf last_call_timeout={}",
         "--job-id ID": "--rdzv-id",
         "--run-mode MODE": _mode,
+        "--backend NAME": _backend,
         "--training-script SCRIPT": Refused("write the script behind the flags"),
         "--log-level LEVEL": Ignored("paceline's own lines have one level"),
         "--log-overwrite BOOL": Ignored("each job has log files of its own"),

@@ -120,6 +120,7 @@ PADDLECLOUD = Tool(
                 "kill": _about("stop"),
                 "delete": _about("delete"),
             },
+            usual="train",
         )
     },
 )

@@ -14,12 +14,14 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _BARE, _QUOTED = 0xF0000, 0x100000  # planes for private use: characters that the shell expands, outside and in quotes
 _NAME = re.compile(r"\$(?:\w+|[@*#?!$-])")
 _WORDS = re.compile(r"\$@|\$\{(@|\w+\[@\])\}")  # in quotes, too, each word of it is one
 _ACTIVE = re.compile("[\U000f0000-\U0010ffff]")
+_RUN = re.compile("[\U000f0000-\U0010ffff]+")
+_VALUE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _LETTERS = f"{string.ascii_letters}{string.digits}_"
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1(?!<)")
 _ARRAY = re.compile(r"(?:^|\s)[A-Za-z_]\w*\+?=$")
@@ -150,6 +152,17 @@ def bare(text: str) -> str:
 def has_bare(word: str) -> bool:
     """Whether the shell replaces a part of a word that is not in quotes."""
     return any(_kind(it) == _BARE for it in word)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """A text in which the shell need not replace variables whose values are known."""
+
+    def fill(match: re.Match[str]) -> str:
+        names = [it[1] or it[2] for it in _VALUE.finditer(plain(match[0]))]
+        is_known = _VALUE.sub("", plain(match[0])) == "" and all(name in values for name in names)
+        return "".join(values[name] for name in names) if is_known else match[0]
+
+    return _RUN.sub(fill, text)
 
 
 def given_to_shell(words: Sequence[str]) -> str | None:

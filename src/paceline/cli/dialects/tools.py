@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError, nearest
 from paceline.job.flags import ELSEWHERE, flag_of
 
-from .engine import PYTHON, Line, Tool, knows, parse
+from .engine import PYTHON, Line, Tool, knows, parse, settle
 from .shell import ASSIGNED, Command, bare, commands, given_to_shell, has_bare, is_expanded, is_variable, plain
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _EXPLAINED = {
     "salloc": "srun:SALLOC",
     "ssh": "ssh:SSH",
     "deepspeed": "deepspeed:DEEPSPEED",
+    "swift": "finetune:SWIFT",
+    "llamafactory-cli": "finetune:LLAMAFACTORY",
 }
 _PROGRAMS = {
     **{tool: tool for tool in (*TOOLS, *_EXPLAINED)},
@@ -83,6 +86,24 @@ _VERBS = {
     "env": "paceline check",
     "runopts": "paceline run --help-all",
     "version": "paceline --version",
+    "nvidia-smi": "paceline top node",
+    "gpustat": "paceline top node",
+    "nvitop": "paceline top node",
+    "nvtop": "paceline top node -w",
+}
+# Those of kubectl.
+_KUBECTL = {
+    "apply": "paceline submit FILE",
+    "create": "paceline submit FILE",
+    "port-forward": "paceline tensorboard JOB",
+    "get": "paceline list, or paceline get JOB",
+    "describe": "paceline get JOB, or paceline why JOB",
+    "events": "paceline events JOB",
+    "logs": "paceline logs JOB",
+    "exec": "paceline attach JOB",
+    "delete": "paceline delete JOB",
+    "top": "paceline top node, or paceline top job",
+    "wait": "paceline wait JOB",
 }
 # Flags that no tool here has, or none in this form; those of a verb stand behind it, of submit behind run.
 _ELSEWHERE = "paceline starts jobs on machines that are there: write --on TARGET, or -H HOSTS"
@@ -107,6 +128,8 @@ _FLAGS = {
     "run --backend": "write --on TARGET; torch's is an argument of init_process_group in the script",
     "run -d": "write --detach; srun's -d is --on slurm --slurm dependency=LIST",
     "run --background": "write --detach",
+    "run -o": "paceline get JOB -o json shows the job; srun's file of output is paceline srun -o",
+    "run --output": "paceline get JOB -o json shows the job; srun's file of output is paceline srun --output",
     "run --wait": _FOLLOWS,
     "run --watch": _FOLLOWS,
     "run --follow": _FOLLOWS,
@@ -129,7 +152,7 @@ _FLAGS = {
 _RESERVED = {"if", "then", "else", "elif", "while", "until", "do", "{", "!", "time", "exec"}  # words of the shell
 _KINDS = ("pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob")  # behind `arena submit`
 # How nodes find each other: of a launcher within a job, this is paceline's task.
-_MEETING = (
+MEETING = (
     "--node-rank",
     "--master-addr",
     "--master-port",
@@ -163,15 +186,32 @@ def recognised(words: Sequence[str]) -> tuple[Tool, list[str]] | None:
     name = _PROGRAMS.get(os.path.basename(rest[0]))
     if name is None and (PYTHON.fullmatch(os.path.basename(rest[0])) or is_expanded(rest[0])):  # $(which python)
         rest = [word for word in rest[:2] if word != "-u"] + rest[2:]
+        if (debugged := _debugged(rest)) is not None:
+            return recognised(debugged)
         if rest[1:2] == ["-m"] and len(rest) > 2 and rest[2] in _MODULES:
             known, *verb = _MODULES[rest[2]].split()
             return load(known), [*verb, *rest[3:]]
         return None
     if name == "sbatch" and not any(word.startswith("--wrap") for word in rest):
         return None
+    if name in ("swift", "llamafactory-cli") and not (rest[1:] and rest[1] in load(name).tools):
+        return None
     if name is None or (name in ("salloc", "ssh") and not _starts_one(" ".join(rest[1:]))):
         return None
     return load(name), rest[1:]
+
+
+_DEBUGGED = (
+    "debugpy is left out, since an agent starts the ranks: write in the script "
+    "debugpy.listen(5678 + int(os.environ['LOCAL_RANK'])); debugpy.wait_for_client()"
+)
+
+
+def _debugged(words: Sequence[str]) -> list[str] | None:
+    """`python -m MODULE …` of `python -m debugpy … -m MODULE …`; None for other commands."""
+    if list(words[1:3]) != ["-m", "debugpy"] or "-m" not in words[3:]:
+        return None
+    return [words[0], *words[words.index("-m", 3) :]]
 
 
 def _starts_one(text: str) -> bool:
@@ -189,7 +229,7 @@ def unwrap(line: Line) -> None:
     found = recognised(program)
     inner = None if found is None else parse(*found)
     if inner is not None:
-        inner.take(*_MEETING)
+        inner.take(*MEETING)
     if program and os.path.basename(program[0]) in _WRAPPERS and _starts_one(" ".join(program)):
         line.notes.append(
             f"the launcher behind {program[0]} starts on every rank: leave it out, and give paceline its flags"
@@ -223,10 +263,10 @@ def explained(text: str) -> tuple[str, list[str]]:
     found = commands(text)
     is_batch = any(command.words.startswith("#SBATCH") for command in found)
     try:
-        found = [it for command in found for it in _inlined(command)]
-        lines = [_launched(command) for command in found]
+        found = [it for command in found for it in inlined(command)]
+        lines = [launched(command) for command in found]
         if not any(lines):
-            lines = [_launched(command, is_alone=True) for command in found]
+            lines = [launched(command, is_alone=True) for command in found]
         if not any(lines):
             raise UserError(_unknown(found))
     except UserError as error:
@@ -244,7 +284,7 @@ def explained(text: str) -> tuple[str, list[str]]:
     return said.strip(), notes
 
 
-def _parts(command: Command) -> tuple[list[str], list[str]]:
+def parts(command: Command) -> tuple[list[str], list[str]]:
     """The words of a command: variables, words of the shell, and commands that start others; and those behind them."""
     if command.words.startswith("#"):
         return [], []
@@ -265,12 +305,12 @@ def _parts(command: Command) -> tuple[list[str], list[str]]:
     return words[:start], words[start:]
 
 
-def _inlined(command: Command) -> list[Command]:
+def inlined(command: Command) -> list[Command]:
     """The commands that one gives to a shell, as in `bash -c "LINE"`; or itself, if no launcher is among them."""
-    before, words = _parts(command)
+    before, words = parts(command)
     text = given_to_shell(words)
-    inside = [] if text is None else [it for one in commands(plain(text)) for it in _inlined(one)]
-    if not any(recognised(_parts(it)[1]) for it in inside):
+    inside = [] if text is None else [it for one in commands(plain(text)) for it in inlined(one)]
+    if not any(recognised(parts(it)[1]) for it in inside):
         return [command]
     if len(inside) == 1:
         redirected = " ".join(filter(None, (inside[0].redirected, command.redirected)))
@@ -280,27 +320,42 @@ def _inlined(command: Command) -> list[Command]:
     return [Command("", "", "("), *inside, Command("", "", ")"), Command("", command.redirected, command.end)]
 
 
-def _launched(command: Command, *, is_alone: bool = False) -> Line | None:
+def launched(command: Command, *, is_alone: bool = False) -> Line | None:
     """The line that one command becomes; None if it starts no launcher, or without one if it is alone no script."""
-    before, words = _parts(command)
+    before, words = parts(command)
     found = recognised(words)
     if found is None:
         is_script = is_alone and len(words) > 1 and PYTHON.fullmatch(os.path.basename(words[0])) is not None
         return Line(program=words, before=before) if is_script else None
-    line = _line_of(*found)
+    tool, typed = found
+    flags, before = _variables(tool, before)
+    line = _line_of(tool, typed, flags)
     if line is None:
         return None
     line.before = [*before, *line.before]
+    if _debugged([word for word in words if word != "-u"]) is not None:
+        line.notes.append(_DEBUGGED)
     if "nohup" in before:
         line.before.remove("nohup")
         line.notes.append("nohup is not needed: a job of paceline submit, or run --detach, outlives the terminal")
     return line
 
 
-def _line_of(tool: Tool, typed: list[str]) -> Line | None:
+def _variables(tool: Tool, before: list[str]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The flags that a tool's settings stand for, before a command or in this shell; and what else stands before it."""
+    pairs = [(word, ASSIGNED.fullmatch(word)) for word in before]
+    given = {name: os.environ[name] for name in tool.variables if name in os.environ}
+    given.update((match[1], match[2]) for _, match in pairs if match is not None and match[1] in tool.variables)
+    flags: list[tuple[str, ...]] = [
+        (flag, given[name]) for name, flag in tool.variables.items() if flag and name in given
+    ]
+    return flags, [word for word, match in pairs if match is None or match[1] not in tool.variables]
+
+
+def _line_of(tool: Tool, typed: list[str], flags: list[tuple[str, ...]]) -> Line | None:
     """What a line of a tool becomes; one whose flags only the shell knows, or that asks for help, stays as it is."""
     try:
-        line = parse(tool, typed)
+        line = parse(tool, typed, outer=Line(flags=flags))
         is_open = _may_hold_flags(line.program)
     except UserError as error:
         if not is_expanded(str(error)):
@@ -339,8 +394,8 @@ def _unknown(found: Sequence[Command]) -> str:
         return f"{name} -c: no launcher that paceline knows stands in its quotes"
     if name.startswith("$"):
         return f"{name} may hold a launcher; then write paceline before it: paceline {' '.join(words)}"
-    if name in _VERBS:
-        return f"{name} is no launcher; write {_VERBS[name]}"
+    if (answer := _instead(words)) is not None:
+        return f"{name} is no launcher; write {answer}"
     known = ", ".join((*TOOLS, *_EXPLAINED))
     return f"{name} is no launcher that paceline knows; they are {known}, and python -m of their modules"
 
@@ -348,10 +403,10 @@ def _unknown(found: Sequence[Command]) -> str:
 # -- old flags and verbs behind verbs of paceline ----------------------------------------------------------------------
 
 
-def old_verb(verb: str, own: Sequence[str]) -> str:
-    """What is said of a verb that paceline does not have."""
-    if verb in _VERBS:
-        return f"paceline has no verb {verb!r}; write {_VERBS[verb]}"
+def old_verb(verb: str, words: Sequence[str], own: Sequence[str]) -> str:
+    """What is said of a verb that paceline does not have, with the words behind it."""
+    if (answer := _instead([verb, *words])) is not None:
+        return f"paceline has no verb {verb!r}; write {answer}"
     if verb in _PROGRAMS:
         return f"paceline has no verb {verb!r}; write paceline {_PROGRAMS[verb]}"
     if verb.endswith((".py", ".sh", ".yaml", ".yml")):
@@ -359,18 +414,47 @@ def old_verb(verb: str, own: Sequence[str]) -> str:
     return f"paceline has no verb {verb!r}; {nearest(verb, own)}"
 
 
-def old_program(verb: str, words: Sequence[str]) -> str | None:
-    """What is said of a verb of paceline with a launcher, or a kind of job of Arena's, in the place of SCRIPT."""
+def _instead(words: Sequence[str]) -> str | None:
+    """What to write for a command that starts no ranks; None if nothing is known of it."""
+    name, *behind = words
+    plain_words = [word for word in behind if not word.startswith("-")]
+    if name == "watch":
+        inner = next(
+            (behind[place:] for place, it in enumerate(behind) if it in _VERBS or it in ("kubectl", "paceline")), []
+        )
+        answer = _instead(inner) if inner[:1] != ["paceline"] else " ".join(inner)
+        return answer and f"{answer} -w"
+    if name != "kubectl":
+        return _VERBS.get(name)
+    verb = next((it for it in plain_words if it in _KUBECTL), "")
+    files = [word for word in behind if word.lower().endswith((".yaml", ".yml", ".json"))]
+    if verb in ("apply", "create") and files:
+        return f"paceline submit {files[0]}"
+    if verb == "port-forward":
+        match = re.search(r"(?:^|/)([\w.-]+)-tensorboard(?= |$)(?:.* (\d+):\d+)?", " ".join(plain_words))
+        job, port = ("JOB", None) if match is None else match.groups()
+        return f"paceline tensorboard {job}" + ("" if port is None else f" --port {port}")
+    return _KUBECTL.get(verb)
+
+
+def old_program(verb: str, flags: Sequence[tuple[str, ...]], words: Sequence[str]) -> str | None:
+    """What is said of a verb of paceline with a launcher, or a kind of job of Arena's, in the place of SCRIPT.
+
+    `flags` are those of the verb that the user has written before it: none is lost but for what the launcher says too.
+    """
     name = " ".join(words[: words.index("-m") + 2 if "-m" in words[1:3] else 1])
     try:
         found = recognised(["arena", "submit", *words] if name in _KINDS else words)
         if found is None:
             return f"{name} is no script; write {_VERBS[name]}" if name in _VERBS else None
-        line = parse(*found)
+        tool, typed = found
+        line = parse(tool, typed, outer=Line(flags=[*flags, *_variables(tool, [])[0]]))
     except UserError as error:
         return f"{name} is no script of paceline {verb}: {error}"
     line.verb = verb if line.verb == "run" else line.verb
-    return f"{name} is no script; write: {line.text()}"
+    settle(line)
+    more = "" if _debugged(words) is None else f"; {_DEBUGGED}"
+    return f"{name} is no script; write: {line.text()}{more}"
 
 
 def old_flag(verb: str, name: str) -> str | None:

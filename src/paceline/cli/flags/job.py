@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from . import completion
-from .option import Count, Option, in_section
+from .option import Count, Number, Option, Whole, in_section
 
 # What `run --help` has, in the order in which people need it; `--help-all` has the rest.
 USUAL = (
@@ -31,7 +31,7 @@ RANKS = in_section(
     ),
     Option(["--devices"], metavar="0,1", help="The same, by name."),
     Option(["--share-devices"], is_flag=True, help="Share the GPUs with other jobs that have this flag."),
-    Option(["--cpus"], type=click.IntRange(1), metavar="N", help="Cores for all ranks of a machine."),
+    Option(["--cpus"], type=Whole(1), metavar="N", help="Cores for all ranks of a machine."),
     Option(["--memory"], metavar="16Gi", help="Memory that a machine must have."),
     Option(
         ["--framework"],
@@ -50,6 +50,12 @@ RANKS = in_section(
         multiple=True,
         metavar="NAME",
         help="Pass a variable of yours to the ranks; its value is never stored or shown; repeatable.",
+    ),
+    Option(
+        ["--setup"],
+        multiple=True,
+        metavar="COMMAND",
+        help="Run a shell command once on each node before its ranks, which get its variables; repeatable.",
     ),
     Option(["--pass-index"], is_flag=True, help="Append --process_index I --process_num N (with --framework indexed)."),
 )
@@ -95,7 +101,7 @@ JOB = in_section(
     Option(["--option"], multiple=True, metavar="NAME=VALUE", help="An option of the backend; repeatable."),
     Option(
         ["--max-restarts"],
-        type=click.IntRange(0),
+        type=Whole(0),
         envvar="PET_MAX_RESTARTS",
         metavar="N",
         help="How often all ranks start again on failure.  [default: 0]",
@@ -145,7 +151,7 @@ OUTPUT = in_section(
     "Output",
     Option(
         ["--stdin"],
-        type=click.IntRange(0),
+        type=Whole(0),
         metavar="RANK",
         help="The local rank that reads this command's standard input, for breakpoint() and input().  [default: none]",
     ),
@@ -176,7 +182,7 @@ NODES = in_section(
     ),
     Option(
         ["--node-rank"],
-        type=click.IntRange(0),
+        type=Whole(0),
         envvar="PET_NODE_RANK",
         metavar="I",
         help="This machine's number, 0 at the main address.  [default: as they come]",
@@ -184,7 +190,7 @@ NODES = in_section(
     Option(["--master-addr"], envvar="PET_MASTER_ADDR", metavar="HOST", help="Address of node 0."),
     Option(
         ["--master-port"],
-        type=click.IntRange(1, 65535),
+        type=Whole(1, 65535),
         envvar="PET_MASTER_PORT",
         metavar="PORT",
         help="Where the machines meet; on one machine, MASTER_PORT.  [default: 29500; a free one]",
@@ -241,7 +247,7 @@ TORCHRUN = in_section(
     ),
     Option(
         ["--shutdown-timeout"],
-        type=click.FloatRange(0),
+        type=Number(0),
         envvar="PET_SHUTDOWN_TIMEOUT",
         metavar="SECONDS",
         help="The same as --grace, in seconds.",
@@ -290,13 +296,13 @@ HOROVODRUN = in_section(
     Option(["--start-timeout"], metavar="10m", help="How long to wait for the other machines.  [default: 10m]"),
     Option(
         ["--min-np", "--min-num-proc"],
-        type=click.IntRange(1),
+        type=Whole(1),
         metavar="N",
         help="Least number of ranks that the job goes on with: the MIN of --nnodes.",
     ),
     Option(
         ["--max-np", "--max-num-proc"],
-        type=click.IntRange(1),
+        type=Whole(1),
         metavar="N",
         help="Greatest number of ranks: the MAX of --nnodes.",
     ),
@@ -320,16 +326,16 @@ TENSORFLOW = in_section(
         ["--chief"],
         is_flag=False,
         flag_value=1,
-        type=click.IntRange(0, 1),
+        type=Whole(0, 1),
         metavar="1",
         help="A chief besides the --workers, as rank 0; TF_CONFIG says so.",
     ),
-    Option(["--ps"], type=click.IntRange(0), metavar="N", help="Parameter servers besides the --workers."),
+    Option(["--ps"], type=Whole(0), metavar="N", help="Parameter servers besides the --workers."),
     Option(
         ["--evaluator"],
         is_flag=False,
         flag_value=1,
-        type=click.IntRange(0, 1),
+        type=Whole(0, 1),
         metavar="1",
         help="An evaluator besides the --workers, as the last rank.",
     ),

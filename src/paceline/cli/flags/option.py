@@ -18,6 +18,18 @@ _STREAMS = {"none": 0, "all": BOTH, "0": 0, "1": OUT, "2": ERR, "3": BOTH}
 _SENTENCE = re.compile(r"[.;](?: |$)|  \[")  # its end: the first help has no more of a text longer than a line
 _NAMES = 34  # columns of the terminal that flags take beside their texts
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What a help explains where a word stands first in it.
+_WORDS = {
+    "agent": "the process that starts and watches the ranks of a machine",
+    "allocation": "the nodes that a scheduler has given to a shell",
+    "cold": "with an import of the framework",
+    "rank": "a process of the job, numbered from 0",
+    "slot": "room for one rank",
+    "target": "a place for jobs that has a name",
+    "warm": "with the framework imported before",
+}
+_PLURALS = {"rank": "the processes of the job, numbered from 0", "target": "places for jobs that have names"}
+_WORD = re.compile(rf"(?<![-\w`\[.<=])(?:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
 
 
 class Option(click.Option):
@@ -68,7 +80,39 @@ def watch_option() -> Option:
     return Option(["-w", "--watch"], section="Output", is_flag=True, help=help)
 
 
-class Count(click.IntRange):
+class _Within:
+    """What a help says of limits."""
+
+    def _describe_range(self: Any) -> str:
+        """In place of click's `x>=1`."""
+        return f"{self.min} or more" if self.max is None else f"{self.min} to {self.max}"
+
+
+class Whole(_Within, click.IntRange):
+    """A whole number within limits, which a refusal names in words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        return _within(self, click.INT.convert(value, param, ctx), param, ctx)
+
+
+class Number(_Within, click.FloatRange):
+    """The same, with a fraction."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        return _within(self, click.FLOAT.convert(value, param, ctx), param, ctx)
+
+
+def _within(of: Whole | Number, number: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    if of.min is not None and not number >= of.min:
+        of.fail(f"{number} is less than {of.min}", param, ctx)
+    if of.max is not None and number > of.max:
+        of.fail(f"{number} is more than {of.max}", param, ctx)
+    return number
+
+
+class Count(Whole):
     """A number of devices; their names belong to another flag."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -78,7 +122,7 @@ class Count(click.IntRange):
         return super().convert(value, param, ctx)
 
 
-class Port(click.IntRange):
+class Port(Whole):
     """A port of sshd; srun's flag of the same letter names a partition."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -105,6 +149,7 @@ class SectionedCommand(click.Command):
         """As click does; help also looks at the target that is named."""
         if not _HELP.isdisjoint(args):
             ctx.meta[_KIND] = self._kind(args)
+        ctx.meta[TYPED] = list(args)
         rest = super().parse_args(ctx, args)
         given = (value for name, value in ctx.params.items() if name != "args")  # those of the script are its own
         words = (it for value in given for it in (value if isinstance(value, tuple) else (value,)))
@@ -123,6 +168,19 @@ class SectionedCommand(click.Command):
             params[-1],
         ]
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help; a word of the field is explained where it stands first."""
+        ctx.meta[_EXPLAINED] = set()
+        super().format_help(ctx, formatter)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the verb does."""
+        whole, self.help = self.help, _explained(self.help or "", ctx.meta[_EXPLAINED])
+        try:
+            super().format_help_text(ctx, formatter)
+        finally:
+            self.help = whole
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the headings."""
         params, kind = self.get_params(ctx), ctx.meta.get(_KIND)
@@ -140,7 +198,7 @@ class SectionedCommand(click.Command):
                 sections.setdefault("Options" if is_usual else title, []).append(row)
         for title, records in sections.items():
             with formatter.section(title):
-                formatter.write_dl(records)
+                formatter.write_dl([(names, _explained(text, ctx.meta[_EXPLAINED])) for names, text in records])
         kinds = dict.fromkeys(it.kind for it in params if isinstance(it, Option) and it.kind not in (None, kind))
         if kinds:
             formatter.write_paragraph()
@@ -168,8 +226,23 @@ class SectionedCommand(click.Command):
         return None
 
 
-_KIND, _ALL = "paceline.help.kind", "--help-all"  # keys of click's meta
+_KIND, _ALL, _EXPLAINED = "paceline.help.kind", "--help-all", "paceline.help.explained"  # keys of click's meta
+TYPED = "paceline.typed"  # another one, of the words behind the verb
 _HELP = {"-h", "--help", _ALL}
+
+
+def _explained(text: str, known: set[str]) -> str:
+    """A text of a help, with what its words mean that are not known yet."""
+
+    def with_meaning(found: re.Match[str]) -> str:
+        word = found[0].removesuffix("s")
+        if word in known:
+            return found[0]
+        known.add(word)
+        meaning = _PLURALS.get(word, _WORDS[word]) if found[0] != word else _WORDS[word]
+        return f"{found[0]} ({meaning})"
+
+    return _WORD.sub(with_meaning, text)
 
 
 def _show_all(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -177,6 +250,24 @@ def _show_all(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.meta[_ALL] = True
         click.echo(context.get_help(), color=context.color)
         context.exit()
+
+
+def flags_of(command: click.Command, words: Sequence[str]) -> list[tuple[str, ...]]:
+    """The flags among the words behind a verb, one by one, each with its values."""
+    parser = command.make_parser(click.Context(command, **command.context_settings))
+    values, _, order = parser.parse_args(list(words))
+    found, taken = [], dict[str, int]()
+    for option in order:
+        if not isinstance(option, click.Option):
+            continue
+        name = str(option.name)
+        value = values[name]
+        if option.multiple:
+            taken[name] = taken.get(name, -1) + 1
+            value = value[taken[name]]
+        those = () if option.is_flag else value if isinstance(value, tuple) else (value,)
+        found.append((option.opts[0], *(it for it in those if isinstance(it, str))))  # of one left out there is a mark
+    return found
 
 
 def parse_pairs(flag: str, pairs: Iterable[str], variable: bool = False) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from paceline.job.quantities import duration_text
 from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import JobSpec
 
-from .option import parse_address, parse_pairs
+from .option import TYPED, flags_of, parse_address, parse_pairs
 from .selection import warn
 from .where import is_elsewhere, kind_of_hosts, named, nnodes, options_of, taking_part
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from paceline.job.spec import Code
 
 JOB_FILES = (".yaml", ".yml", ".json")
+_SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
+_MOST_BYTES = 1 << 16  # in which options for sbatch stand
 Counted = Literal["auto", "gpu", "cpu", "slots"]
 HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # by every agent
 # torchrun's flags for parts of its own, each with what paceline has instead.
@@ -45,7 +48,7 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 # Launchers, and kinds of jobs of Arena's: what people type in the place of SCRIPT who have used these.
 _OTHERS = frozenset({
     "torchrun", "horovodrun", "fleetrun", "mpirun", "mpiexec", "orterun", "srun", "sbatch", "arena", "paddlecloud",
-    "accelerate", "deepspeed",
+    "accelerate", "deepspeed", "swift", "llamafactory-cli",
     "pytorch", "pytorchjob", "tf", "tfjob", "mpi", "mpijob", "horovod", "horovodjob",
 })  # fmt: skip
 
@@ -71,8 +74,12 @@ def say_what_idles(spec: JobSpec) -> None:
 
 def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:
     """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it."""
-    given = _program_of(given, str(verb.name))
+    given = _program_of(given, verb)
     path = given["script"]
+    if not (given["module"] or given["no_python"]) and _is_batch(path):
+        from .jobfile import refuse
+
+        refuse(path, _typed_flags(verb), spec_of)
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
         try:
             return JobSpec.validated(fields(given)), given
@@ -85,12 +92,26 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
         if behind["script"] != path or behind["args"]:
             raise UserError(f"{path} contains the script's arguments; only flags may follow it")
         given = {name: behind.get(name) or value for name, value in given.items()}
-    spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
+    try:
+        spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
+    except UserError:
+        from .jobfile import refuse
+
+        refuse(path, _typed_flags(verb), spec_of)
+        raise
     if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
         folder = os.path.dirname(path)
         if os.path.exists(os.path.join(folder, spec.script)):
             raise UserError(f"no script {spec.script} here, but beside {path}; go there, or add --working-dir {folder}")
     return spec, given
+
+
+def _is_batch(path: str) -> bool:
+    """Whether a script of the shell has options for sbatch."""
+    if path.lower().endswith(_SCRIPTS):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            return b"\n#SBATCH" in b"\n" + file.read(_MOST_BYTES)
+    return False
 
 
 def fields(given: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +138,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "image": given["image"],
         "env": parse_pairs("--env", given["env"], variable=True) or None,
         "secrets": given["secret"] or None,
+        "setup": given["setup"] or None,
         "working_dir": os.path.abspath(given["working_dir"]) if given["working_dir"] else None,
         "code": _code(given["sync_mode"], given["sync_source"]),
         "data": given["data"] or None,
@@ -213,7 +235,7 @@ def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted |
     try:
         count = int(ranks)
     except ValueError:
-        raise UserError(f"-n {ranks} is neither a number nor auto, gpu or cpu") from None
+        raise UserError(f"-n {shlex.quote(ranks)} is neither a number nor auto, gpu or cpu") from None
     if count < 1:
         raise UserError(f"-n {count} starts no rank; take 1 or more")
     if count > MOST_RANKS:
@@ -304,7 +326,7 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _program_of(given: dict[str, Any], verb: str) -> dict[str, Any]:
+def _program_of(given: dict[str, Any], verb: click.Command) -> dict[str, Any]:
     """The flags with SCRIPT and ARGS as if the user had named the script alone.
 
     `python [-u] [-m] SCRIPT` is SCRIPT if that is the Python that runs paceline, so that ranks can be forked. With
@@ -315,8 +337,15 @@ def _program_of(given: dict[str, Any], verb: str) -> dict[str, Any]:
         _refuse_launchers(verb, ["python", "-m", *words])
     if given["module"] or given["no_python"]:
         return given
+    if given.get("plain") and words[0] in _OTHERS:  # the launcher is the image's
+        return {**given, "no_python": True}
     folder = given["working_dir"] or "."
     if " " in words[0].strip() and not os.path.exists(os.path.join(folder, words[0])):
+        if not words[1:] and any(it in words[0] for it in ("&&", ";", "\n")):
+            from paceline.cli.dialects.script import setup_line
+
+            if (answer := setup_line(str(verb.name), _typed_flags(verb), words[0])) is not None:
+                raise UserError(answer)
         try:
             words[:1] = shlex.split(words[0])
         except ValueError as error:
@@ -337,12 +366,20 @@ def _program_of(given: dict[str, Any], verb: str) -> dict[str, Any]:
     return {**given, "module": "-m" in options, "script": rest[0], "args": tuple(rest[1:])}
 
 
-def _refuse_launchers(verb: str, words: list[str]) -> None:
-    if words[0] in _OTHERS or any(word.endswith((".run", ".launch")) for word in words[2:4]):
+def _refuse_launchers(verb: click.Command, words: list[str]) -> None:
+    is_python = _PYTHON.fullmatch(os.path.basename(words[0])) is not None
+    if words[0] in _OTHERS or (is_python and any(word.endswith((".run", ".launch")) for word in words[2:])):
         from paceline.cli.dialects.tools import old_program
 
-        if (answer := old_program(verb, words)) is not None:
+        flags = [it for it in _typed_flags(verb) if it[0] != "-m"]  # which said that the launcher is a module
+        if (answer := old_program(str(verb.name), flags, words)) is not None:
             raise UserError(answer)
+
+
+def _typed_flags(verb: click.Command) -> list[tuple[str, ...]]:
+    """The flags before SCRIPT, as they were typed."""
+    context = click.get_current_context(silent=True)
+    return flags_of(verb, () if context is None else context.meta.get(TYPED, ()))
 
 
 def _is_ours(python: str) -> bool:

@@ -16,7 +16,7 @@ from paceline.job.paths import submitted_options
 from paceline.job.quantities import duration
 
 from . import completion
-from .option import Option, Port
+from .option import Option, Port, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def _options(callback: Callable[..., Any] | None, is_exposed: bool) -> list[Opti
         if flag.repeats:
             return option(*letter, *flag.names, metavar=flag.metavar, help=flag.help, multiple=True, **place)
         kind: dict[str, Any] = (
-            {} if flag.number is None else {"type": (Port if flag.letter == "-p" else click.IntRange)(*flag.number)}
+            {} if flag.number is None else {"type": (Port if flag.letter == "-p" else Whole)(*flag.number)}
         )
         if flag.values:
             kind["shell_complete"] = lambda _, __, text: [value for value in flag.values if value.startswith(text)]

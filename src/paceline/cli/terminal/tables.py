@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shutil
 import sys
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 import click
 
 from paceline.job.text import printable
+
+from .write import has_colours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, stre
     chosen = [column for column in columns if output == "wide" or not column.wide]
     terminal = stream.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
-    return _table(rows, chosen, width, terminal and not os.environ.get("NO_COLOR"))
+    return _table(rows, chosen, width, terminal and has_colours())
 
 
 def bold(text: str) -> str:

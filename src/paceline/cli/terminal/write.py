@@ -95,6 +95,11 @@ class ColoursOnly:
         return found[1]
 
 
+def has_colours() -> bool:
+    """Whether a terminal may get colours."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 @contextlib.contextmanager
 def ended_by_signals(early: list[int] | None = None) -> Iterator[None]:
     """Turn SIGHUP and SIGTERM into SystemExit, so that what was begun is undone; note early signals for ranks."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Elastic, able
-from paceline.cli.flags.option import SectionedCommand
+from paceline.cli.flags.option import SectionedCommand, Whole
 from paceline.cli.flags.selection import how_to_resume, known, outcome
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -132,7 +132,7 @@ def _asked(names: tuple[str, ...], count: int | None) -> tuple[str, ...] | int |
 @click.command(cls=SectionedCommand, params=where_options())
 @click.argument("job", metavar="JOB", **OF_JOBS)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
-@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Add any N hosts.")
+@click.option("--nnodes", type=Whole(1), metavar="N", help="Add any N hosts.")
 def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
     """Add HOSTs to JOB, which was started with --nnodes MIN:MAX; by default all that are not in it, up to MAX.
 
@@ -150,7 +150,7 @@ def scaleout(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
 @click.command(cls=SectionedCommand, params=where_options())
 @click.argument("job", metavar="JOB", **OF_JOBS)
 @click.argument("names", nargs=-1, metavar="[HOST]…")
-@click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Remove any N hosts.")
+@click.option("--nnodes", type=Whole(1), metavar="N", help="Remove any N hosts.")
 def scalein(job: str, names: tuple[str, ...], nnodes: int | None) -> int:
     """Remove HOSTs from JOB, which continues without them from the last checkpoint."""
     fewer = _asked(names, nnodes)

@@ -162,18 +162,80 @@ def _started(line: Line) -> int:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-o", "--output", metavar="FILE.yaml", help="Write the job file that does the same; - prints it.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="LINE")
-def explain(words: tuple[str, ...]) -> int:
+def explain(words: tuple[str, ...], output: str | None) -> int:
     """Print the line of paceline that does what LINE of another launcher does; run nothing.
 
     LINE is a line of torchrun, python -m torch.distributed.launch, horovodrun, python -m paddle.distributed.launch,
     mpirun, srun, accelerate, arena or paddlecloud, in quotes, as it is typed. What else the shell does stays:
     variables, other commands, redirections. So a script works as well: paceline explain "$(cat job.sh)".
+
+    LINE may also be a file: a task of SkyPilot or dstack, a PyTorchJob, MPIJob or TrainJob, a job of Arena v2, a
+    configuration of accelerate, or a batch script of Slurm. Then the job file that does the same is printed. -o may
+    stand behind LINE.
     """
-    text, notes = explained(words[0] if len(words) == 1 else shlex.join(words))
+    first, *behind = words
+    if behind[:1] in (["-o"], ["--output"]) and len(behind) == 2:
+        words, output = (first,), behind[1]
+    text = words[0] if len(words) == 1 else shlex.join(words)
+    _check_output(output)
+    if len(words) == 1 and os.path.isfile(text):
+        return _job_file(text, output or "-")
+    if output is not None:
+        from paceline.cli.flags.jobfile import of_script
+
+        return _written(of_script(text), output)
+    line, notes = explained(text)
     for note in notes:
         say(note)
-    click.echo(text)
+    click.echo(line)
+    return 0
+
+
+def _check_output(output: str | None) -> None:
+    """Refuse a name for a job file that it cannot have."""
+    if output is None or output == "-":
+        return
+    if not output.endswith((".yaml", ".yml")):
+        raise UserError(f"-o {output}: a job file ends in .yaml; write for example -o job.yaml, or -o - to print it")
+    if os.path.exists(output):
+        raise UserError(f"-o {output}: it exists; name another file")
+
+
+def _job_file(path: str, output: str) -> int:
+    """Print or write the job file that does what a file of another tool does."""
+    from paceline.cli.flags.jobfile import of_file
+
+    if (found := of_file(path)) is None:
+        raise UserError(
+            f"{path} is no file of a tool that paceline knows; paceline submit {path} starts a job file, and "
+            f'paceline explain "$(cat {path})" explains the lines of a script'
+        )
+    what, line = found
+    say(f"{path} is {what}")
+    return _written(line, output)
+
+
+def _written(line: Line, output: str) -> int:
+    """Print or write the job file of a line."""
+    from pathlib import Path
+
+    from paceline.cli.flags.jobfile import job_of
+    from paceline.cli.flags.spec import spec_of
+    from paceline.job.writing import job_text, write_job
+
+    fields, rest = job_of(line, spec_of)
+    for note in line.notes:
+        say(note)
+    rest.program = ["job.yaml" if output == "-" else output]
+    if output == "-":
+        click.echo(job_text(fields), nl=False)
+        if rest.flags:
+            say(f"start it with: {rest.text()}, where job.yaml is this file")
+        return 0
+    write_job(Path(output), fields)
+    say(f"{output} is written; start it with: {rest.text()}")
     return 0
 
 

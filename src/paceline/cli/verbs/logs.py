@@ -13,7 +13,7 @@ import click
 
 from paceline.backends.base import Incomplete, LogQuery
 from paceline.cli.flags import completion
-from paceline.cli.flags.option import Option, SectionedCommand, in_section
+from paceline.cli.flags.option import Option, SectionedCommand, Whole, in_section
 from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
 from paceline.cli.flags.selection import known as jobs_named
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
@@ -191,13 +191,13 @@ logs = SectionedCommand(
             "Lines",
             Option(
                 ["--attempt"],
-                type=click.IntRange(0),
+                type=Whole(0),
                 metavar="K",
                 help="Output of attempt K: 0 is the first start.  [default: the last one]",
             ),
             Option(
                 ["-t", "--tail"],
-                type=click.IntRange(0),
+                type=Whole(0),
                 metavar="N",
                 help="Only the last N lines, of each node if there are several.",
             ),

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import click
 
 from paceline.backends.traces import Operator, Sum, add, file_name
-from paceline.cli.flags.option import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand, Whole
 from paceline.cli.flags.selection import known, rank_of, runs
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.tables import Column, show
@@ -209,7 +209,7 @@ profile = SectionedCommand(
     params=[
         click.Argument(["name"], metavar="JOB", **OF_JOBS),
         *where_options(),
-        Option(["--steps"], section="What to record", type=click.IntRange(1), default=20, metavar="N",
+        Option(["--steps"], section="What to record", type=Whole(1), default=20, metavar="N",
                help="Steps of the optimizer.  [default: 20]"),
         Option(["--ranks"], section="What to record", default="0", metavar="RANK,…|all",
                help="The ranks to record.  [default: 0]"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.flags.option import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand, Whole
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.write import ended_by_signals, say
@@ -64,7 +64,7 @@ report = SectionedCommand(
         Option(
             ["-t", "--tail", "lines"],
             metavar="N",
-            type=click.IntRange(0, _MOST_LINES),
+            type=Whole(0, _MOST_LINES),
             default=_LINES,
             help=f"Last lines of each rank.  [default: {_LINES}]",
         ),

@@ -151,7 +151,11 @@ def get(name: str, output: str, *, watch: bool) -> int:
     def look() -> bool:
         (job,) = known([name], warns=True)
         if output in ("json", "yaml"):
-            show_data(job.to_dict(), output)
+            from paceline.backends.facts import facts  # people get them as lines
+
+            there = backend()
+            known_of = facts(job, lambda: there.events(name), there.where)
+            show_data({**job.to_dict(), "facts": known_of}, output)
             return not job.is_over
         for key, value in _facts(job):
             click.echo(f"{key:<12} {printable(value)}")

@@ -14,7 +14,7 @@ from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.write import ended_by_signals
 
 
-def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
+def _tensorboard(job: str, logdir: str | None, port: int | None, stop: bool) -> None:
     """Print the address of JOB's TensorBoard; on Kubernetes it leads there until Ctrl-C.
 
     One is started if there is none, also for a job that has ended; it runs until --stop, or until the job is deleted.
@@ -25,11 +25,13 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
         raise UserError("--stop and --logdir contradict each other; give one of them")
     known([job])
     here = able(backend(), TensorBoards)
+    if port is not None and not isinstance(here, Forwards):
+        raise UserError("--port: here a TensorBoard takes a free port, and its address is printed; leave it out")
     if not stop:
         with ended_by_signals():
             url = here.open_tensorboard(job, logdir, warn)
             if isinstance(here, Forwards):
-                _forward(here, job, url)
+                _forward(here, job, url, port)
             else:
                 click.echo(url)
     elif here.close_tensorboard(job):
@@ -38,9 +40,9 @@ def _tensorboard(job: str, logdir: str | None, stop: bool) -> None:
         click.echo(f"{job} has no TensorBoard")
 
 
-def _forward(here: Forwards, job: str, url: str) -> None:
+def _forward(here: Forwards, job: str, url: str, port: int | None) -> None:
     """Lead a port of this machine there, until Ctrl-C."""
-    with here.forward_tensorboard(job, url, warn) as forward:
+    with here.forward_tensorboard(job, url, warn, port=port) as forward:
         click.echo(forward.url)
         sys.stdout.flush()
         warn("open this address in a browser; Ctrl-C ends the connection")
@@ -55,6 +57,12 @@ tensorboard = SectionedCommand(
         click.Argument(["job"], **OF_JOBS),
         *where_options(),
         Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
+        Option(
+            ["--port"],
+            type=click.IntRange(1, 65535),
+            metavar="PORT",
+            help="Of this machine, on Kubernetes.  [default: TensorBoard's, or a free one]",
+        ),
         Option(["--stop"], is_flag=True, help="End it."),
     ],
 )

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, in_section, output_option
+from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, Whole, in_section, output_option
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, show
@@ -63,7 +61,7 @@ _TUNE = in_section(
     ),
     Option(
         ["--steps"],
-        type=click.IntRange(_FEWEST),
+        type=Whole(_FEWEST),
         metavar="N",
         help=f"Steps to measure of each, after {SETTLING} that are not measured.  [default: {_STEPS}]",
     ),
@@ -352,16 +350,15 @@ def _about_choice(chosen: _Trial, trials: Sequence[_Trial]) -> Iterator[str]:
 
 def _write(target: Path, spec: JobSpec, chosen: Mapping[str, str], *, is_at_named_hosts: bool) -> None:
     """Write the choice."""
+    from paceline.cli.flags.jobfile import fields_of
     from paceline.job.writing import set_variable, write_job
 
     if target.exists():
         for name, value in chosen.items():
             set_variable(target, name, value)
         return
-    left_out = _NOT_WRITTEN | ({"backend", "nodes"} if is_at_named_hosts else set())
-    fields = {name: it for name, it in spec.dumped(only_changed=True).items() if name not in left_out}
-    if fields.get("ranks") == "slots":
-        del fields["ranks"]
+    written = fields_of(spec, is_at_named_hosts=is_at_named_hosts)
+    fields = {name: it for name, it in written.items() if name not in _NOT_WRITTEN}
     write_job(target, {**fields, "env": {**spec.env, **chosen}})
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.backends.base import Warms, able
-from paceline.cli.flags.option import Option, SectionedCommand, in_section, output_option
+from paceline.cli.flags.option import Option, SectionedCommand, Whole, in_section, output_option
 from paceline.cli.flags.selection import warn
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, show
@@ -89,7 +89,7 @@ warm = SectionedCommand(
             Option(["--preload"], metavar="MODULE,…", help="More modules to import."),
             Option(
                 ["-n", "--nproc-per-node", "ranks"],
-                type=click.IntRange(1),
+                type=Whole(1),
                 metavar="N",
                 help="For jobs of so many ranks on a machine; torch serves any number.  [default: 1]",
             ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.flags.option import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand, Whole
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
@@ -85,7 +85,7 @@ web = SectionedCommand(
     params=[
         Option(
             ["--port"],
-            type=click.IntRange(0, 65535),
+            type=Whole(0, 65535),
             metavar="N",
             default=_PORT,
             help=f"0 is any free one.  [default: {_PORT}]",

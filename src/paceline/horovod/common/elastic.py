@@ -142,6 +142,9 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
+AbstractObjectState = ObjectState  # the name in Horovod's own sources since 0.28
+
+
 def run_fn(
     func: Callable[..., T],
     reset: Callable[[], None],

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from paceline.horovod.engine.errors import HorovodInternalError
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitialized"]
+__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt", "NotInitialized"]
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Horovod was built for another version of a framework; here, nothing is built, and it is never raised."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(f"{name} has version {version}, and {installed_version} is installed")
+        self.name, self.version, self.installed_version = name, version, installed_version
 
 
 class HostsUpdatedInterrupt(RuntimeError):

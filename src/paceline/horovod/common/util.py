@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -67,6 +68,27 @@ def _built(name: str) -> Callable[..., Any]:
 gloo_built, mpi_built, nccl_built = _built("gloo_built"), _built("mpi_built"), _built("nccl_built")
 ddl_built, ccl_built = _built("ddl_built"), _built("ccl_built")
 cuda_built, rocm_built = _built("cuda_built"), _built("rocm_built")
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
+    """Check that there is the API of a framework, such as "horovod.torch".
+
+    Raises:
+        ImportError: there is not.
+    """
+    name = ext_name.rpartition(".")[2]
+    if not extension_available(name):
+        raise ImportError(f"{ext_name} needs {name}, which is not installed")
+
+
+def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
+    """Nothing was built for a version of a framework, so each one will do."""
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version such as "2.13.0+cpu" is at least another one, such as "2.6.0"."""
+    first, second = ([int(part) for part in re.findall(r"\d+", it.partition("+")[0])[:3]] for it in (ver, target))
+    return first + [0] * (3 - len(first)) >= second + [0] * (3 - len(second))
 
 
 def gpu_available(*_: Any) -> bool:

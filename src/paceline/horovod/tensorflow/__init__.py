@@ -20,11 +20,13 @@ try:
     from .mpi_ops import *  # noqa: F403
     from .mpi_ops import __all__ as _operations
     from .optimizer import DistributedOptimizer
+    from .util import _executing_eagerly  # noqa: F401 - scripts call it as hvd._executing_eagerly
 except ModuleNotFoundError as error:
     if error.name not in ("tensorflow", "torch"):
         raise
     raise ImportError(
-        f"horovod.tensorflow needs {error.name}: TensorFlow for the model, and torch for the collectives; "
+        f"horovod.tensorflow needs {error.name}: TensorFlow for the model, and torch, whose gloo and NCCL exchange the "
+        f"tensors of all frameworks here; "
         f"pip install {error.name}"
     ) from None
 

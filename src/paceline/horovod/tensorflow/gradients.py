@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,7 +188,7 @@ class Passes:
             return tf.equal(number, 0), totals
 
     def reduced(
-        self, reduction: Reduction, grads: Sequence[Any], variables: Sequence[Any], optimizer: Any = None
+        self, reduction: Callable[..., list[Any]], grads: Sequence[Any], variables: Sequence[Any], optimizer: Any = None
     ) -> tuple[Any, list[Any]]:
         """Add gradients; returns whether these were of the last pass, and then those of all ranks, else zeros."""
         is_last, totals = self.add(grads, variables)

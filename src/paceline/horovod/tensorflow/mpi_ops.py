@@ -25,6 +25,7 @@ from paceline.horovod.common.process_sets import (
     process_set_by_id,
     remove_process_set,
 )
+from paceline.horovod.common.util import gpu_available  # noqa: F401 - scripts import it from here
 from paceline.horovod.engine.negotiation import OP_NAMES
 from paceline.horovod.torch import mpi_ops as engine
 from paceline.horovod.torch.functions import begins_anew
@@ -85,6 +86,19 @@ def allreduce(
         return reduce_all([tensor], [name or traced_name("sparse_allreduce")], op, process_set)[0]
     scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return _reduced("allreduce", [tensor], op, name, process_set, compression, scale)[0]
+
+
+def _allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """`allreduce` with the arguments of Horovod's own operation, which scripts call directly; a sum by default."""
+    return allreduce(tensor, None, "", "", Compression.none, op, prescale_factor, postscale_factor, name, process_set)
 
 
 def grouped_allreduce(

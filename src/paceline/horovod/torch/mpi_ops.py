@@ -24,6 +24,7 @@ from paceline.horovod.common import basics, process
 from paceline.horovod.common.basics import *  # noqa: F403
 from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from paceline.horovod.common.util import gpu_available  # noqa: F401 - scripts import it from here
 from paceline.horovod.engine import negotiation
 
 from .autograd import differentiable

@@ -82,7 +82,7 @@ def DistributedOptimizer(
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     base = unnamed("DistributedOptimizer", process_set.process_set_id or 0).replace(UNNAMED, ".")
     names = checked_names(optimizer, named_parameters, base)
-    methods = _AdasumMethods if op == Adasum and size() > 1 else _Methods
+    methods = _DistributedAdasumOptimizer if op == Adasum and size() > 1 else _DistributedOptimizer
     kind = type(type(optimizer).__name__, (methods, type(optimizer)), {})
     made: Any = object.__new__(kind)
     # The hooks, defaults, groups and state are those of the optimizer itself; only the class differs.
@@ -91,12 +91,12 @@ def DistributedOptimizer(
     made._base_name = base
     made._distribute(
         names, compression, backward_passes_per_step, op, gradient_predivide_factor,
-        groups if methods is _Methods else None, sparse_as_dense, process_set,
+        groups if methods is _DistributedOptimizer else None, sparse_as_dense, process_set,
     )  # fmt: skip
     return made
 
 
-class _Methods:
+class _DistributedOptimizer:
     """What the class that `DistributedOptimizer` makes has besides the methods of the optimizer's own class."""
 
     param_groups: list[dict[str, Any]]
@@ -331,7 +331,7 @@ class _Methods:
                 gradient.copy_(whole)
 
 
-class _AdasumMethods(_Methods):
+class _DistributedAdasumOptimizer(_DistributedOptimizer):
     """With Adasum, what is combined is each rank's own step, not its gradient."""
 
     def synchronize(self) -> None:

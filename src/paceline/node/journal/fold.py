@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.contract.records import (
         Cause,
         CheckpointRecord,
+        FaultRecord,
         FinalState,
         InstanceRecord,
         JobFacts,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         error: str | None
         cause: Cause | None
         advice: str | None
+        fault: FaultRecord | None
         traceback: TracebackRecord | None
         waiting: str | None  # what it waits for, in one line
         devices: list[str]
@@ -149,6 +151,7 @@ def part_of(
         "error": None if failure is None else _line(failure),
         "cause": None if failure is None else failure["cause"],
         "advice": None if failure is None else failure.get("advice") or None,
+        "fault": None if failure is None else failure.get("fault"),
         "traceback": None if failure is None else _traceback(failure),
         "waiting": waiting, "devices": list(map(str, status.get("devices") or ())), "progress": progress,
         "checkpoint": checkpoint, "slow": status.get("slow") or [],
@@ -259,6 +262,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "error": None if culprit is None else _error_of(culprit),
         "cause": None if culprit is None else _cause_of(culprit),
         "advice": None if own is None else own["advice"],
+        "fault": None if own is None else own.get("fault"),  # a host may run an older version
         "traceback": None if own is None else own["traceback"],
         "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING", "RUNNING") else None,
         "restarts": first["restarts"],
@@ -282,8 +286,8 @@ def _nothing() -> JobState:
     """The state of a job of which nothing is known."""
     return {
         "state": "LOST", "attempt": 0, "exit_code": None, "started": None, "finished": None, "instances": [],
-        "error": None, "cause": None, "advice": None, "traceback": None, "waiting": None, "restarts": 0,
-        "devices": [], "kept_since": None, "progress": None, "checkpoint": None, "slow": [],
+        "error": None, "cause": None, "advice": None, "fault": None, "traceback": None, "waiting": None,
+        "restarts": 0, "devices": [], "kept_since": None, "progress": None, "checkpoint": None, "slow": [],
     }  # fmt: skip
 
 
@@ -329,8 +333,8 @@ def _of_scheduler(found: JobState, parts: Sequence[Part], scheduler: Scheduler) 
         again: State = "RESTARTING" if state == "restarting" or (state == "queued" and parts) else "PENDING"
         instances = [_with_state(rank, "STOPPED") for rank in found["instances"]]
         return {
-            **going, "state": again, "error": None, "cause": None, "advice": None, "traceback": None,
-            "instances": instances,
+            **going, "state": again, "error": None, "cause": None, "advice": None, "fault": None,
+            "traceback": None, "instances": instances,
         }  # fmt: skip
     if not parts:
         return {**going, "state": "STARTING"}
@@ -357,6 +361,7 @@ def _ended(found: JobState, parts: Sequence[Part], scheduler: Scheduler) -> JobS
         "error": scheduler.reason or (found["error"] if is_failed else None),
         "cause": scheduler.cause or (found["cause"] if is_failed else None),
         "advice": found["advice"] if is_failed and not scheduler.reason else None,
+        "fault": found["fault"] if is_failed and not scheduler.reason else None,
         "traceback": found["traceback"] if is_failed and not scheduler.reason else None,
         "kept_since": finished if scheduler.was_to_go_on else found["kept_since"] or scheduler.finished,
         "instances": [_with_state(rank, state) if _runs(rank) else rank for rank in found["instances"]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from paceline.contract.records import Cause, State
+    from paceline.contract.records import Cause, FaultRecord, State
     from paceline.contract.stands import Pace
 
 
@@ -28,6 +28,7 @@ class Failure(TypedDict):
     ended: float  # when it failed, in seconds on the monotonic clock of its machine
     age: float  # seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
     advice: str  # what to do about it, if its message is a usual one, or ""
+    fault: FaultRecord | None  # what kind of one it is then
     # the last one of each process group that a rank had entered which an exception ended, in words; "" if that is not
     # known
     collectives: str

@@ -51,9 +51,10 @@ def node_spec(
         python=here.python,
         working_dir=str(folder or job["working_dir"]),
         env=env,
+        setup=tuple(job["setup"]),
         preload=tuple(job["preload"]),
         start_method=job["start_method"],
-        keep_warm=job["keep_warm"],
+        keep_warm=None if job["keep_warm"] == "off" else job["keep_warm"],
         devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # the agent requests them
         node_rank=job["node_rank"] if nodes > 1 else 0,
         nodes=nodes,

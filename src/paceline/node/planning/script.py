@@ -84,6 +84,8 @@ def program_kind(target: str, folder: Path) -> Kind:
         if shutil.which(target) and os.sep not in target:
             raise Refused(f"no script {target} in {folder}; to run the program {target} from PATH add --no-python")
         raise Refused(f"no script {target} in {folder}; check the name and the folder")
+    if path.is_char_device() or path.is_block_device() or path.is_socket():
+        raise Refused(f"{target} is a device or a socket, not a script; name a file")
     try:
         with open(path, "rb") as file:
             start = file.read(128)

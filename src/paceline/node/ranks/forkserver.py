@@ -254,7 +254,8 @@ class _Forked:
         if program.kind == "command":
             command = [program.target, *self.args]
         else:
-            command = [*self.spec.python, ENTRY, "rank", self.order["error"], program.kind, program.target, *self.args]
+            python = (sys.executable, *self.spec.python[1:]) if self.spec.setup else self.spec.python
+            command = [*python, ENTRY, "rank", self.order["error"], program.kind, program.target, *self.args]
         _exec(command)
 
     def run(self) -> None:

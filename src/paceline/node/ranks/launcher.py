@@ -21,6 +21,7 @@ from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
 from paceline.node.spec import device_of
 
+from . import setup
 from .joining import UNJOINED
 from .placement import environment, place
 
@@ -208,7 +209,11 @@ class Ranks:
         env = fork_server_environment(self._spec, os.environ)
         seed, self._seed = self._seed, None
         with theirs:
-            if seed is not None and seed.grow(env, self._spec.working_dir, str(self._dir.spec), theirs, self._kept):
+            if (
+                seed is not None
+                and not self._spec.setup
+                and seed.grow(env, self._spec.working_dir, str(self._dir.spec), theirs, self._kept)
+            ):
                 self._server, imported = seed, {*sys.modules}  # the seed has what this process has
             else:
                 self._server, imported = self._exec_server(env, theirs), set[str]()
@@ -225,6 +230,8 @@ class Ranks:
         # The program at the end is for users, and for pkill: a forked rank keeps this command line.
         shown = [*(["-m"] if spec.program.kind == "module" else []), spec.program.target, *spec.program.args]
         command = [*spec.python, ENTRY, "forkserver", str(channel.fileno()), str(self._dir.spec), *shown]
+        if spec.setup:
+            command = setup.command_with(spec.setup, command, spec.working_dir, self._dir.path / setup.REPORT)
         with open(self._dir.agent_log, "ab") as log:
             return subprocess.Popen(
                 command, env=env, cwd=spec.working_dir, pass_fds=[channel.fileno(), *self._kept],
@@ -400,6 +407,11 @@ class Ranks:
             self._server.wait(SERVER_SECONDS)  # it closed the connection, so it is about to end
         self._end_server()
         code = self._server.returncode
+        why = setup.failure(self._dir.path / setup.REPORT, socket.gethostname(), self._dir.agent_log)
+        if why is not None:
+            self.server_cause, self.server_failure = "setup", why
+            self._changed()
+            return
         self.server_cause = "out of memory" if code == -signal.SIGKILL and self._oom.killed(pid) else "agent"
         why = self.server_cause if self.server_cause == "out of memory" else f"exit status {code}"
         doing = f" while it imported {', '.join(self._spec.preload)}" if importing and self._spec.preload else ""

@@ -103,7 +103,10 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     if status.get("devices"):
         spec = devices.granted(spec, tuple(status["devices"]))
     mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
-    env = processes.environment((status.get("agent") or {}).get("pid", 0)) if run.is_held else {}
+    agent = (status.get("agent") or {}).get("pid", 0)
+    pids = {entry["rank"]: entry["pid"] for entry in status.get("ranks", ())}
+    # What a setup has set is in the variables with which the fork server, and so its forks, began.
+    env = processes.environment((pids.get(rank) if spec.setup else None) or agent) if run.is_held else {}
     start = status.get("start")
     if start is None:  # it has not started yet
         start = _with_ports(spec, _starts(spec, 0)[0], 0)

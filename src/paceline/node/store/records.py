@@ -35,7 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PERHAPS = (int, float, type(None))
 _PROGRESS: Mapping[Any, Any] = {
     "epoch": int, "epochs": _PERHAPS, "step": int, "steps": _PERHAPS, "samples_per_second": _PERHAPS,
-    "epoch_seconds_left": _PERHAPS, "seconds_left": _PERHAPS, "metrics": {...: _PERHAPS}, "trial": (dict, type(None)),
+    "epoch_seconds_left": _PERHAPS, "seconds_left": _PERHAPS, "began": _PERHAPS, "steps_per_minute": _PERHAPS,
+    "metrics": {...: _PERHAPS}, "trial": (dict, type(None)),
     "sync": {"method": str, "sent_bytes": (int, float), "sync_seconds": (int, float), "step_seconds": (int, float)},
     "replicas": {"compared": int, "step": int},
 }  # fmt: skip
@@ -173,8 +174,8 @@ def _progress(path: Path) -> ProgressRecord | None:
     """The progress of the training; None if there is none that can be read."""
     found = read_json(path)
     try:
-        if found is not None and "time" in found:
-            _moment(found["time"])
+        for key in {"time", "began"}.intersection(found or ()):
+            _moment((found or {})[key])
     except (TypeError, ValueError, OverflowError):
         return None
     return cast("ProgressRecord", found) if _fits(found, _PROGRESS) else None

@@ -81,7 +81,7 @@ def leave_behind(run: str) -> None:
     with contextlib.suppress(Exception):  # the job has ended as it has
         directory = RunDirectory(Path(run))
         spec = NodeSpec.load(directory.spec)
-        if spec.keep_warm is not None and spec.start_method == "fork" and os.fork() == 0:
+        if spec.keep_warm is not None and spec.start_method == "fork" and not spec.setup and os.fork() == 0:
             _leave(directory, spec, spec.keep_warm)
 
 

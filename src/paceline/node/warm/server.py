@@ -264,6 +264,8 @@ class WarmServer:
 
     def _check(self, spec: NodeSpec, env: Mapping[str, str]) -> None:
         """See whether the fork server of a job would have imported the same, in the same way."""
+        if spec.setup:
+            raise peer.Unfit("the job has setup commands, whose variables the warm process does not have")
         if folder.interpreter(spec.python) != folder.interpreter(self._python):
             raise peer.Unfit(f"the job runs {' '.join(spec.python)}, not {' '.join(self._python)}")
         wanted = spec.preload if spec.start_method == "fork" else ()

@@ -16,7 +16,7 @@ JOINS = "it waits for other ranks to make a process group"
 _HOROVOD = "paceline/horovod/engine/"
 _POOL = re.compile(r"multiprocessing/pool\.py")
 _CHECKPOINT = re.compile(r"torch/distributed/checkpoint/")
-_LIBRARIES = re.compile(r"[\\/]((site|dist)-packages|torchinductor_[^\\/]*)[\\/]|^<")
+_LIBRARIES = re.compile(r"[\\/]((site|dist)-packages|python3\.\d+|torchinductor_[^\\/]*|[^\\/]*\.pyz)[\\/]|^<")
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 

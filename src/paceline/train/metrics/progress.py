@@ -41,6 +41,8 @@ class Moment:
     epoch_means: Mapping[str, float]  # those of this epoch
     sync: SyncRecord | None  # what the exchange costs; None if unknown, or if there is none
     replicas: ReplicasRecord | None  # how often all ranks were equal; None if they were not compared yet
+    began: float  # when the first loop of this process began, in seconds since the epoch
+    steps_per_minute: float | None  # over the same time as `rate`
 
 
 class Progress:
@@ -65,7 +67,7 @@ class Progress:
         self._sync: SyncRecord | None = None
         self._steps: int | None = None
         self._resumed_at = self._done = self._samples = 0
-        self._began = self._next = 0.0
+        self._began = self._next = self._first = 0.0
         self._window: list[tuple[float, int, int]] = []  # time, and the steps and samples done by then
 
     def epoch_begins(self, epoch: int, epochs: int | None) -> None:
@@ -79,7 +81,7 @@ class Progress:
         """Start the loop over an epoch's batches, or the rest of it."""
         self.epoch_begins(epoch, epochs)
         self._steps, self._resumed_at, self._done, self._samples = steps, done, done, 0
-        self._began = time.monotonic()
+        self._began, self._first = time.monotonic(), self._first or time.time()
         self._window = [(self._began, done, 0)]
         if self._screen:
             self._views.append(_make_view(self._label, steps, done))
@@ -164,7 +166,8 @@ class Progress:
             epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
             rate=(self._samples - samples) / seconds, epoch_seconds_left=epoch_seconds_left, seconds_left=seconds_left,
             took=seconds if has_ended else None, means=dict(self._means), epoch_means=dict(self._epoch_means),
-            sync=self._sync, replicas=self._replicas(),
+            sync=self._sync, replicas=self._replicas(), began=self._first,
+            steps_per_minute=60 / step_seconds if step_seconds else None,
         )  # fmt: skip
 
 
@@ -271,6 +274,8 @@ class _File(_View):
                 "seconds_left": _rounded(moment.seconds_left),
                 "sync": moment.sync,
                 "replicas": moment.replicas,
+                "began": moment.began,
+                "steps_per_minute": _rounded(moment.steps_per_minute),
                 "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
             }
         )

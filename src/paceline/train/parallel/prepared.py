@@ -150,7 +150,6 @@ class Prepared:
             if any(thing is model.module for model in self._models):
                 raise ValueError(f"this {type(thing).__name__} was set up before; pass a model to run.setup once")
             chosen = self.chosen(thing, strategy)
-            self._check_shared(thing, chosen)
             self._warn_of_variable(chosen)
             check_alike(self._group, thing, chosen)
             model = self._begun(thing, chosen)
@@ -207,6 +206,7 @@ class Prepared:
         """The strategy of a model: what is given, with what the environment says, and how the script has divided it."""
         check_kind(module)
         chosen = (strategy or Strategy()).completed(os.environ)
+        self._check_shared(module, chosen)
         if not any(map(is_dtensor, module.state_dict().values())):
             return chosen
         from .shard.by_script import by_script  # it imports much of torch
@@ -218,7 +218,9 @@ class Prepared:
                 f"{sharded.name_of(module)} is divided by the script already, and Strategy({option}) divides models "
                 "that are whole; leave out one of them"
             )
-        return dataclasses.replace(chosen, tensor=given.together)
+        chosen = dataclasses.replace(chosen, tensor=given.together)
+        self._check_shared(module, chosen)
+        return chosen
 
     def _begun(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model, or what waits for its first pass, if that decides how it is kept."""

@@ -30,8 +30,17 @@ _PAUSE = 0.5
 class Forward:
     """Leads connections to a port in a pod, until it is closed."""
 
-    def __init__(self, cluster: Cluster, options: Options, pod: str, url: str, *, warn: Callable[[str], None]) -> None:
-        """Take a port here: that of the pod, if it is free."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: Options,
+        pod: str,
+        url: str,
+        *,
+        warn: Callable[[str], None],
+        port: int | None = None,
+    ) -> None:
+        """Take a port here: the one that is wanted, or else that of the pod if it is free."""
         self._cluster, self._pod = cluster, pod
         self._warn = warn  # gets a line about each connection that could not be made
         if lacking := missing(cluster, "", "pods/portforward", ("create", "get")):
@@ -40,7 +49,9 @@ class Forward:
                 f"[''], resources: [pods/portforward], verbs: [{', '.join(lacking)}]"
             )
         there = urlsplit(url)
-        here = _free(there.port or 80)
+        here = _free(port or there.port or 80)
+        if port not in (None, here):
+            raise UserError(f"--port {port} is taken on this machine; give another, or leave it out")
         words = ("port-forward", "--address", _HOST, f"pod/{pod}", f"{here}:{there.port}")
         self._command = kubectl("tensorboard", options, cluster.namespace, *words)
         self.url = f"http://{_HOST}:{here}{there.path}"  # the address here

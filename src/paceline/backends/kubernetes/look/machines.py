@@ -19,6 +19,7 @@ _UNITS = {
     "m": 1e-3, "n": 1e-9, "u": 1e-6, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
 }  # fmt: skip
+_UNMEASURED = "the cluster has no metrics-server that answers"
 _ROLE = "node-role.kubernetes.io/"  # a label's name begins so
 
 
@@ -113,31 +114,45 @@ def gpus_of(machine: Machine, resource: str) -> int:
 
 
 def nodes(cluster: Cluster, warn: Callable[[str], None]) -> list[Node]:
-    """The nodes as `paceline top node` shows them; what pods have requested counts as used."""
-    found = []
+    """The nodes as `paceline top node` shows them.
+
+    The cores and the memory in use are what metrics-server measures, and what pods have requested where it is missing.
+    """
+    found, used = [], _measured(cluster, "/apis/metrics.k8s.io/v1beta1/nodes")
+    if used is None:
+        warn(f"{_UNMEASURED}; CPU and MEMORY are what pods have requested")
     for machine in machines(cluster, warn):
+        measured = next((it.get("usage") or {} for it in used or () if it["metadata"]["name"] == machine.name), None)
+        in_use = machine.requested if measured is None else {name: amount(it) for name, it in measured.items()}
         roles = (label.removeprefix(_ROLE) for label in machine.labels if label.startswith(_ROLE))
         found.append(Node(
             name=machine.name, address=machine.address, roles=tuple(sorted(filter(None, roles))),
             devices=(), allocated={}, device_count=gpus_of(machine, cluster.gpu_resource),
             allocated_count=machine.allocated_gpus, jobs=dict(machine.gpus),
-            cores=amount(machine.allocatable.get("cpu")), load=machine.requested.get("cpu", 0.0),
-            memory=int(amount(machine.allocatable.get("memory"))), memory_used=int(machine.requested.get("memory", 0)),
+            cores=amount(machine.allocatable.get("cpu")), load=in_use.get("cpu", 0.0),
+            memory=int(amount(machine.allocatable.get("memory"))), memory_used=int(in_use.get("memory", 0)),
             disk=int(amount(machine.allocatable.get("ephemeral-storage"))),
             disk_used=int(machine.requested.get("ephemeral-storage", 0)), state=machine.state,
         ))  # fmt: skip
     return found
 
 
-def usage(cluster: Cluster, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
-    """What the pods of these jobs use, as metrics-server measures it; nothing where it is not installed."""
-    path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{cluster.namespace}/pods"
+def _measured(cluster: Cluster, path: str, **query: str) -> Sequence[Object] | None:
+    """What metrics-server says; None where it does not answer."""
     try:
-        items = cluster.get(path, labelSelector=SELECTOR).get("items") or ()
+        return cluster.get(path, **query).get("items") or ()
     except ApiError as error:
         if error.code not in (403, 404, 503):
             raise
-        warn("the cluster has no metrics-server that answers; what pods use is not known")
+        return None
+
+
+def usage(cluster: Cluster, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
+    """What the pods of these jobs use, as metrics-server measures it; nothing where it is not installed."""
+    path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{cluster.namespace}/pods"
+    items = _measured(cluster, path, labelSelector=SELECTOR)
+    if items is None:
+        warn(f"{_UNMEASURED}; what pods use is not known")
         return {}
     found: dict[str, Usage] = {}
     for item in items:

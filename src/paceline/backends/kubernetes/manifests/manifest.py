@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING, Any
-
-from paceline.contract import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +58,7 @@ def quantity(size: int) -> str:
 
 
 def text(manifests: Sequence[Manifest]) -> str:
-    """The manifests as YAML, without the values of secrets, but with the agents' token, which is new each time."""
+    """The manifests as YAML, without the values of secrets."""
     import yaml
 
     shown = [_without_secrets(manifest) for manifest in manifests]
@@ -71,7 +68,5 @@ def text(manifests: Sequence[Manifest]) -> str:
 def _without_secrets(manifest: Manifest) -> Manifest:
     if manifest["kind"] != "Secret":
         return manifest
-    values = dict.fromkeys(manifest["data"], HIDDEN)
-    if TOKEN in values:
-        values[TOKEN] = base64.b64decode(manifest["data"][TOKEN]).decode()
-    return {**{key: value for key, value in manifest.items() if key != "data"}, "stringData": values}
+    rest = {key: value for key, value in manifest.items() if key != "data"}
+    return {**rest, "stringData": dict.fromkeys(manifest["data"], HIDDEN)}

@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
-from paceline.backends.kubernetes.options import PORT
+from paceline.backends.kubernetes.options import PORT, TOPOLOGIES
 from paceline.job.errors import UserError
 from paceline.node.host.pod_format import FIRST_POD
 
@@ -212,14 +212,16 @@ def template(order: Order, role: Role = ALL) -> Manifest:
     }
     if order.clone is not None:
         asked = resources(spec.changed({"devices": None}), options.changed({"resources": {}}))
-        pod["initContainers"] = [cloning.container(order.clone, HERE, WORK, asked, options.pull_policy)]
+        fetches = cloning.container(order.clone, HERE, WORK, asked, options.pull_policy)
+        pod["initContainers"] = [{**fetches, "securityContext": _of_container(order)}]
         pod["volumes"] += cloning.volumes(order.clone)
     optional: Manifest = {
         "serviceAccountName": options.service_account,
         "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
         "nodeSelector": dict(options.selector),
         "tolerations": [dict(toleration) for toleration in options.tolerations],
-        "affinity": options.placement and _affinity(order.name, options.placement),
+        **_placement(order.name, options),
+        "securityContext": _of_pod(options),
         "priorityClassName": options.priority_class,
     }
     pod.update((key, value) for key, value in optional.items() if value)
@@ -256,9 +258,36 @@ def _container(order: Order, role: Role) -> Manifest:
         container["ports"] = [{"containerPort": port} for port in declared]
     if options.plain and spec.working_dir != ".":
         container["workingDir"] = spec.working_dir
-    if any(name.startswith("rdma/") for name in options.resources):  # memory is pinned for RDMA
-        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    if security := _of_container(order):
+        container["securityContext"] = security
     return container
+
+
+def _of_pod(options: Options) -> Manifest:
+    """The security context of a pod: its user, and which calls of the kernel it may use."""
+    found: Manifest = {} if options.plain else {"seccompProfile": {"type": "RuntimeDefault"}}
+    if options.run_as is not None:
+        user, _, group = options.run_as.partition(":")
+        numbers = {} if user == "image" else {"runAsUser": int(user)}
+        if group:
+            numbers |= {"runAsGroup": int(group), "fsGroup": int(group)}  # volumes belong to it as well
+        found |= {**numbers, "runAsNonRoot": user.strip("0") != ""}
+    return found
+
+
+def _of_container(order: Order) -> Manifest:
+    """The security context of a container: what Kubernetes' "restricted" asks for.
+
+    A command that runs itself may need more, such as the sshd of an MPIJob, and so gets what nodes give to all.
+    """
+    options = order.options
+    added = [name for name in options.capabilities if name != "DEFAULT"]
+    if any(name.startswith("rdma/") for name in options.resources):  # memory is pinned for RDMA
+        added = [*dict.fromkeys([*added, "IPC_LOCK"])]
+    capabilities: Manifest = {"add": added} if added else {}
+    if options.plain or options.capabilities == ["DEFAULT"]:
+        return {"capabilities": capabilities} if capabilities else {}
+    return {"allowPrivilegeEscalation": False, "capabilities": {**capabilities, "drop": ["ALL"]}}
 
 
 def command(order: Order) -> list[str]:
@@ -286,6 +315,8 @@ def env(order: Order, role: Role = ALL) -> list[Manifest]:
     elif order.kind.index_variable == POD and order.nodes > 1:
         number = {"value": "0"} if role.index is None else {"valueFrom": {"fieldRef": {"fieldPath": role.index}}}
         found += [{"name": POD, **number}, {"name": FIRST_POD, "value": str(role.first)}]
+    if order.options.run_as is not None and not order.options.plain:  # who may have no home, nor a name
+        found += [{"name": name, "value": value} for name, value in (("HOME", WORK), ("USER", "paceline"))]
     found += replacing.variables(order)
     found += [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": order.name, "key": name}}} for name in order.secrets
@@ -319,6 +350,8 @@ def resources(spec: JobSpec, options: Options) -> Manifest:
         found["memory"] = quantity(spec.memory)
     if isinstance(spec.devices, int) and spec.devices:
         found[options.gpu_resource] = str(spec.devices)
+    if options.work_size is not None:
+        found["ephemeral-storage"] = options.work_size
     found.update(options.resources)
     return {"limits": found, "requests": dict(found)} if found else {}
 
@@ -327,11 +360,14 @@ def _volumes(order: Order) -> list[Manifest]:
     shm: Manifest = {"medium": "Memory"}
     if order.options.shm is not None:
         shm["sizeLimit"] = order.options.shm
+    elif order.spec.memory is not None:  # what is there counts as memory of the pod
+        shm["sizeLimit"] = quantity(order.spec.memory)
+    work: Manifest = {} if order.options.work_size is None else {"sizeLimit": order.options.work_size}
     found: list[Manifest] = [{"name": "shm", "emptyDir": shm}]
     if not order.options.plain:
         names = [manifest["metadata"]["name"] for manifest in config_maps(order)]
         sources = [{"configMap": {"name": name}} for name in names]
-        found += [{"name": "job", "projected": {"sources": sources}}, {"name": "work", "emptyDir": {}}]
+        found += [{"name": "job", "projected": {"sources": sources}}, {"name": "work", "emptyDir": work}]
     for number, claim in enumerate(dict.fromkeys(mount.volume for mount in order.spec.data)):
         found.append({"name": f"data-{number}", "persistentVolumeClaim": {"claimName": claim}})
     return found
@@ -346,8 +382,18 @@ def _mounts(order: Order) -> list[Manifest]:
     return found
 
 
-def _affinity(name: str, placement: str) -> Manifest:
-    term = {"labelSelector": {"matchLabels": {INSTANCE: name}}, "topologyKey": "kubernetes.io/hostname"}
-    weighted = [{"weight": 100, "podAffinityTerm": term}]
-    kind = "podAntiAffinity" if placement == "spread" else "podAffinity"
-    return {kind: {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
+def _placement(name: str, options: Options) -> Manifest:
+    """What the scheduler prefers for the pods of a job; it starts them elsewhere if that is not possible."""
+    if options.placement is None:
+        return {}
+    these = {"labelSelector": {"matchLabels": {INSTANCE: name}}}
+    key = TOPOLOGIES.get(options.topology, options.topology)
+    if options.placement == "spread" and key != TOPOLOGIES["host"]:  # each of few zones gets as many pods
+        return {
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", **these}
+            ]
+        }
+    weighted = [{"weight": 100, "podAffinityTerm": {**these, "topologyKey": key}}]
+    kind = "podAntiAffinity" if options.placement == "spread" else "podAffinity"
+    return {"affinity": {kind: {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.kubernetes.api.rights import missing
 from paceline.backends.kubernetes.manifests.manifest import HIDDEN, PLURALS, text
 from paceline.backends.kubernetes.manifests.names import INSTANCE
+from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 
 from . import holding
@@ -40,6 +41,8 @@ def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool)
         found.append("Some objects are too large for kubectl apply alone: kubectl apply --server-side -f FILE")
     if hides:
         found.append(f"Before, write the values of the secrets in place of {HIDDEN}.")
+    if TOKEN in order.secrets:
+        found.append(f"{TOKEN} is any text that nobody can guess, such as openssl rand -hex 16 prints.")
     resources = [_resource(kind, manifest) for manifest in made]
     names = ",".join(dict.fromkeys(".".join(filter(None, reversed(it))) for it in resources))
     found.append("Objects that kubectl makes are not removed with the job; this removes all:")

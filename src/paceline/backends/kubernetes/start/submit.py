@@ -140,8 +140,9 @@ def _refuse(cluster: Cluster, spec: JobSpec, options: Options) -> None:
         raise UserError("--devices: the cluster chooses the devices; say how many with --gpus")
     if options.gang is not None and not cluster.serves(GROUPS[options.gang], "PodGroup"):
         raise UserError(f"--gang {options.gang}: the cluster has no PodGroup {GROUPS[options.gang]}; is it installed?")
-    if options.plain and spec.code is not None:
-        raise UserError("--plain: without an agent nothing fetches the code; leave --sync-mode out")
+    for flag, what, does in (("--sync-mode", spec.code, "fetches the code"), ("--setup", spec.setup, "runs the setup")):
+        if options.plain and what:
+            raise UserError(f"--plain: without an agent nothing {does}; leave {flag} out")
     paths = [mount.path for mount in spec.data]
     for path in paths:
         if paths.count(path) > 1:

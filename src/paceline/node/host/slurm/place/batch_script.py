@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,=@%+*\[\]&|!()-]+")
 _CLOSING = 60.0  # seconds beyond its grace that a job may take to end: to commit, and to say so
 _LEAST_WARNING = 10  # seconds before the time limit, at least
+_EARLIER = 60  # seconds by which Slurm may warn a job too early: see --signal in sbatch(1)
 _MOST_WARNING = 65535  # more than that sbatch does not take
 
 SEES = (  # what a task of srun does first, with the job's folder as $0 and the command of an agent behind it
@@ -167,6 +168,17 @@ def _warning(job: Mapping[str, Any], limit: float | None) -> int:
     if limit is not None:
         needed = min(needed, int(limit / 2))
     return min(_MOST_WARNING, max(_LEAST_WARNING, needed))
+
+
+def notes_on_limit(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+    """What the user should know of a time limit of which much is needed to stop in time."""
+    limit = limit_of(job, options["slurm"], options.get("limit"))
+    if limit is None or limit - (first := _warning(job, limit) + _EARLIER) >= limit / 2:
+        return []
+    return [
+        f"of its time limit of {limit:g} s, the last {first - _EARLIER} to {first} s are for saving and ending, as "
+        "Slurm asks it to stop so long before; give it a longer --time-limit"
+    ]
 
 
 def limit_of(job: Mapping[str, Any], options: Mapping[str, Any], of_partition: float | None) -> float | None:

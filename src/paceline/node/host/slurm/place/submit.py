@@ -57,6 +57,7 @@ def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
         asking = sbatch.Limit(request)  # Slurm is asked both at once
         notes = sbatch.tested(_script(jobs, request), request)
         request["options"]["limit"] = asking.answer()
+        notes += batch_script.notes_on_limit(request["job"], request["options"])
     yield {"script": _script(jobs, request), "notes": notes}
     order = next_order()
     if not order:

@@ -1,0 +1,459 @@
+"""Files of other tools that say what a job is, each read as a line of `paceline submit`.
+
+Source: SkyPilot 0.10 (task YAML), dstack 0.19 (task), kubeflow training-operator 1.9 (PyTorchJob), mpi-operator 0.6
+(MPIJob), kubeflow trainer 2 (TrainJob), accelerate 1.15 (`accelerate config`), Arena v2 (keps/arena-v2/yaml-schema.md),
+`man sbatch`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paceline.job.errors import UserError
+from paceline.job.text import printable
+
+from .engine import Line, parse
+from .script import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_MOST_BYTES = 1 << 20
+SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
+_BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+_GPU = re.compile(r"[\w.-]+/(gpu|mig-.*)")
+_QUEUE = "kueue.x-k8s.io/queue-name"
+Flags = list[tuple[str, ...]]
+
+
+class Foreign(NamedTuple):
+    """A job as a file of another tool says it."""
+
+    what: str  # the file is, as "a task of SkyPilot"
+    line: Line
+
+
+def read(path: str) -> Foreign | None:
+    """The job of a file of another tool; None for other files, and where there is none."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES).decode()
+    except (OSError, ValueError):
+        return None
+    if path.lower().endswith(SCRIPTS):
+        return _read(path, "a batch script of Slurm", _sbatch, text) if _BATCH.search(text) else None
+    import yaml
+
+    try:
+        documents = [it for it in yaml.safe_load_all(text) if isinstance(it, dict)]
+    except (yaml.YAMLError, ValueError):
+        return None
+    for document in documents:
+        for is_it, what, reader in _KINDS:
+            if is_it(document):
+                return _read(path, what.format(kind=_named(document.get("kind"))), reader, document)
+    return None
+
+
+def _named(kind: Any) -> str:
+    return f"{'an' if kind == 'MPIJob' else 'a'} {kind}"
+
+
+def _read(path: str, what: str, reader: Callable[[Any], Line], content: Any) -> Foreign:
+    try:
+        return Foreign(what, reader(content))
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+        KeyError,
+        IndexError,
+    ):  # its parts are not of the kind they should be
+        raise UserError(
+            printable(f"{path} is {what}, and cannot be read as one; write a job file: paceline init")
+        ) from None
+    except UserError as error:
+        raise UserError(printable(f"{path} is {what}: {error}")) from None
+
+
+class _Keys:
+    """The keys of a mapping, of which those that nobody has taken are named in the end."""
+
+    def __init__(self, content: Mapping[str, Any] | None, name: str = "") -> None:
+        self._left, self._name, self._inner = dict(content or {}), name, list[_Keys]()
+
+    def take(self, key: str, usual: Any = None) -> Any:
+        """A value; the usual one for a key that is not there, or empty."""
+        found = self._left.pop(key, None)
+        return usual if found is None else found
+
+    def inside(self, key: str) -> _Keys:
+        """The keys of an inner mapping."""
+        return self.beside(f"{self._name}{key}", self.take(key))
+
+    def beside(self, name: str, content: Mapping[str, Any] | None) -> _Keys:
+        """The keys of another mapping, of which those that nobody has taken are named with these."""
+        self._inner.append(_Keys(content, f"{name}."))
+        return self._inner[-1]
+
+    def note(self, name: str) -> None:
+        """Name something else that has no counterpart."""
+        self._left[name] = True
+
+    def left(self) -> Iterator[str]:
+        """The names of those that nobody has taken, and that say something."""
+        yield from (f"{self._name}{key}" for key, value in self._left.items() if value not in (None, {}, [], "", False))
+        for inner in self._inner:
+            yield from inner.left()
+
+
+def _finished(line: Line, *keys: _Keys) -> Line:
+    """The line, with a note about the keys that have no counterpart."""
+    if names := [name for one in keys for name in one.left()]:
+        line.notes.append(f"left out: {', '.join(names)}")
+    return line
+
+
+def _flags(pairs: Mapping[str, Any]) -> Flags:
+    """Flags with their values; those without one are left out."""
+    return [
+        (flag,) if value is True else (flag, str(value))
+        for flag, value in pairs.items()
+        if value not in (None, False, "")
+    ]
+
+
+def _variables(given: Any) -> Flags:
+    """Variables: of a mapping or a list; those without a value, or with one that is kept elsewhere, are secrets."""
+    if isinstance(given, dict):
+        given = [name if it is None or isinstance(it, dict) else f"{name}={_text(it)}" for name, it in given.items()]
+    return [("--env", it) if "=" in it else ("--secret", it) for it in map(str, given or ())]
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _command(words: Any) -> str:
+    """The text of a command that a shell would read, of the words with which a container starts."""
+    words = [words] if isinstance(words, str) else [str(it) for it in words or ()]
+    if len(words) > 2 and Path(words[0]).name in ("sh", "bash") and re.fullmatch(r"-\w*c", words[-2]):
+        return str(words[-1])
+    return shlex.join(words)
+
+
+def _size(value: Any) -> str | None:
+    """Memory as SkyPilot and dstack write it: GB, a least number with + or .. behind it."""
+    found = re.match(r"(\d+(?:\.\d+)?)\s*([GMT]?)", str(value).upper().lstrip("."))
+    return None if found is None else f"{found[1]}{found[2] or 'G'}i"
+
+
+def _least(value: Any) -> str | None:
+    """The least number of `8`, `8+` or `8..16`."""
+    found = re.match(r"\d+", str(value))
+    return None if found is None else found[0]
+
+
+# -- the shell's -------------------------------------------------------------------------------------------------------
+
+
+def _sbatch(text: str) -> Line:
+    from .srun import SBATCH
+
+    words = [word for it in _BATCH.findall(text) for word in shlex.split(it, comments=True)]
+    outer = parse(SBATCH, [*words, "SCRIPT"])
+    outer.take("--no-python")
+    line, is_launched = line_of(text, outer.flags)
+    line.notes[:0] = outer.notes
+    if not is_launched:  # the script itself runs once
+        nodes = line.take("--nnodes") or "1"
+        line.take("-n", "-np")
+        if nodes != "1":
+            line.notes.append(f"without srun, one of the {nodes} nodes runs it, so the job has one; see --nnodes")
+    return line
+
+
+# -- other clients -----------------------------------------------------------------------------------------------------
+
+
+def _accelerators(given: Any) -> tuple[str, str]:
+    """The name and the number of `A100:4`, of {A100: 4}, or of the first of a list of these."""
+    first = given[0] if isinstance(given, list) and given else given or ""
+    name, count = next(iter(first.items())) if isinstance(first, dict) else str(first).partition(":")[::2]
+    return str(name), str(count or 1) if name else ""
+
+
+def _sky(content: dict[str, Any]) -> Line:
+    keys = _Keys(content)
+    resources = keys.inside("resources")
+    name, count = _accelerators(resources.take("accelerators"))
+    image = str(resources.take("image_id", ""))
+    folder = keys.take("workdir")
+    flags = _flags(
+        {
+            "--name": keys.take("name"),
+            "--nnodes": keys.take("num_nodes"),
+            "--gpus": count,
+            "--cpus": _least(resources.take("cpus", "")),
+            "--memory": _size(resources.take("memory", "")),
+            "--image": image.removeprefix("docker:"),
+            "--sync-mode": folder and "snapshot",
+            "--sync-source": None if folder == "." else folder,
+            "--setup": str(keys.take("setup", "")).strip(),
+        }
+    )
+    variables = _variables(keys.take("envs")) + [("--secret", str(it)) for it in keys.take("secrets", ())]
+    line, _ = line_of(str(keys.take("run", "")), [*flags, *variables])
+    if name:
+        line.notes.append(f"left out: {name} of its accelerators; --on says which machines")
+    return _finished(line, keys)
+
+
+def _dstack(content: dict[str, Any]) -> Line:
+    keys = _Keys(content)
+    kind = keys.take("type")
+    if kind != "task":
+        raise UserError(f"type {kind}: a job of paceline trains; its tasks have a counterpart")
+    resources = keys.inside("resources")
+    gpu = resources.take("gpu", "")
+    last = str(gpu.get("count", 1) if isinstance(gpu, dict) else gpu).rpartition(":")[2]  # of NAME:MEMORY:COUNT
+    count = _least(last) if re.fullmatch(r"\d+(\.\.\d*)?", last) else last and "1"
+    cpu = str(resources.take("cpu", "")).rpartition(":")[2]
+    flags = _flags(
+        {
+            "--name": keys.take("name"),
+            "--nnodes": keys.take("nodes"),
+            "--image": keys.take("image"),
+            "--working-dir": keys.take("working_dir"),
+            "--gpus": count,
+            "--cpus": _least(cpu),
+            "--memory": _size(resources.take("memory", "")),
+            "--time-limit": keys.take("max_duration"),
+            "--priority": keys.take("priority"),
+        }
+    )
+    line, _ = line_of("\n".join(keys.take("commands", ())), [*flags, *_variables(keys.take("env"))])
+    return _finished(line, keys)
+
+
+def _accelerate(content: dict[str, Any]) -> Line:
+    from .accelerate import with_settings
+
+    line = with_settings(content)
+    line.verb, line.program = "submit", ["train.py"]
+    line.notes.append("the file names no script; write yours in the place of train.py")
+    return line
+
+
+# -- Kubernetes --------------------------------------------------------------------------------------------------------
+
+
+def _resources(given: Mapping[str, Any]) -> Flags:
+    """What a container, or a worker of Arena's, asks for."""
+    import math
+
+    cores = str(given.get("cpu") or "")
+    others = [f"{name}={it}" for name, it in given.items() if "/" in name and not _GPU.fullmatch(name)]
+    count = float(cores.removesuffix("m")) / (1000 if cores.endswith("m") else 1) if cores else 0.0
+    return _flags(
+        {
+            "--gpus": next((it for name, it in given.items() if _GPU.fullmatch(name)), None),
+            "--cpus": math.ceil(count) or None,
+            "--memory": given.get("memory"),
+            "--resources": ",".join(others),
+        }
+    )
+
+
+def _container(keys: _Keys, template: Mapping[str, Any]) -> tuple[Flags, str]:
+    """What the flags of a pod of a job are, and its command."""
+    pod = keys.beside("template", template.get("spec"))
+    containers = pod.take("containers", [{}])
+    own = keys.beside("container", containers[0])
+    own.take("name")
+    pod.take("restartPolicy")
+    resources = own.take("resources", {})
+    flags = _flags(
+        {
+            "--image": own.take("image"),
+            "--working-dir": own.take("workingDir"),
+            "--selector": ",".join(f"{name}={it}" for name, it in pod.take("nodeSelector", {}).items()),
+            "--pull-secret": ",".join(it["name"] for it in pod.take("imagePullSecrets", ())),
+            "--pull-policy": own.take("imagePullPolicy"),
+            "--priority-class": pod.take("priorityClassName"),
+            "--host-network": pod.take("hostNetwork"),
+        }
+    )
+    flags += _resources({**(resources.get("requests") or {}), **(resources.get("limits") or {})})
+    flags += _variables({it["name"]: it.get("value", {}) for it in own.take("env", ())})
+    mounts = {it["name"]: it["mountPath"] for it in own.take("volumeMounts", ())}
+    for volume in pod.take("volumes", ()):
+        path = mounts.get(volume["name"])
+        if "persistentVolumeClaim" in volume and path is not None:
+            flags.append(("--data", f"{volume['persistentVolumeClaim']['claimName']}:{path}"))
+        elif path == "/dev/shm":
+            flags += _flags({"--share-memory": (volume.get("emptyDir") or {}).get("sizeLimit")})
+        else:
+            keys.note(f"volume {volume['name']}")
+    command = own.take("command", ())
+    words = [command] if isinstance(command, str) else [*command]
+    return flags, _command([*words, *own.take("args", ())])
+
+
+def _metadata(keys: _Keys) -> Flags:
+    """The name of an object, where it is, and its labels; it goes to the cluster."""
+    metadata = keys.inside("metadata")
+    labels = dict(metadata.take("labels", {}))
+    flags = _flags(
+        {
+            "--on": "kubernetes",
+            "--name": metadata.take("name") or metadata.take("generateName"),
+            "--namespace": metadata.take("namespace"),
+            "--queue": labels.pop(_QUEUE, None),
+        }
+    )
+    return flags + [("--label", f"{name}={it}") for name, it in labels.items()]
+
+
+def _policy(spec: _Keys) -> Flags:
+    """How a job of kubeflow.org ends."""
+    policy = spec.inside("runPolicy")
+    limit, ttl = policy.take("activeDeadlineSeconds"), policy.take("ttlSecondsAfterFinished")
+    return _flags(
+        {
+            "--time-limit": limit and f"{limit}s",
+            "--ttl": ttl and f"{ttl}s",
+            "--max-restarts": policy.take("backoffLimit"),
+            "--clean-pods": str(policy.take("cleanPodPolicy", "")).lower(),
+        }
+    )
+
+
+def _pytorchjob(content: dict[str, Any]) -> Line:
+    keys = _kubernetes(content)
+    flags, spec = _metadata(keys), keys.inside("spec")
+    roles = spec.take("pytorchReplicaSpecs", {})
+    chosen = roles.get("Worker") or roles["Master"]
+    elastic = spec.take("elasticPolicy", {})
+    nodes: Any = sum(int(it.get("replicas", 1)) for it in roles.values())
+    if "minReplicas" in elastic and "maxReplicas" in elastic:
+        nodes = f"{elastic['minReplicas']}:{elastic['maxReplicas']}"
+    flags += _flags({"--nnodes": nodes, "-n": spec.take("nprocPerNode")}) + _policy(spec)
+    inner, text = _container(keys, chosen.get("template") or {})
+    line, _ = line_of(text, [*flags, *inner])
+    return _finished(line, keys)
+
+
+def _mpijob(content: dict[str, Any]) -> Line:
+    keys = _kubernetes(content)
+    flags, spec = _metadata(keys), keys.inside("spec")
+    roles = spec.take("mpiReplicaSpecs", {})
+    for name in ("sshAuthMountPath", "mpiImplementation", "launcherCreationPolicy", "cleanPodPolicy"):
+        spec.take(name)  # nodes need no sshd, and no pod is a launcher
+    slots = spec.take("slotsPerWorker")
+    flags += _flags({"--nnodes": roles["Worker"].get("replicas", 1), "-n": slots, "--framework": "mpi"}) + _policy(spec)
+    _, text = _container(_Keys({}), roles["Launcher"].get("template") or {})
+    inner, _ = _container(keys, roles["Worker"].get("template") or {})
+    line, _ = line_of(text, [*flags, *inner])
+    return _finished(line, keys)
+
+
+def _trainjob(content: dict[str, Any]) -> Line:
+    keys = _kubernetes(content)
+    flags, spec = _metadata(keys), keys.inside("spec")
+    trainer = spec.inside("trainer")
+    resources = trainer.take("resourcesPerNode", {})
+    flags += _flags(
+        {
+            "--image": trainer.take("image"),
+            "--nnodes": trainer.take("numNodes"),
+            "-n": trainer.take("numProcPerNode"),
+        }
+    )
+    flags += _resources({**(resources.get("requests") or {}), **(resources.get("limits") or {})})
+    flags += _variables({it["name"]: it.get("value", {}) for it in trainer.take("env", ())})
+    line, _ = line_of(_command([*trainer.take("command", ()), *trainer.take("args", ())]), flags)
+    return _finished(line, keys)
+
+
+def _kubernetes(content: dict[str, Any]) -> _Keys:
+    return _Keys({name: it for name, it in content.items() if name not in ("apiVersion", "kind", "status")})
+
+
+def _arena(content: dict[str, Any]) -> Line:
+    """Arena v2 counts workers without the master, which is one more like them; the flags of v1 count it among them."""
+    keys = _Keys(content)
+    framework, worker, master = keys.inside("framework"), keys.inside("worker"), keys.take("master", {})
+    options, lifecycle, plan = framework.inside("options"), keys.inside("lifecycle"), keys.inside("scheduling")
+    name = str(framework.take("name", ""))
+    count = int(worker.take("replicas", 0))
+    roles = {"--chief": bool(keys.take("chief")), "--evaluator": bool(keys.take("evaluator"))}
+    servers = keys.take("ps", {})
+    board = keys.inside("logging").inside("tensorboard")
+    has_board = board.take("enabled", False)
+    flags = _flags(
+        {
+            "--on": "kubernetes",
+            "--name": keys.take("name"),
+            "--namespace": keys.take("namespace"),
+            "--image": keys.take("image"),
+            "--working-dir": keys.take("working_dir"),
+            "--nnodes": count + 1 if name == "pytorch" else count or None,
+            "-n": options.take("nproc_per_node") or options.take("slots_per_worker"),
+            "--framework": {"mpi": "mpi", "horovod": "horovod", "tensorflow": "tensorflow"}.get(name),
+            "--chief": 1 if roles["--chief"] else None,
+            "--ps": servers.get("replicas"),
+            "--evaluator": 1 if roles["--evaluator"] else None,
+            "--clean-pods": str(lifecycle.take("clean_pod_policy", "")).lower(),
+            "--time-limit": lifecycle.take("active_deadline"),
+            "--ttl": lifecycle.take("ttl_after_finished"),
+            "--max-restarts": lifecycle.take("backoff_limit"),
+            "--priority-class": plan.take("priority_class_name"),
+            "--gang": plan.take("gang", {}).get("enabled") and "coscheduling",
+            "--queue": plan.take("queue"),
+            "--selector": ",".join(f"{label}={it}" for label, it in plan.take("node_selector", {}).items()),
+            "--pull-policy": keys.take("image_pull_policy"),
+            "--pull-secret": ",".join(keys.take("image_pull_secrets", ())),
+            "--host-network": keys.take("host_network"),
+            "--tensorboard": has_board,
+            "--logdir": board.take("logdir") if has_board else None,
+        }
+    )
+    for key in ("version", "description", "shell"):
+        keys.take(key)
+    options.take("mounts_on_launcher")  # no pod is a launcher
+    flags += [("--label", f"{label}={it}") for label, it in keys.take("labels", {}).items()]
+    flags += _resources(worker.take("resources") or master.get("resources") or {})
+    flags += _variables({**keys.take("envs", {}), **worker.take("envs", {})})
+    for storage in keys.take("storages", ()):
+        if "pvc" in storage:
+            flags.append(("--data", f"{storage['pvc']}:{storage['mount_path']}"))
+        elif "shm" in storage:
+            flags.append(("--share-memory", str(storage["shm"])))
+        else:
+            keys.note(f"storage {storage['name']}")
+    for source in keys.take("sync", ())[:1]:
+        mode = next((it for it in ("git", "rsync") if it in source), None)
+        if mode is not None:
+            at = f"@{source['branch']}" if source.get("branch") else ""
+            flags += [("--sync-mode", mode), ("--sync-source", f"{source[mode]}{at}")]
+    line, _ = line_of(str(keys.take("run", "")), flags)
+    return _finished(line, keys)
+
+
+_SKY = ("resources", "num_nodes", "setup", "envs", "secrets", "file_mounts", "workdir", "service")
+_KUBEFLOW = {"PyTorchJob": _pytorchjob, "MPIJob": _mpijob, "TrainJob": _trainjob}
+_KINDS: tuple[tuple[Callable[[dict[str, Any]], bool], str, Callable[[Any], Line]], ...] = (
+    (
+        lambda it: "apiVersion" in it and it.get("kind") in _KUBEFLOW,
+        "{kind} of Kubeflow",
+        lambda it: _KUBEFLOW[it["kind"]](it),
+    ),
+    (lambda it: isinstance(it.get("framework"), dict) and "run" in it, "a job of Arena v2", _arena),
+    (lambda it: it.get("type") in ("task", "service", "dev-environment"), "a configuration of dstack", _dstack),
+    (lambda it: "compute_environment" in it or "distributed_type" in it, "a configuration of accelerate", _accelerate),
+    (lambda it: "run" in it and any(key in it for key in _SKY), "a task of SkyPilot", _sky),
+)

@@ -1,0 +1,192 @@
+"""A script of the shell that starts one launcher, as one line of paceline: what stands before it is the setup."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError
+
+from .engine import Line, put_before
+from .shell import ASSIGNED, Command, commands, filled, is_expanded, plain, quoted
+from .tools import MEETING, TOOLS, inlined, launched, parts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OPENING, _CLOSING = {"if", "for", "while", "until", "case", "{", "("}, {"fi", "done", "esac", "}", ")"}
+# Variables with which scripts for other tools count the GPUs of a node, and the nodes.
+_GPUS = (
+    "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_PER_NODE",
+    "PET_NPROC_PER_NODE",
+)  # fmt: skip
+_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "PET_NNODES")
+_SIMPLE = re.compile(r"[\w./:@%+,=-]*")  # a value that means the same in quotes and outside
+
+
+def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
+    """The line of `paceline submit` for a script, and whether a launcher is in it; `flags` stand for what is around it.
+
+    Commands before the launcher become the setup, `cd` the working dir, and variables with known values those of the
+    job. What has no place in a job is named in the notes.
+    """
+    nodes = next((words[1] for words in reversed(flags) if words[0] == "--nnodes"), "1")
+    pairs = [words[1].partition("=") for words in flags if words[0] == "--env"]
+    values = {**dict.fromkeys(_GPUS, "gpu"), **dict.fromkeys(_NODES, nodes)}
+    values.update((name, value) for name, _, value in pairs if _SIMPLE.fullmatch(value))
+    found = []
+    for command in (it for one in commands(text) for it in inlined(one)):
+        if not command.words.startswith("#"):
+            found.append(command._replace(words=filled(command.words, values)))
+            values.update(_constants(found[-1]))
+    place, line, is_launched = _program(found, text)
+    put_before(line, flags)
+    line.flags = [words for words in line.flags if words[0] not in MEETING]
+    line.verb = "submit"
+    before, line.before = line.before, []
+    line.flags += [("--env", word) for word in before if ASSIGNED.fullmatch(word)]
+    if others := " ".join(plain(word) for word in before if not ASSIGNED.fullmatch(word) and word != "time"):
+        line.notes.append(f"left out: {others}, which stands before the launcher")
+    _keep_shell(line)
+    _add_setup(line, found[:place], list(values))
+    if found[place].redirected:
+        line.notes.append(f"left out: {found[place].redirected}; each rank has a log file, see paceline logs JOB")
+    if rest := _text(found[place + 1 :]):
+        line.notes.append(f"left out: {rest}; a job runs one program")
+    return line, is_launched
+
+
+def _constants(command: Command) -> dict[str, str]:
+    """The variables that a command sets to values which are known."""
+    pairs = [ASSIGNED.fullmatch(word) for word in _assigned(command)]
+    return {it[1]: it[2] for it in pairs if it is not None and not is_expanded(it[2]) and _SIMPLE.fullmatch(it[2])}
+
+
+def _assigned(command: Command) -> list[str]:
+    """The words NAME=VALUE of a command that does nothing but set variables; none of others."""
+    before, words = parts(command)
+    words = words[1:] if words[:1] == ["export"] and not before else [] if words else before
+    return words if all(ASSIGNED.fullmatch(word) for word in words) else []
+
+
+def _program(found: list[Command], text: str) -> tuple[int, Line, bool]:
+    """The place of the command that starts the ranks, the line that it becomes, and whether it is a launcher."""
+    lines = [launched(command) for command in found]
+    places = [place for place, line in enumerate(lines) if line is not None]
+    is_launched = bool(places)
+    if len(places) > 1:
+        raise UserError(f"it starts {len(places)} launchers, and a job runs one program; make a file for each")
+    if not is_launched:
+        lines = [launched(command, is_alone=True) for command in found]
+        places = [place for place, line in enumerate(lines) if line is not None][-1:]
+    if not places:
+        if not text.strip():
+            raise UserError("it runs no command; name a script, as in paceline submit train.py")
+        return len(found) - 1, Line(flags=[("--no-python",)], program=["bash", "-c", text]), False
+    _refuse_blocks(found, places[0])
+    line = lines[places[0]]
+    assert line is not None
+    if line.verb not in ("run", "submit"):
+        what = " ".join(plain(found[places[0]].words).split())
+        why = "a variable may hold flags; write their values" if line.verb in TOOLS else "it starts no job"
+        raise UserError(f"{what}: {why}")
+    return places[0], line, is_launched
+
+
+def _refuse_blocks(found: list[Command], place: int) -> None:
+    """Refuse a launcher that stands in a loop or a condition."""
+    depth = 0
+    for command in found[: place + 1]:
+        words = plain(command.words).split()[:2]
+        depth += sum(word in _OPENING for word in words) - sum(word in _CLOSING for word in words)
+        depth += (command.end == "(") - (command.end == ")")
+    if depth > 0 or (place and found[place - 1].end == "||"):
+        raise UserError(
+            "the launcher stands in a loop or a condition; write what it starts, as in paceline submit SCRIPT"
+        )
+
+
+def _keep_shell(line: Line) -> None:
+    """Leave words to a shell on each rank that only it knows, such as `$SCRATCH/data`."""
+    for words in line.flags:
+        if any(map(is_expanded, words)):
+            raise UserError(f"{plain(' '.join(words))}: its value is not known here; write it")
+    if not any(map(is_expanded, line.program)):
+        return
+    is_module = line.get("-m") is not None
+    is_script = line.take("-m", "--no-python") is None and line.program[0].endswith(".py")
+    program = [*(["python"] if is_module or is_script else ()), *(["-m"] if is_module else ()), *line.program]
+    line.add("--no-python")
+    line.program = ["sh", "-c", plain(f"exec {' '.join(map(quoted, program))}")]
+
+
+def _add_setup(line: Line, before: list[Command], known: list[str]) -> None:
+    """What stands before the launcher: the folder, variables, and commands that run once on each node."""
+    blocks: list[str] = []
+    used = plain(" ".join(line.program))
+    for block in reversed(_blocks(before)):
+        first, name = block[0], plain(parts(block[0])[1][0]) if parts(block[0])[1] else ""
+        assigned = _assigned(first) if len(block) == 1 else []
+        is_exported = name == "export"
+        if len(block) == 1 and name == "set":
+            continue  # a setup ends at the first command that fails
+        if len(block) == 1 and name == "cd":
+            folder = parts(first)[1][1:]
+            if len(folder) == 1 and not is_expanded(folder[0]):
+                line.add("--working-dir", folder[0])
+            elif "SLURM_SUBMIT_DIR" not in plain(first.words):
+                line.notes.append(f"left out: {plain(first.words)}; name the folder with --working-dir")
+            continue
+        names = [word.partition("=")[0] for word in assigned]
+        if assigned and is_exported and all(it in known for it in names):
+            line.flags[:0] = [("--env", word) for word in assigned if not _is_set(line, word)]
+            continue
+        if assigned and not is_exported:
+            if not any(re.search(rf"\$\{{?{name}\b", used) for name in names):
+                continue  # nothing uses it, or its value stands there by now
+            blocks.insert(0, f"export {_text(block)}")
+        else:
+            blocks.insert(0, _text(block))
+        used += f" {blocks[0]}"
+    for text in blocks:
+        line.add("--setup", text)
+
+
+def _is_set(line: Line, word: str) -> bool:
+    return any(words[0] == "--env" and words[1].partition("=")[0] == word.partition("=")[0] for words in line.flags)
+
+
+def _blocks(found: list[Command]) -> list[list[Command]]:
+    """The commands, those together that belong together: loops, conditions, pipes, and `A || B`."""
+    blocks: list[list[Command]] = [[]]
+    depth = 0
+    for command in found:
+        words = plain(command.words).split()[:2]
+        depth += sum(word in _OPENING for word in words) - sum(word in _CLOSING for word in words)
+        depth += (command.end == "(") - (command.end == ")")
+        blocks[-1].append(command)
+        if depth <= 0 and command.end not in ("|", "||", "|&"):
+            blocks.append([])
+    return [block for block in blocks if any(it.words for it in block)]
+
+
+def _text(found: Sequence[Command]) -> str:
+    """Commands as they were typed, without what joins the last one to others."""
+    said = ""
+    for command in found:
+        said += " ".join(filter(None, (plain(command.words), command.redirected)))
+        said += {"\n": "\n", ";": "; ", "(": "(", ")": ")", "": ""}.get(command.end, f" {command.end} ")
+    return re.sub(r"(\s*(&&|;|\n))+\s*$", "", said).strip()
+
+
+def setup_line(verb: str, flags: Sequence[tuple[str, ...]], text: str) -> str | None:
+    """What to write for commands in quotes in the place of SCRIPT, of which the last one is the program; None for one.
+
+    `flags` are those of the verb that the user has written before it.
+    """
+    if len([it for it in commands(text) if it.words]) < 2:
+        return None
+    line, _ = line_of(text, flags)
+    line.verb = verb
+    return shlex.join([text]) + f": what stands before the program is its setup; write: {line.text()}"

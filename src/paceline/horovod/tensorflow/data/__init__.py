@@ -1,0 +1,1 @@
+"""Loaders of TensorFlow: `horovod.tensorflow.data`."""

@@ -1,0 +1,280 @@
+"""Files of other tools, and the job files that they become."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from tests.typed import refusal, typed
+
+from paceline.job.reading import read
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+SBATCH = """\
+#!/bin/bash
+#SBATCH --job-name=ddp  # its name
+#SBATCH -N 2
+#SBATCH --gres=gpu:4
+#SBATCH --time=12:00:00
+set -euo pipefail
+module load cuda/12.4
+if [ -f env.sh ]; then
+  source env.sh
+fi
+export NCCL_DEBUG=INFO
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_ip=$(srun --nodes=1 -w "${nodes[0]}" hostname --ip-address)
+GPUS=4
+cd $SLURM_SUBMIT_DIR
+srun torchrun --nnodes 2 --nproc_per_node $GPUS --rdzv_id $RANDOM --rdzv_endpoint $head_ip:29500 t.py --lr 1 > log
+echo done
+"""
+SKY = """\
+name: mnist
+num_nodes: 2
+workdir: .
+resources: {accelerators: "A100:8", cpus: 16+, memory: 64+, use_spot: true}
+envs: {LR: 0.1, WANDB_API_KEY: }
+secrets: {HF_TOKEN: }
+setup: |
+  conda activate x
+  pip install -r requirements.txt
+run: |
+  MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)
+  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE \\
+    --node_rank=$SKYPILOT_NODE_RANK --master_addr=$MASTER_ADDR t.py --lr $LR
+"""
+DSTACK = """\
+type: task
+name: train
+nodes: 2
+python: 3.12
+env: [HF_TOKEN, A=1]
+commands:
+  - pip install -r requirements.txt
+  - torchrun --nproc-per-node=$DSTACK_GPUS_PER_NODE --node-rank=$DSTACK_NODE_RANK --nnodes=$DSTACK_NODES_NUM t.py
+resources: {gpu: "24GB:4", shm_size: 16GB}
+"""
+POD = """
+        spec:
+          containers:
+            - name: pytorch
+              image: i:1
+              command: [torchrun, t.py, --lr, "0.1"]
+              env: [{name: A, value: "1"}, {name: B, valueFrom: {secretKeyRef: {name: s, key: k}}}]
+              resources: {limits: {nvidia.com/gpu: 2, cpu: 500m, memory: 8Gi}}
+              volumeMounts: [{name: d, mountPath: /data}, {name: shm, mountPath: /dev/shm}]
+          volumes:
+            - {name: d, persistentVolumeClaim: {claimName: pvc}}
+            - {name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}
+"""
+PYTORCHJOB = f"""\
+apiVersion: v1
+kind: Service
+---
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {{name: pt, namespace: team}}
+spec:
+  nprocPerNode: "2"
+  runPolicy: {{ttlSecondsAfterFinished: 3600, backoffLimit: 2}}
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      template: {POD}
+    Worker:
+      replicas: 3
+      template: {POD}
+"""
+MPIJOB = """\
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: pi}
+spec:
+  slotsPerWorker: 1
+  mpiReplicaSpecs:
+    Launcher: {template: {spec: {containers: [{image: i, command: [mpirun], args: [-n, "2", -x, A=1, python, t.py]}]}}}
+    Worker: {replicas: 2, template: {spec: {containers: [{image: i, resources: {limits: {cpu: 1}}}]}}}
+"""
+TRAINJOB = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: tj, labels: {kueue.x-k8s.io/queue-name: q}}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer: {image: i, numNodes: 2, numProcPerNode: 4, command: [bash, -c, "pip install x\\ntorchrun /w/t.py"]}
+"""
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+"""
+ARENA = """\
+version: 0.1.0
+name: llm
+framework: {name: pytorch, options: {nproc_per_node: 8}}
+image: i
+run: torchrun t.py --epochs 10
+worker: {replicas: 3, resources: {nvidia.com/gpu: 8, memory: 128Gi}}
+envs: {NCCL_DEBUG: INFO}
+storages: [{name: d, mount_path: /data, pvc: p}, {name: shm, shm: 64Gi}]
+lifecycle: {active_deadline: 2h}
+"""
+# file → what it is, the job, and what is said of the rest
+FILES: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
+    "job.sbatch": (
+        SBATCH,
+        "a batch script of Slurm",
+        {
+            "name": "ddp", "script": "t.py", "args": ["--lr", "1"], "nodes": 2, "ranks": 4, "devices": 4,
+            "env": {"NCCL_DEBUG": "INFO"}, "time_limit": "12h", "backend": "slurm",
+            "setup": ["module load cuda/12.4", "if [ -f env.sh ]; then\nsource env.sh\nfi"],
+        },
+        [
+            "left out: > log; each rank has a log file, see paceline logs JOB",
+            "left out: echo done; a job runs one program",
+        ],
+    ),
+    "sky.yaml": (
+        SKY,
+        "a task of SkyPilot",
+        {
+            "name": "mnist", "script": "t.py", "args": ["--lr", "0.1"], "nodes": 2, "ranks": "gpu", "devices": 8,
+            "cpus": 16, "memory": "64Gi", "env": {"LR": "0.1"}, "secrets": ["WANDB_API_KEY", "HF_TOKEN"],
+            "setup": "conda activate x\npip install -r requirements.txt", "code": {"mode": "snapshot"},
+        },
+        ["left out: A100 of its accelerators; --on says which machines", "left out: resources.use_spot"],
+    ),
+    "dstack.yml": (
+        DSTACK,
+        "a configuration of dstack",
+        {
+            "name": "train", "script": "t.py", "nodes": 2, "ranks": "gpu", "devices": 4, "env": {"A": "1"},
+            "secrets": ["HF_TOKEN"], "setup": "pip install -r requirements.txt",
+        },
+        ["left out: python, resources.shm_size"],
+    ),
+    "pytorchjob.yaml": (
+        PYTORCHJOB,
+        "a PyTorchJob of Kubeflow",
+        {
+            "name": "pt", "script": "t.py", "args": ["--lr", "0.1"], "nodes": 4, "ranks": 2, "devices": 2, "cpus": 1,
+            "memory": "8Gi", "image": "i:1", "env": {"A": "1"}, "secrets": ["B"], "data": ["pvc:/data"],
+            "max_restarts": 2, "ttl": "1h", "backend": "kubernetes", "options": {"shm": "1Gi"},
+        },
+        ["start it with: paceline submit --namespace team job.yaml, where job.yaml is this file"],
+    ),
+    "mpijob.yaml": (
+        MPIJOB,
+        "an MPIJob of Kubeflow",
+        {
+            "name": "pi", "script": "t.py", "framework": "mpi", "nodes": 2, "cpus": 1, "image": "i",
+            "env": {"A": "1"}, "backend": "kubernetes",
+        },
+        [],
+    ),
+    "trainjob.yaml": (
+        TRAINJOB,
+        "a TrainJob of Kubeflow",
+        {
+            "name": "tj", "script": "/w/t.py", "nodes": 2, "ranks": 4, "image": "i", "setup": "pip install x",
+            "queue": "q", "backend": "kubernetes",
+        },
+        ["left out: spec.runtimeRef"],
+    ),
+    "accelerate.yaml": (
+        ACCELERATE,
+        "a configuration of accelerate",
+        {"script": "train.py", "ranks": 4, "env": {"ACCELERATE_MIXED_PRECISION": "bf16"}},
+        ["the file names no script; write yours in the place of train.py"],
+    ),
+    "arena.yaml": (  # the master, which it does not name, is one more
+        ARENA,
+        "a job of Arena v2",
+        {
+            "name": "llm", "script": "t.py", "args": ["--epochs", "10"], "nodes": 4, "ranks": 8, "devices": 8,
+            "memory": "128Gi", "image": "i", "env": {"NCCL_DEBUG": "INFO"}, "data": ["p:/data"], "time_limit": "2h",
+            "backend": "kubernetes", "options": {"shm": "64Gi"},
+        },
+        [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_becomes_a_job_file(paceline: Paceline, name: str) -> None:
+    text, what, job, notes = FILES[name]
+    (paceline.folder / name).write_text(text)
+    done = typed(paceline, "explain", name)
+    assert (done.returncode, yaml.safe_load(done.stdout)) == (0, job), done.stderr
+    said = [line.removeprefix("paceline: ") for line in done.stderr.splitlines()]
+    assert said[0] == f"{name} is {what}"
+    assert [line for line in said[1:] if "has no effect" not in line] == notes
+    written = typed(paceline, "explain", name, "-o", "j.yaml")
+    assert written.stderr.splitlines()[-1].startswith("paceline: j.yaml is written; start it with: paceline submit ")
+    assert (paceline.folder / "j.yaml").read_text() == done.stdout
+    assert read(paceline.folder / "j.yaml").script == job["script"]
+    assert refusal(paceline, "explain", name, "-o", "j.yaml") == "-o j.yaml: it exists; name another file"
+
+    submitted = typed(paceline, "submit", "--max-restarts", "3", name)
+    assert (submitted.returncode, submitted.stdout) == (2, done.stdout)
+    last = submitted.stderr.splitlines()[-1]
+    assert f"{name} is {what}; the job file that does the same is printed above: paceline explain {name} -o" in last
+    assert "--max-restarts 3 job.yaml starts it" in last
+    assert typed(paceline, "list", "-A", "-o", "json").stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "rest"),
+    [
+        ("torchrun --nproc_per_node 2 -t 3 t.py --lr 1", {"script": "t.py", "args": ["--lr", "1"], "ranks": 2},
+         "run -t 3"),
+        ("module load x && torchrun t.py", {"script": "t.py", "setup": "module load x"}, "submit"),
+        ("horovodrun -np 4 -H a:2,b:2 t.py", {"script": "t.py", "framework": "horovod"}, "submit -np 4 -H a:2,b:2"),
+        ("torchrun t.py --out $SCRATCH/x", {"command": "sh", "args": ["-c", "exec python t.py --out $SCRATCH/x"]},
+         "submit"),
+        ("A=1 torchrun t.py", {"script": "t.py", "env": {"A": "1"}}, "submit"),
+    ],
+)  # fmt: skip
+def test_a_line_becomes_a_job_file(paceline: Paceline, line: str, job: dict[str, Any], rest: str) -> None:
+    done = typed(paceline, "explain", "-o", "job.yaml", line)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((paceline.folder / "job.yaml").read_text()) == job
+    assert done.stderr == f"paceline: job.yaml is written; start it with: paceline {rest} job.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("echo it", "echo is no launcher that paceline knows"),
+        ("arena list", "arena list: it starts no job"),
+        ("if true; then torchrun t.py; fi", "the launcher stands in a loop or a condition; "),
+        ("torchrun --nproc_per_node $N t.py", "-n $N: its value is not known here; write it"),
+    ],
+)
+def test_a_line_that_has_no_job_file(paceline: Paceline, line: str, said: str) -> None:
+    assert refusal(paceline, "explain", "-o", "job.yaml", line).startswith(said)
+    assert refusal(paceline, "explain", line, "-o", "job.txt").startswith("-o job.txt: a job file ends in .yaml; ")
+    assert not (paceline.folder / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("t.yaml", "type: service\ncommands: [x]\n", "t.yaml is a configuration of dstack: type service: "),
+        ("t.yaml", "run: torchrun a.py; torchrun b.py\nnum_nodes: 1\n", "t.yaml is a task of SkyPilot: it starts 2 "),
+        ("t.yaml", "run: for s in 1 2; do torchrun a.py; done\nnum_nodes: 1\n", "t.yaml is a task of SkyPilot: the "),
+        ("t.yaml", "run: torchrun $X a.py\nnum_nodes: 1\n", "t.yaml is a task of SkyPilot: torchrun $X a.py: a "),
+        ("t.yaml", "apiVersion: v1\nkind: MPIJob\nspec: 3\n", "t.yaml is an MPIJob of Kubeflow, and cannot be read "),
+        ("t.sh", "#SBATCH --nope\nsrun python t.py\n", "t.sh is a batch script of Slurm: sbatch has no flag --nope"),
+        ("t.yaml", "script: t.py\n", "t.yaml is no file of a tool that paceline knows; paceline submit t.yaml starts"),
+    ],
+)
+def test_a_file_that_cannot_be_read(paceline: Paceline, name: str, text: str, said: str) -> None:
+    (paceline.folder / name).write_text(text)
+    assert refusal(paceline, "explain", name).startswith(said)

@@ -1,0 +1,69 @@
+"""The commands of a setup: what of them reaches the ranks, and what is said when one fails."""
+
+from __future__ import annotations
+
+import sys
+import venv
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("true\nmodule load nope\ntrue", "with exit code 127: module load nope: module: command not found"),
+        ("echo 'no licence' >&2; exit 4", ": echo 'no licence' >&2; exit 4: no licence"),
+        ("echo 'open", "with exit code 2: echo 'open: unexpected EOF while looking for matching `''"),
+    ],
+)
+def test_a_command_that_fails_is_named(paceline: Paceline, command: str, said: str) -> None:
+    done = paceline("run", "--setup", command, paceline.script("open('ran', 'w')"))
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last.startswith("paceline: setup failed on ")) == (1, True), done.stderr
+    assert said in last
+    assert not (paceline.folder / "ran").exists()
+
+
+def test_files_that_it_reads_handle_their_own_failures(paceline: Paceline) -> None:
+    (paceline.folder / "env.sh").write_text("false\nexport A=1\n")
+    done = paceline("run", "--setup", "source ./env.sh", paceline.script("import os; print(os.environ['A'])"))
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_it_chooses_the_python_and_threads_of_the_ranks_and_runs_once(paceline: Paceline) -> None:
+    venv.create(paceline.folder / "venv", system_site_packages=True)
+    script = paceline.script("""
+        import os, sys
+        print(sys.prefix, os.environ["OMP_NUM_THREADS"], os.getcwd(), flush=True)
+        sys.exit(os.environ["PACELINE_ATTEMPT"] == "0")
+    """)
+    setup = ("--setup", "source venv/bin/activate; echo x >> count; cd /", "--setup", "export OMP_NUM_THREADS=7")
+    for how in ("fork", "exec"):
+        done = paceline("run", "--max-restarts", "1", "--start-method", how, *setup, script)
+        seen = f"{paceline.folder}/venv 7 {paceline.folder}\n"
+        assert (done.returncode, done.stdout) == (0, 2 * seen), done.stderr
+    assert (paceline.folder / "count").read_text() == "x\nx\n", "once for all attempts"
+    assert sys.prefix != f"{paceline.folder}/venv"
+
+
+def test_the_setup_of_this_machine_comes_first_and_attach_has_what_it_has_set(paceline: Paceline) -> None:
+    paceline.env["PACELINE_TRUST"] = "1"
+    (paceline.folder / "paceline.toml").write_text('[local]\nsetup = "export A=1"\n')
+    script = paceline.script("""
+        import os, threading
+        print(os.environ["A"], flush=True)
+        threading.Event().wait()
+    """)
+    assert paceline("submit", "--name", "it", "--setup", "export A=$A-2", script).returncode == 0
+    follower = paceline.start("logs", "-f", "it")
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "1-2\n"
+    assert paceline("attach", "it", "--", "sh", "-c", "echo $A").stdout == "1-2\n"
+    assert paceline("stop", "it").returncode == 0
+    follower.communicate()
+    again = paceline("resubmit", "--dry-run", "it").stdout
+    assert again.count("export A=1") == 1, "it has them already"
