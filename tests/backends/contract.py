@@ -256,12 +256,14 @@ class Contract:
         assert "had ended already" in place.typed(stop).stderr
 
         (job,) = place.json("list")
-        assert job == place.json("get", "it-1")
+        alone = place.json("get", "it-1")
+        assert alone == {**job, "facts": alone["facts"]}
+        assert alone["facts"]["diagnosis"] is None
         assert (job["name"], job["state"], job["exit_code"], job["ranks"]) == ("it-1", "SUCCEEDED", 0, 2)
         assert (job["backend"], job["labels"]) == (place.name, {"team": "vision"})
         assert [rank["name"] for rank in job["instances"]] == ["it-1-master-0", "it-1-worker-0"]
         assert yaml.safe_load(place.works("list", "-o", "yaml")) == [job]
-        assert yaml.safe_load(place.works("get", "it-1", "-o", "yaml")) == job
+        assert yaml.safe_load(place.works("get", "it-1", "-o", "yaml")) == alone
         heading, row = place.works("list").splitlines()
         assert (heading.split()[:2], row.split()[:2]) == (["NAME", "STATE"], ["it-1", "SUCCEEDED"])
         heading, row = place.works("list", "-o", "wide").splitlines()

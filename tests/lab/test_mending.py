@@ -77,14 +77,16 @@ SCRIPTS = {
     """,
     "data": """
         import time, torch
-        class Images(torch.utils.data.Dataset):
+        class Images(torch.utils.data.Dataset):  # which last until workers load them
             def __len__(self):
-                return 800
+                return 1_000_000
             def __getitem__(self, index):
                 time.sleep(0.04)
-                return torch.ones(1)
+                return torch.ones(1) * (torch.utils.data.get_worker_info() is not None)
         for batch in torch.utils.data.DataLoader(Images(), batch_size=8, num_workers=0):
             torch.ones(8) @ torch.ones(8)
+            if batch.any():
+                break
     """,
     "disk": """
         import os, sys
