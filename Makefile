@@ -22,9 +22,15 @@ ALL := tests --ignore tests/frameworks tools/fake_kubernetes
 HERE := tests --ignore tests/lab --ignore tests/frameworks
 VENDOR := src/paceline/web/static/vendor
 FETCHED := .vendor
+GPU := .venv-gpu
+WHEELS_MADE := build/wheels
+FOR = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+FOR_TESTS := pytest pytest-timeout pytest-xdist hypothesis
+GPU_TESTS := tests/test_gpu.py tests/train/test_on_gpu.py tests/node/machine/test_nvml.py \
+	tests/train/checkpoint/test_checkpoint.py tests/train/data/test_loader.py
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench docs docs-material audit constraints web-vendor web-screens release clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench wheels docs docs-material audit constraints web-vendor web-screens release clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,8 +74,26 @@ test-lab: $(VENV)/.dev ## The tests with hosts over ssh, Slurm and Kubernetes, w
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready ## Scripts of torch, paddle, tensorflow and jax, and the examples
 	PACELINE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(PYTEST) -m frameworks tests/frameworks
 
-test-gpu: $(VENV)/.dev ## The tests that need an NVIDIA GPU
-	$(PYTEST) -m gpu
+# A machine with a GPU often has its own torch and no network: it gets the rest as wheels, in a folder beside its own
+# packages. Without WHEELS, the tests run in the environment of the others.
+wheels: $(VENV)/.dev ## What test-gpu needs on a machine without network that has torch, in build/wheels; FOR=3.12 for its Python
+	rm -rf $(WHEELS_MADE)
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $(WHEELS_MADE) .
+	sed -n 's/^\([a-z][^\\]*[^ \\]\) *\\$$/\1/p' requirements/constraints.txt > $(VENV)/versions.txt
+	$(BIN)/pip download --quiet --disable-pip-version-check --dest $(WHEELS_MADE) --only-binary :all: \
+		--python-version $(FOR) --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
+		--find-links $(WHEELS_MADE) -c $(VENV)/versions.txt paceline $(FOR_TESTS)
+
+ifdef WHEELS
+test-gpu: ## The tests that need an NVIDIA GPU; PYTHON=python3 WHEELS=build/wheels: with the torch of that Python
+	rm -rf $(GPU)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --find-links $(WHEELS) --target $(GPU) \
+		paceline $(FOR_TESTS)
+	PYTHONPATH=$(CURDIR)/$(GPU) $(PYTHON) -m pytest -m gpu $(GPU_TESTS)
+else
+test-gpu: $(VENV)/.dev
+	$(PYTEST) -m gpu $(GPU_TESTS)
+endif
 
 nightly: $(VENV)/.dev ## A thousand faults, many kills, a million simulated jobs, whole matrices, convergence; SEED=NUMBER repeats the faults
 	@echo "the seed is $(SEED)"
@@ -155,4 +179,4 @@ release: $(VENV)/.dev ## What a release publishes, in dist/: built twice, tried 
 	$(BIN)/python tools/release.py
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) $(DOCS) $(MATERIAL) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(AUDIT) $(LOCK) $(DOCS) $(MATERIAL) $(GPU) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

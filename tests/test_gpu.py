@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,3 +65,71 @@ def test_step_times_are_those_of_the_gpu(paceline: Paceline) -> None:
     """)
     done = paceline.succeeds("run", "-n", "1", "script.py")
     assert done.stdout == "5 True\n"
+
+
+def test_a_full_gpu_is_named_with_what_helps(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    """)
+    done = paceline.run("script.py")
+    assert done.returncode == 1
+    assert "GPU 0 is full" in done.stderr and "use a smaller batch" in done.stderr
+
+
+def test_a_warm_process_has_not_touched_the_gpu(paceline: Paceline) -> None:
+    paceline.env["PACELINE_WARM_DIR"] = str(paceline.folder / "warm")
+    paceline.script("""
+        import torch
+        print(torch.cuda.is_initialized())
+        print(torch.ones(2, device="cuda").sum().item())
+    """)
+    try:
+        paceline.succeeds("warm")
+        done = paceline.succeeds("run", "-v", "script.py")
+    finally:
+        paceline.succeeds("warm", "--stop")
+    assert "started from a process that was kept warm" in done.stderr
+    assert done.stdout == "False\n2.0\n"
+
+
+def test_a_rank_that_stays_in_a_kernel_is_named(paceline: Paceline) -> None:
+    paceline.script("""
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if os.environ["RANK"] == "1":
+            torch.cuda._sleep(1 << 40)  # cycles: longer than the test
+            torch.cuda.synchronize()
+        dist.barrier()
+    """)
+    process = paceline.start("run", "-n", "2", "--devices", accelerators()[0], "--share-devices", "--hang-after", "5s",
+                             "--max-restarts", "0", "script.py")  # fmt: skip
+    try:
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if "rank 1" in line and "synchronize" in line:
+                break
+        assert "rank 1" in said, said
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+
+
+def test_the_use_of_a_gpu_is_measured(paceline: Paceline) -> None:
+    paceline.script("""
+        import time, torch
+        a = torch.randn(4096, 4096, device="cuda")
+        began = time.monotonic()
+        while time.monotonic() - began < 20:
+            a = (a @ a).clamp(-1, 1)
+        torch.cuda.synchronize()
+    """)
+    paceline.succeeds("run", "--name", "busy", "script.py")
+    uses = [
+        gpu["use"]
+        for line in (paceline.home / "jobs" / "busy" / "telemetry.jsonl").read_text().splitlines()
+        for gpu in json.loads(line).get("gpus", ())
+    ]
+    assert max(uses, default=0) > 0.5, uses

@@ -30,7 +30,7 @@ from tests.backends.slurm.fake import Login
 from tests.backends.ssh.many import ManyHosts
 from tests.backends.test_contract import install
 from tests.conftest import all_end
-from tests.docs.pages import CHINESE, PAGES, ROOT, SKILL, Block, blocks
+from tests.docs.pages import CHINESE, DOCS, PAGES, ROOT, SKILL, Block, blocks
 
 from paceline.cli.dialects.tools import explained
 from paceline.cli.main import DIALECTS, cli
@@ -155,6 +155,14 @@ def test_command_lines_are_parsed(block: Block, folder: Path) -> None:
             parse(line)
         elif line.startswith("pip install "):
             _install(line)
+
+
+def test_flags_in_place_of_the_fields_of_a_form_are_parsed() -> None:
+    text = re.sub(r"\n +", " ", (DOCS / "from-cube-studio.md").read_text())
+    flags = [it for it in re.findall(r"→ `(--[^`]+)`", text) if " " in it]
+    assert len(flags) > 15
+    for it in flags:
+        parse(f"paceline submit --on kubernetes {it} train.py")
 
 
 @pytest.mark.parametrize(

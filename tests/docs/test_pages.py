@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 250
 WIDTH = 120
+OTHERS = tuple(ROOT / f"{name}.md" for name in ("AGENTS", "CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "SECURITY"))
 MADE = {**pictures.pictures(), **reference.pages()}
 
 
@@ -22,7 +23,7 @@ def columns(line: str) -> int:
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
 
 
-@pytest.mark.parametrize("page", (*PAGES, SKILL), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", (*PAGES, *OTHERS, SKILL), ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_neither_long_nor_wide(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert len(lines) <= MOST_LINES, "split the page"

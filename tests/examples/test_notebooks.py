@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ def test_the_page(paceline: Paceline, monkeypatch: pytest.MonkeyPatch) -> None:
     client = nbclient.NotebookClient(notebook, kernel_name="python3", timeout=600, allow_errors=True)
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(paceline.folder / "jupyter"))
     env = {name: value for name, value in paceline.env.items() if name != "PYTEST_CURRENT_TEST"}  # ipykernel reads it
-    client.execute(env={**env, "IPYTHONDIR": str(paceline.folder / "ipython")}, cwd=str(paceline.folder))
+    env["IPYTHONDIR"] = str(paceline.folder / "ipython")
+    asyncio.run(client.async_execute(env=env, cwd=str(paceline.folder)))  # `execute` would leave its loop open
     for cell, (_, expected) in zip(notebook.cells, cells, strict=True):
         assert shown(cell.outputs) == expected

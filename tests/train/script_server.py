@@ -107,6 +107,7 @@ def main() -> None:
     tempfile.tempdir = None  # torch has asked for it, and the script may set TMPDIR
     gc.collect()
     gc.freeze()
+    orders.send(b".")
     with orders:
         order = serve(orders)
     if order is not None:

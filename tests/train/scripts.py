@@ -102,4 +102,5 @@ def _started() -> socket.socket:
         server.wait()
 
     atexit.register(end)
+    ours.recv(1)  # it has imported torch, with what that makes for the process: torch 2.6 makes a temporary folder
     return ours

@@ -202,3 +202,31 @@ def flip_a_bit(folder: str, of_state: bool) -> None:
 def test_a_flipped_bit_of_memory_is_named(of_state: bool, tmp_path: Any) -> None:
     with pytest.raises(ReplicaMismatch, match=r"2\.weight"):
         paceline.launch(flip_a_bit, (str(tmp_path), of_state), GPUS + 1)
+
+
+def scaled(nproc: int) -> list[float]:
+    with paceline.init(seed=0) as run:
+        model = build(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**17, growth_interval=4)
+        seen = []
+        for _ in run.epochs(2):
+            for x, y in run.dataloader(data(48), global_batch_size=8):
+                with torch.autocast("cuda", torch.float16):
+                    loss = (model(x) - y).pow(2).mean()
+                run.backward(scaler.scale(loss))
+                scaler.unscale_(optimizer)
+                run.clip_grad_norm(1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                seen.append(float(run.mean(loss.detach().float())))
+        return [*seen, float(scaler.get_scale())]
+
+
+@ranks
+def test_a_grad_scaler_steps_alike_on_all_ranks(nproc: int) -> None:
+    results = paceline.launch(scaled, (nproc,), nproc)
+    assert all(each == results[0] for each in results)
+    assert results[0][11] < results[0][0]

@@ -114,7 +114,11 @@ class Cluster(faults.Faults):
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.set_default_executor(ThreadPoolExecutor(4))
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        finally:
+            self.loop.close()
 
     def _await(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)

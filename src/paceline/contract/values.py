@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # looks at grpc_proxy first, and an empty one means no proxy; downloads keep theirs.
 # Source: https://github.com/grpc/grpc/blob/master/doc/environment_variables.md
 NO_GRPC_PROXY = {"grpc_proxy": ""}
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")  # what it looks at
 
 
 def integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The command lines of kubernetes.md and README.md that need a cluster."""
+"""The command lines of README.md, kubernetes.md and from-cube-studio.md that need a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LINES = {
     line: None
-    for page in (README, DOCS / "kubernetes.md")
+    for page in (README, DOCS / "kubernetes.md", DOCS / "from-cube-studio.md")
     for block in blocks(page)
     if block.reason.endswith(__name__.rpartition(".")[2] + ".py")
     for line in commands(block)
@@ -24,6 +24,7 @@ LINES = {
 
 def test_the_lines_of_the_pages(paceline: Paceline, cluster: Cluster) -> None:
     paceline.env["KUBECONFIG"] = str(cluster.kubeconfig)
+    cluster.claim("kubeflow-user-workspace")
     name = paceline.script("print('hello')", "train.py")
     paceline.succeeds("submit", "--on", "kubernetes", "--image", "usual", "--name", "train-7kq2w", name)
     for line in LINES:

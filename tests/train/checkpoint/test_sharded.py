@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
+SHARDS = "ignored_params" in inspect.signature(fully_shard).parameters
+needs_sharding = pytest.mark.skipif(not SHARDS, reason="this torch shards no models on the CPU")
 
 
 def plain() -> torch.nn.Sequential:
@@ -235,6 +238,7 @@ def saved_whole(folder: Path, steps: range) -> list[Any]:
         return weights
 
 
+@needs_sharding
 def test_an_object_with_whole_tensors_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
     (whole,) = launch(saved_whole, (tmp_path / "whole", range(4)))
     for nproc, step in ((2, 0), (3, 1), (1, 2), (2, 3)):
@@ -258,6 +262,7 @@ def saved_by_each_rank(folder: Path, steps: range) -> Any:
         return weights
 
 
+@needs_sharding
 def test_each_rank_saves_a_sharded_model_for_itself(tmp_path: Path) -> None:
     whole = launch(saved_by_each_rank, (tmp_path / "whole", range(4)), 2)
     launch(saved_by_each_rank, (tmp_path / "parts", range(2)), 2)
@@ -368,7 +373,15 @@ def trained(folder: Path, shard: Any, builds: bool) -> Any:
 
 @pytest.mark.parametrize("builds", [False, True])
 @pytest.mark.parametrize(
-    ("shard", "nproc"), [(False, 1), (False, 2), (True, 2), ("optimizer", 2), ("auto", 2), ("auto", 1)]
+    ("shard", "nproc"),
+    [
+        (False, 1),
+        (False, 2),
+        pytest.param(True, 2, marks=needs_sharding),
+        ("optimizer", 2),
+        ("auto", 2),
+        ("auto", 1),
+    ],
 )
 def test_training_begins_with_weights_that_were_imported(
     shard: Any, nproc: int, builds: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -432,7 +445,7 @@ def refused(folder: Path, shard: bool) -> str:
         return str(caught.value)
 
 
-@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("shard", [False, pytest.param(True, marks=needs_sharding)])
 def test_weights_that_do_not_fit_are_refused_on_all_ranks(shard: bool, tmp_path: Path) -> None:
     state = weights()
     del state["blocks.0.bias"], state["shift"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 4  # times as long as for a change, the short job may wait for its start
 _LEAST = (3, 9)
+_LEAST_SLURM = (22, 5)  # of those that paceline is tried with
 _UNTRIED = "not tried"
 _SHARED = (
     'set root = "FOLDER" in the target\'s settings to a folder that the login node and all nodes share; if there is'
@@ -76,10 +77,19 @@ class _Found:
     def slurm(self) -> Rows:
         """What was tried without a job."""
         rows = [
-            ("commands", self._commands()), ("version", self._facts.get("version") or _UNTRIED),
+            ("commands", self._commands()), ("version", self._version()),
             ("munge", self._munge()), ("controller", self._controller()), ("accounting", self._accounting()),
         ]  # fmt: skip
         return [*rows, *self._partitions()]
+
+    def _version(self) -> str:
+        """What sbatch says of its version."""
+        version = str(self._facts.get("version") or "")
+        if (found := re.search(r"(\d+)\.(\d+)", version)) and (int(found[1]), int(found[2])) < _LEAST_SLURM:
+            least = ".".join(f"{part:02}" for part in _LEAST_SLURM)
+            what = f"is {version}, and paceline is tried from {least} on"
+            self._warn("Slurm", what, "expect refused options and unknown states; the short job shows the first")
+        return version or _UNTRIED
 
     def _commands(self) -> str:
         missing = [name for name, is_there in self._facts["commands"].items() if not is_there]

@@ -10,7 +10,7 @@ from paceline.contract.horovod import HorovodContract
 from paceline.contract.stands import NODE_SIDE
 from paceline.contract.tensorflow import ROLES as TF_ROLES
 from paceline.contract.tensorflow import TensorflowContract
-from paceline.contract.values import join_address
+from paceline.contract.values import NO_GRPC_PROXY, PROXIES, join_address
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.machine import devices, processes
@@ -69,6 +69,8 @@ def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = o
         env["LOCAL_RANK"] = "0"
     if spec.devices and (spec.framework == "indexed" or _sees_own_alone(spec)):
         env.update(devices.visibility((device_of(spec.devices, placement.local_rank),)))
+    if not any(name.lower() in PROXIES for name in (*agent, *spec.env)):  # JAX warns of a variable that does nothing
+        env = {name: value for name, value in env.items() if name not in NO_GRPC_PROXY}
     return env
 
 
