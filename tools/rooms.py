@@ -18,7 +18,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends": 1865,
     "paceline/backends/check": 430,
     "paceline/backends/kubernetes": 4960,
-    "paceline/backends/local": 530,
+    "paceline/backends/local": 535,
     "paceline/backends/remote": 940,
     "paceline/backends/slurm": 1015,
     "paceline/backends/ssh": 2090,
@@ -52,7 +52,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/group": 1085,
     "paceline/train/loop": 2060,
     "paceline/train/metrics": 765,
-    "paceline/train/parallel": 6415,
+    "paceline/train/parallel": 6460,
     "paceline/train/replicas": 450,
     "paceline/web": 1600,
 }

@@ -87,7 +87,7 @@ def test_words_of_the_field_are_explained_where_they_stand_first(verb: str) -> N
     text = " ".join(shown(verb, "--help-all" if verb in ("run", "submit") else "--help").split())
     for meaning in (
         "the processes of the job, numbered from 0", "a process of the job, numbered from 0",
-        "a place for jobs that has a name", "the nodes that a scheduler has given to a shell",
+        "a named place for jobs", "the nodes that a scheduler has given to a shell",
     ):  # fmt: skip
         assert text.count(f"({meaning})") <= 1
     if verb in ("run", "logs", "why"):

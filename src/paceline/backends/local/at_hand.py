@@ -13,7 +13,7 @@ from paceline.job.quantities import show_size
 from paceline.node.warm.start import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 SECONDS = 600.0  # for which a process stays after such a run
 ROOT = Path("/")
@@ -34,22 +34,21 @@ def is_at_hand(env: Mapping[str, str] = os.environ, root: Path | None = None) ->
     )
 
 
-def say_what_stays(folder: Path, say: Callable[[str], None]) -> None:
-    """Say, once per user, that a process stays after such a run, and, when there is one, what memory it takes.
+def what_stays(folder: Path) -> str:
+    """The line, once per user, that a process stays after such a run, and, when there is one, what memory it takes.
 
     Args:
         folder: of this user's jobs; what was said is noted in it.
-        say: gets a line.
     """
     first, second = folder / "said-what-stays", folder / "said-what-stays-takes"
-    if second.exists():
-        return
-    ends = 'paceline warm --stop ends it, keep_warm = "off" below [defaults] in the settings lets none stay'
-    if kept := ask("describe"):
-        size = show_size(max(each["memory"] for each in kept))
-        say(f"a process that stayed after an earlier run takes {size} of memory, and starts this one; {ends}")
-    elif not first.exists():
-        say(f"after this run, a process stays for 10 minutes, from which the next one starts at once; {ends}")
+    kept = [] if second.exists() else ask("describe")
+    if second.exists() or (first.exists() and not kept):
+        return ""
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (second if kept else first).touch()
+    ends = 'paceline warm --stop ends it, keep_warm = "off" below [defaults] in the settings lets none stay'
+    if not kept:
+        return f"after this run, a process stays for 10 minutes, from which the next one starts at once; {ends}"
+    size = show_size(max(each["memory"] for each in kept))
+    return f"a process that stayed after an earlier run takes {size} of memory, and starts this one; {ends}"

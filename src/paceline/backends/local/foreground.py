@@ -14,7 +14,7 @@ from paceline.node.files import is_disk_full
 from paceline.node.logs.following import Output, Update, updates
 from paceline.node.store.records import agent_pid
 
-from .at_hand import say_what_stays
+from .at_hand import what_stays
 from .prepare import LocalPrepared
 from .start import start
 
@@ -32,12 +32,14 @@ class LocalRun:
     def __init__(self, prepared: Prepared, progress: ProgressReporter, rank_streams: RankStreams) -> None:
         """Start it."""
         assert isinstance(prepared, LocalPrepared)
-        if prepared.stays and prepared.spec.start_method == "fork" and prepared.spec.preload:
-            say_what_stays(prepared.plan.home.root, progress.say)
+        says = prepared.stays and prepared.spec.start_method == "fork" and bool(prepared.spec.preload)
+        line = what_stays(prepared.plan.home.root) if says else ""
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             started = start(prepared, progress, lifeline=theirs, split=rank_streams.split, stdin=rank_streams.stdin)
         self._directory, self._process = started.run, started.agent
+        if line:
+            progress.say(line)
         self.name, self.max_restarts = started.node.job, started.node.max_restarts
         ranks = counted(started.node.nproc, "rank")
         self.first_line = f"{ranks} here, logs in {self._directory.path}{_meeting(prepared.spec)}"

@@ -79,8 +79,8 @@ PROGRAM = in_section(
     Option(["--preload"], metavar="MODULE,…", help="More modules to import once, before the fork."),
     Option(
         ["--keep-warm"],
-        metavar="10m",
-        help="Keep its framework imported after its end; within this time the next job starts at once.",
+        metavar="10m|off",
+        help="Keep the framework imported after the job has ended; within this time the next job starts at once.",
     ),
     Option(["-v", "--verbose"], is_flag=True, help="Say whether such a process started the job."),
 )

@@ -25,11 +25,11 @@ _WORDS = {
     "cold": "with an import of the framework",
     "rank": "a process of the job, numbered from 0",
     "slot": "room for one rank",
-    "target": "a place for jobs that has a name",
+    "target": "a named place for jobs",
     "warm": "with the framework imported before",
 }
-_PLURALS = {"rank": "the processes of the job, numbered from 0", "target": "places for jobs that have names"}
-_WORD = re.compile(rf"(?<![-\w`\[.<=])(?:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
+_PLURALS = {"rank": "the processes of the job, numbered from 0", "target": "named places for jobs"}
+_WORD = re.compile(rf"(?<![-\w`\[.<=])(?i:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
 
 
 class Option(click.Option):
@@ -235,11 +235,11 @@ def _explained(text: str, known: set[str]) -> str:
     """A text of a help, with what its words mean that are not known yet."""
 
     def with_meaning(found: re.Match[str]) -> str:
-        word = found[0].removesuffix("s")
+        word = found[0].lower().removesuffix("s")
         if word in known:
             return found[0]
         known.add(word)
-        meaning = _PLURALS.get(word, _WORDS[word]) if found[0] != word else _WORDS[word]
+        meaning = _PLURALS.get(word, _WORDS[word]) if found[0].lower() != word else _WORDS[word]
         return f"{found[0]} ({meaning})"
 
     return _WORD.sub(with_meaning, text)

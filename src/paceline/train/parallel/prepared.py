@@ -20,7 +20,7 @@ from paceline.train.group.sharded import check_savable, is_dtensor
 
 from .alike import check_alike, check_kind, check_optimizer_kind
 from .build import Builds
-from .errors import UnusedParameters
+from .errors import NotExchanged, UnusedParameters
 from .late_exchange import LooseParameters
 from .model import Model, some_of
 from .optimizer import is_part_of_step, only_makes_state, prepare_optimizer, unscaled
@@ -778,6 +778,7 @@ class Prepared:
         is_new = False
         if known is None or (known.changes, known.size) != (self._changes, size):
             is_new = self._refresh_models([optimizer])
+            self._check_updates(optimizer)
             mine = {id(p) for _, p in _named(optimizer)}
             every: list[Model | LooseParameters] = [*self._models, *self._loose]
             parts = [(each, [p for p in each.late.parameters if id(p) in mine]) for each in every]
@@ -797,6 +798,22 @@ class Prepared:
             if part.averages and (is_within or ((is_by_hand or is_new) and any(p.grad is not None for p in own))):
                 late.exchange(own)
             known.seen[id(late)] = late.backwards
+
+    def _check_updates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that an optimizer has not parameters of before the script has divided or changed a model."""
+        in_models = {id(parameter) for model in self._models for _, parameter in model.named}
+        old = {p.shape for _, p in _named(optimizer) if id(p) not in in_models and p.grad is None and p.requires_grad}
+        if not old:
+            return
+        updated = {id(p) for each in self._all_optimizers() for _, p in _named(each)}
+        for model in self._models:
+            for name, parameter in model.named:
+                if parameter.grad is not None and id(parameter) not in updated and parameter.shape in old:
+                    raise NotExchanged(
+                        f"{type(optimizer).__name__} has a parameter of {list(parameter.shape)} that no model has, and "
+                        f"{name} of {model.name} has a gradient and no optimizer: make the optimizer after the script "
+                        "has divided or changed the model"
+                    )
 
     def scale_gradients(self, every: int, factor: float | torch.Tensor) -> None:
         """Multiply the gradients of models set up with this `Strategy.accumulate`."""

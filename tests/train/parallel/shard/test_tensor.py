@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -249,6 +250,51 @@ def test_what_cannot_be_done_is_refused_in_one_line_on_all_ranks() -> None:
         for error in ranks:
             assert error.startswith(REFUSED[case][1]), (case, error)
             assert "\n" not in error
+
+
+def stepped(case: str) -> tuple[str, list[str]]:
+    """Train a step; returns the error, and what was warned of."""
+    said: list[str] = []
+    with paceline.init(seed=1) as run:
+        model: Any = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1) if case in ("old", "changed") else None
+        if case == "changed":
+            model.head = torch.nn.Linear(WIDTH, CLASSES)
+        elif case != "batches":
+            divide(model, 2, shards=False)
+        strategy = paceline.Strategy(tensor=2, plan=PLAN) if case == "batches" else None
+        model, optimizer = run.setup(
+            model, optimizer or torch.optim.SGD(model.parameters(), 0.1), strategy=strategy or paceline.Strategy()
+        )
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("paceline").addHandler(handler)
+        try:
+            for step in range(4):
+                own = run.rank if case in ("batches", "own batches") else 0
+                x = torch.full((2, 5), (own + step) % CLASSES)
+                run.backward(functional.cross_entropy(model(x), x[:, 0]))
+                optimizer.step()
+        except RuntimeError as error:
+            return f"{error}", said
+        finally:
+            logging.getLogger("paceline").removeHandler(handler)
+    return "", said
+
+
+def test_what_would_train_wrongly_without_a_word_is_said() -> None:
+    cases = ["old", "changed", "batches", "own batches", "right"]
+    found = dict(zip(cases, launch_each(stepped, [(case,) for case in cases], 2), strict=True))
+    lost = "and head.weight of Net has a gradient and no optimizer: make the optimizer after the script has divided"
+    alike = "ranks 0, 1 compute a model together, and were given different batches"
+    for (error, _), words in ((found["old"][0], "has a gradient and no optimizer"), (found["changed"][1], lost)):
+        assert words in error
+    for error, _ in found["batches"]:
+        assert error.startswith(alike)
+    for error, said in found["own batches"]:
+        assert error == "" and [line for line in said if line.startswith(alike)] == said[-1:] != []
+    for error, said in found["right"]:
+        assert (error, [line for line in said if "batches" in line]) == ("", [])
 
 
 def odd_size() -> str:

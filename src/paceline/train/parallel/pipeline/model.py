@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from paceline.train.collective_trace import script_line
-from paceline.train.data.content import Content
 from paceline.train.parallel.errors import NotExchanged, UnusedParameters
 from paceline.train.parallel.late_exchange import average_gradients
 from paceline.train.parallel.model import Model, broadcast, without_exchange
 from paceline.train.parallel.nested import tensors_in
 from paceline.train.parallel.optimizer import unscaled
+from paceline.train.parallel.same_batch import COMPARED, other_batches
 from paceline.train.parallel.shard.model import give_back_memory, no_copy
 from paceline.train.parallel.sync.wires.wire import ring_bytes
 from paceline.train.parallel.units import compute_again, find_units
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     Loss = Callable[[Any, Any], torch.Tensor]
 
 log = logging.getLogger("paceline")
-_COMPARED = 3  # steps
 _BUCKET = 25  # megabytes of gradients that are exchanged at once
 
 
@@ -281,20 +280,12 @@ class PipelineModel(Model):
 
     def _compare(self, microbatches: Sequence[Microbatch]) -> None:
         """In the first steps, check that the ranks of a pipeline were given the same batch."""
-        if self._steps >= _COMPARED:
+        if self._steps >= COMPARED:
             return
         self._steps += 1
-        content = Content()
-        for each in microbatches:
-            for tensor in tensors_in((each.args, each.kwargs, each.targets)):
-                content.add(tensor)
-        every: list[Any] = [None] * self.stages.count
-        dist.all_gather_object(every, content.total, group=self.stages.forward)
-        if len({*every}) > 1:
-            raise RuntimeError(
-                f"ranks {', '.join(map(str, self.stages.ranks))} compute a model together, and were given different "
-                "batches: take them from run.dataloader, or give these ranks the same ones"
-            )
+        passed = ((each.args, each.kwargs, each.targets) for each in microbatches)
+        if line := other_batches(passed, self.stages.forward):
+            raise RuntimeError(line)
 
     def _warn_of_kept(self) -> None:
         found = next(self._blocks.kept_by_blocks(), None) if not self.stages.is_last else None

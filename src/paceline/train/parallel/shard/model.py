@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import inspect
+import logging
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +17,7 @@ from paceline.train.group.sharded import is_dtensor, kind_of, name_of
 from paceline.train.parallel.errors import NotExchanged, UnitsMixed
 from paceline.train.parallel.model import Model, broadcast, without_exchange
 from paceline.train.parallel.nested import mapped, tensors_in
+from paceline.train.parallel.same_batch import COMPARED, other_batches
 from paceline.train.parallel.units import compute_again, describe, find_units, scales
 
 from .by_script import by_script, fsdp_groups
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from .evaluation import JointPasses
 
+log = logging.getLogger("paceline")
 _MMAP_THRESHOLD, _LARGE = -3, 4 << 20  # of glibc's malloc.h; bytes
 
 
@@ -59,6 +62,9 @@ class ShardedModel(Model):
     ) -> None:
         self._is_sharded = self._was_cut = self._is_repeating = False
         self._is_last = True  # what torch begins with
+        self._compared = 0
+        self._together: dist.ProcessGroup | None = None  # the ranks that compute layers together
+        self._by_script: dist.ProcessGroup | None = None  # the same, where the script has divided these
         self._mode = contextlib.ExitStack()  # of a pass
         self._passes, self._number = passes, passes.add(self)
         super().__init__(module, group, dataclasses.replace(strategy, replicas="off"), look, built)
@@ -87,10 +93,12 @@ class ShardedModel(Model):
             give_back_memory()
         given = by_script(module, group)
         mesh = given.data
+        self._by_script = given.layers
         if mesh is None:
             is_whole = strategy.tensor > 1 and given.layers is None
             plan = plan_of(module, strategy.plan, strategy.tensor) if is_whole else {}
             mesh, tensor = make_mesh(shard_size(strategy.shard, group), group)
+            self._together = tensor.get_group() if is_whole and tensor is not None else None
             given.spread_numbers(module, mesh)
             units = find_units(module, strategy.units)
             self._shard_units(units, mesh, lambda part, name: divide(part, _within(plan, units, name), tensor))
@@ -138,7 +146,7 @@ class ShardedModel(Model):
         if group.is_main:
             ranks = mesh.size(mesh.ndim - 1)
             layers = f", layers over {self.strategy.tensor}" if self.strategy.tensor > 1 else ""
-            said = f"{self.name}: {describe(module, units)}, over {ranks} ranks{layers}"
+            said = f"{self.name}: {describe(module, units)}, over {ranks} rank{'s' if ranks > 1 else ''}{layers}"
             print(f"paceline: {said}", file=sys.stderr, flush=True)
         with group.guard:
             for name, part in (*units.items(), ("", module)):
@@ -194,9 +202,23 @@ class ShardedModel(Model):
             if self._has_changed:
                 self.refresh()
             self.late.forget()
+            self._compare(args, kwargs)
             if self.module.training:
                 self.share_buffers()
         return self._computed(args, kwargs)
+
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """In the first passes, check that ranks that compute layers together were given the same batch."""
+        ranks = self._together or self._by_script
+        if self._compared >= COMPARED or ranks is None:
+            return
+        self._compared += 1
+        line = other_batches((args, kwargs), ranks)
+        if line and self._together is not None:
+            raise RuntimeError(line)
+        if line:  # a script may give each of them a part of the sequence
+            self._compared = COMPARED
+            log.warning("%s, unless each is to have a part of it", line)
 
     @property
     def _is_training(self) -> bool:
