@@ -407,7 +407,7 @@ class Ranks:
             self._server.wait(SERVER_SECONDS)  # it closed the connection, so it is about to end
         self._end_server()
         code = self._server.returncode
-        why = setup.failure(self._dir.path / setup.REPORT, socket.gethostname(), self._dir.agent_log)
+        why = setup.failure(self._dir.path / setup.REPORT, socket.gethostname(), self._dir.agent_log, code)
         if why is not None:
             self.server_cause, self.server_failure = "setup", why
             self._changed()
