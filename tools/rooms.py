@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 430,
-    "paceline/backends": 1865,
+    "paceline/backends": 1885,
     "paceline/backends/check": 430,
     "paceline/backends/kubernetes": 4960,
     "paceline/backends/local": 535,
@@ -39,7 +39,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/logs": 660,
     "paceline/node/machine": 1095,
     "paceline/node/planning": 740,
-    "paceline/node/ranks": 1990,
+    "paceline/node/ranks": 1993,
     "paceline/node/rendezvous": 1520,
     "paceline/node/store": 1460,
     "paceline/node/telemetry": 650,

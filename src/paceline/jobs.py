@@ -585,7 +585,7 @@ def _warn(line: str) -> None:
 
 
 def _warn_of_secrets(spec: JobSpec) -> None:
-    for line in notes_on_secrets(spec.env, spec.has_unused_credentials):
+    for line in notes_on_secrets(spec.env, spec.setup, spec.has_unused_credentials):
         warnings.warn(line, stacklevel=4)
 
 

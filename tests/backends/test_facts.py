@@ -21,6 +21,7 @@ TRACEBACK = """Traceback (most recent call last):
   File "/work/data.py", line 7, in main
     np.load("x")
   File "/usr/lib/python3.11/site-packages/numpy/npyio.py", line 405, in load"""
+SETUP = "setup failed on h2 with exit code 127: module load nope: module: command not found"
 IMAGE = "node 0 (it-0): image registry/none:1 cannot be pulled: not found; check its name, and --pull-secret"
 FLAKY = {"event": "hang", "time": NOW, "hang": {
     "line": "rank 1 on h2 has not entered all_reduce 7", "ranks": [1], "seconds": 60.0,
@@ -90,7 +91,8 @@ def test_a_traceback_gives_the_line_of_the_script_and_not_that_of_a_library() ->
         (job("FAILED", cause="node lost", error="node 1 is gone"), "node lost", "resubmit", "resubmit --on lab it"),
         (job("FAILED", cause="out of memory", error="rank 0: killed: out of memory", ranks=8), "out of memory",
          "use less memory", "resubmit --on lab -n 2 it"),
-        (job("STOPPED", exit_code=143), "stopped", "resubmit", "resubmit --on lab it"),
+        (job("STOPPED", exit_code=143), "stopped", "none", None),
+        (job("FAILED", cause="setup", error=SETUP), "setup", "correct the job", None),
         (job("STOPPED", cause="preempted", error="by Slurm"), "preempted", "resubmit", "resubmit --on lab it"),
         (job(progress={**PROGRESS, "metrics": {"train_loss": None}}), "loss not finite", "edit",
          "resubmit --on lab --fresh it"),
@@ -105,6 +107,35 @@ def test_a_kind_of_fault_has_its_action(found: Job, kind: str, action: str, comm
     known = of(found)
     assert (known["diagnosis"]["kind"], known["mend"]["action"]) == (kind, action)
     assert known["mend"]["command"] == (command and f"paceline {command}")
+
+
+def test_a_failed_setup_names_its_command_and_node() -> None:
+    found = of(job("FAILED", cause="setup", error=SETUP))
+    assert (found["diagnosis"]["about"], found["diagnosis"]["node"]) == ("module load nope", "h2")
+    assert "paceline resubmit --on lab it" in found["mend"]["do"]
+    ended = of(job("FAILED", cause="setup", error="setup failed on h1 as the command ended the shell: exec true"))
+    assert (ended["diagnosis"]["about"], ended["diagnosis"]["node"]) == ("exec true", "h1")
+
+
+@pytest.mark.parametrize(
+    ("found", "do"),
+    [
+        (job("FAILED", cause="exit", error="rank 1: exit code 3"), "read what paceline why --on lab it says, and"),
+        (job("FAILED", cause="exception", error="rank 1: E at train.py:3"), "correct the script at train.py:3"),
+        (job("PENDING", waiting="2 jobs are before it"), None),
+        (job("STOPPED", exit_code=143), "only if your user wants that, with paceline resubmit --on lab it"),
+        (job("STOPPED", cause="preempted", error="by Slurm"), None),
+    ],
+)
+def test_what_to_do_is_not_what_the_evidence_says(found: Job, do: str | None) -> None:
+    said = of(found)["mend"]["do"]
+    assert said is None if do is None else do in said, said
+
+
+def test_where_a_loss_ceased_to_be_finite_is_not_known() -> None:
+    found = of(job(progress={**PROGRESS, "metrics": {"loss": None}}))
+    assert found["diagnosis"]["evidence"] == "loss is not finite in epoch 1, at step 120 or before"
+    assert "any of its checkpoints" in found["mend"]["do"]
 
 
 def test_an_odd_name_is_quoted() -> None:

@@ -22,6 +22,9 @@ _PATIENCE, _MANY = 60.0, 10  # seconds, and steps, after which a job from which 
 _RANK = re.compile(r"\brank (\d+)\b")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _AT = re.compile(r" at (\S+:\d+)")
+_SETUP = re.compile(
+    r"\bsetup failed on (\S+)(?: with exit code \d+| as [^:]+)?: (.+?)(?:: |$)"
+)  # see node/ranks/setup.py
 
 
 class Steps(TypedDict):
@@ -58,7 +61,7 @@ class Mend(TypedDict):
     action: str
     first: str | None  # a command line
     do: str | None  # what a command line of paceline cannot do, in a sentence
-    command: str | None  # the command line that starts the job again, or waits for it; None if there is none
+    command: str | None  # the command line that starts the job again, or waits for it; None if none is right as it is
 
 
 class Facts(TypedDict):
@@ -71,7 +74,7 @@ class Facts(TypedDict):
 
 
 class _Way(NamedTuple):
-    """How a kind of fault is mended: see `Mend`. Without `do` the advice of the message is taken, if there is one."""
+    """How a kind of fault is mended: see `Mend`. Without `do` it is the advice of the message, or what is usual."""
 
     action: str
     do: str = ""
@@ -97,12 +100,20 @@ WAYS = {
     "agent": _AGAIN,
     "preempted": _AGAIN,
     "client gone": _AGAIN,
-    "stopped": _AGAIN,
+    "stopped": _Way(
+        "none",
+        "it was stopped, on purpose or with its machine: start it again only if your user wants that, with {resubmit}",
+    ),
     "nodes missing": _Way(
         "resubmit", "see to it that the missing hosts can be reached, or ask for fewer with --nnodes"
     ),
     "time limit": _Way("resubmit", "give it more time: add --time-limit"),
     "refused": _Way("correct the job", "correct what the evidence names"),
+    "setup": _Way(
+        "correct the job",
+        "correct that command, or what it needs on that node, and start the job again with {resubmit}; --setup COMMAND "
+        "there, once for each command, replaces the setup",
+    ),
     "elsewhere": _Way("look there", "it runs on another machine: ask there"),
     "unreachable": _Way(
         "wait", "look again later: the job may go on there; start it again only if that host is gone for good"
@@ -110,8 +121,8 @@ WAYS = {
     "waiting": _Way("wait"),
     "loss not finite": _Way(
         "edit",
-        "lower the learning rate, clip the gradients, or correct the data or the loss; the job begins anew, since "
-        "what was saved after that step may not be finite either",
+        "lower the learning rate, clip the gradients, or correct the data or the loss; the job begins anew, since any "
+        "of its checkpoints may hold values that are not finite",
         "--fresh",
     ),
     "hang": _Way("edit", "correct the script at the place where the rank stands"),
@@ -168,7 +179,7 @@ def _diagnosis(job: Job, hang: Hang | None, loss: Loss | None) -> Diagnosis | No
     elif loss is not None and not loss["is_finite"]:
         kind, evidence = (
             "loss not finite",
-            f"{loss['name']} is not finite in epoch {at.get('epoch', 0) + 1}, after step {at.get('step')}",
+            f"{loss['name']} is not finite in epoch {at.get('epoch', 0) + 1}, at step {at.get('step')} or before",
         )
     elif job.state == "STOPPED":
         kind, evidence = job.cause or "stopped", evidence or f"it was stopped (exit code {job.exit_code})"
@@ -191,12 +202,14 @@ def _diagnosis(job: Job, hang: Hang | None, loss: Loss | None) -> Diagnosis | No
     rank = job.traceback["rank"] if job.traceback else hang["ranks"][0] if hang and hang["ranks"] else None
     rank = int(found[1]) if rank is None and found else rank
     node = next((it.node for it in job.instances if it.rank == rank and it.node), None)
+    said = _SETUP.search(evidence) if kind == "setup" else None
+    node, about = (said[1], said[2]) if said else (node, None)
     if job.traceback and (own := [it for it in _FRAME.findall(job.traceback["text"]) if is_of_user(it[0])]):
         place = ":".join(own[-1])
     elif place is None and (named := _AT.search(evidence)):
         place = named[1]
     return {
-        "kind": fault["kind"] if fault else kind, "about": fault["about"] or None if fault else None,
+        "kind": fault["kind"] if fault else kind, "about": (fault["about"] if fault else about) or None,
         "evidence": evidence,
         "rank": rank, "node": node, "place": place,
     }  # fmt: skip
@@ -205,8 +218,14 @@ def _diagnosis(job: Job, hang: Hang | None, loss: Loss | None) -> Diagnosis | No
 def _mend(job: Job, found: Diagnosis, where: str) -> Mend:
     kind = found["kind"]
     way = WAYS.get(kind, _EDIT)
-    usual = job.advice or advice(found["evidence"]).text or found["evidence"]
-    do: str | None = way.do or (None if way is _AGAIN else usual)
+    do: str | None = way.do or job.advice or advice(found["evidence"]).text
+    if way is _AGAIN:
+        do = None
+    elif not do and way.action == "edit":
+        place = f" at {found['place']}" if found["place"] else ""
+        do = f"read what paceline why{where} {shlex.quote(job.name)} says, and correct the script{place}"
+    elif not do and kind != "waiting":
+        do = "correct what the evidence names"
     words = [job.name]
     if way.flags:
         words.insert(0, way.flags)
@@ -218,8 +237,10 @@ def _mend(job: Job, found: Diagnosis, where: str) -> Mend:
         command, do = None, f"{do}; the job has a copy of the code: submit it anew with the line that started it"
     if kind == "waiting":
         command = f"paceline wait{where} {shlex.quote(job.name)}"
+    elif kind in ("stopped", "setup"):
+        command, do = None, way.do.format(resubmit=command)
     elif kind == "elsewhere":
         command = None
     runs = not job.is_over and job.state != "LOST" and kind != "waiting"
     first = f"paceline stop{where} {shlex.quote(job.name)}" if runs else None
-    return {"action": way.action, "first": first, "do": do, "command": command}
+    return {"action": way.action, "first": first, "do": do or None, "command": command}

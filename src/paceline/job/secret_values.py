@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from paceline.contract import GIT_CREDENTIALS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _SECRET = re.compile(r"(.*_)?(TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY)|.*_KEY|AWS_.*", re.IGNORECASE)
 _AWS_SETTINGS = re.compile(
@@ -17,6 +17,8 @@ _AWS_SETTINGS = re.compile(
     r"|ENDPOINT_URL.*|EC2_METADATA_.*|ROLE_.*|PAGER|EXECUTION_ENV|SDK_.*)",
     re.IGNORECASE,
 )
+# `$TOKEN`, `$(cat FILE)` and `` `cat FILE` `` hold no secret.
+_ASSIGNED = re.compile(r"""(?<![\w$./-])([A-Za-z_]\w*)=["']?([^\s"'$`;&|)]+)""")
 _IN_URL = re.compile(r"(:/+[^/\s:@]*):[^/\s]+@")
 
 
@@ -49,16 +51,18 @@ def looks_secret(name: str, value: str) -> bool:
     return is_secret or _IN_URL.search(value) is not None
 
 
-def notes_on_secrets(env: Mapping[str, str], has_unused_credentials: bool) -> list[str]:
+def notes_on_secrets(env: Mapping[str, str], setup: Sequence[str], has_unused_credentials: bool) -> list[str]:
     """Lines for the user about values that are stored and should not be, or reach no rank; they show no value."""
     notes = []
-    if names := [name for name, value in env.items() if looks_secret(name, value)]:
-        what, them = ("looks like a secret", "it") if len(names) == 1 else ("look like secrets", "them")
-        flags = " ".join(f"--secret {name}" for name in names)
-        notes.append(
-            f"{', '.join(names)} {what}, and values of --env are stored and shown with the job; export {them}, and "
-            f"type {flags} instead"
-        )
+    assigned = dict(pair for command in setup for pair in _ASSIGNED.findall(command))
+    for stored, values in (("values of --env", env), ("commands of --setup", assigned)):
+        if names := [name for name, value in values.items() if looks_secret(name, value)]:
+            what, them = ("looks like a secret", "it") if len(names) == 1 else ("look like secrets", "them")
+            flags = " ".join(f"--secret {name}" for name in names)
+            notes.append(
+                f"{', '.join(names)} {what}, and {stored} are stored and shown with the job; export {them}, and "
+                f"type {flags} instead"
+            )
     if has_unused_credentials:
         notes.append(f"{' and '.join(GIT_CREDENTIALS)} are for --sync-mode git alone; the ranks do not get them")
     return notes

@@ -512,7 +512,8 @@ class Api:
 
     async def _start(self, there: Backend, ready: Prepared, command: str, *, dry_run: bool) -> dict[str, Any]:
         """Start a prepared job, or say what would be started."""
-        notes = [*ready.notes, *notes_on_secrets(ready.spec.env, ready.spec.has_unused_credentials)]
+        spec = ready.spec
+        notes = [*ready.notes, *notes_on_secrets(spec.env, spec.setup, spec.has_unused_credentials)]
         if dry_run:
             return {"text": ready.text(), "notes": notes, "command": command, "target": there.name}
         job: Job = await self._on(there.name, lambda: there.start(ready, NoProgress()))

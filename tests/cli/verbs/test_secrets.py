@@ -125,11 +125,11 @@ def test_credentials_without_a_repository_reach_no_rank_and_that_is_said(pacelin
     assert stored(paceline.folder) == []
 
 
-def lines(*names: str) -> str:
+def lines(*names: str, stored: str = "values of --env") -> str:
     """The line about variables that look like secrets."""
     what, them = ("looks like a secret", "it") if len(names) == 1 else ("look like secrets", "them")
     return (
-        f"{', '.join(names)} {what}, and values of --env are stored and shown with the job; export {them}, and type "
+        f"{', '.join(names)} {what}, and {stored} are stored and shown with the job; export {them}, and type "
         f"{' '.join(f'--secret {name}' for name in names)} instead"
     )
 
@@ -160,6 +160,13 @@ def test_secrets_in_job_files_and_from_python_are_pointed_out(paceline: Paceline
     assert (done.returncode, done.stderr) == (0, f"paceline: {lines('DB')}\n")
     with pytest.warns(UserWarning, match=f"^{lines('MY_PASSWORD')}$"):
         jobs.prepare(jobs.JobSpec(command="true", env={"MY_PASSWORD": "abc123"}))
+
+
+def test_secrets_in_setup_commands_are_pointed_out(paceline: Paceline) -> None:
+    script = paceline.script("pass")
+    harmless = 'export MY_KEY=$MY_KEY A_TOKEN="$(cat token)" A=1; python x.py --api_key=1'
+    done = paceline("submit", "--dry-run", "--setup", "true; export HF_TOKEN='abc123'", "--setup", harmless, script)
+    assert (done.returncode, done.stderr) == (0, f"paceline: {lines('HF_TOKEN', stored='commands of --setup')}\n")
 
 
 def test_no_refusal_shows_the_value_of_a_variable(paceline: Paceline) -> None:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     ("command", "said"),
     [
         ("true\nmodule load nope\ntrue", "with exit code 127: module load nope: module: command not found"),
-        ("echo 'no licence' >&2; exit 4", ": echo 'no licence' >&2; exit 4: no licence"),
+        (
+            "echo 'no licence' >&2; exit 4",
+            " as the command ended the shell with exit code 4: echo 'no licence' >&2; exit 4: no licence",
+        ),
+        ("exec true", " as the command ended the shell with exit code 0: exec true"),
         ("echo 'open", "with exit code 2: echo 'open: unexpected EOF while looking for matching `''"),
     ],
 )

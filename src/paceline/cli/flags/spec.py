@@ -62,7 +62,7 @@ def say_what_means_nothing(given: Mapping[str, Any]) -> None:
 
 def say_what_is_exposed(spec: JobSpec) -> None:
     """Say on stderr, once, which variables look like secrets and are stored with the job."""
-    for line in notes_on_secrets(spec.env, spec.has_unused_credentials):
+    for line in notes_on_secrets(spec.env, spec.setup, spec.has_unused_credentials):
         warn(line)
 
 

@@ -406,8 +406,8 @@ class Ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._server.wait(SERVER_SECONDS)  # it closed the connection, so it is about to end
         self._end_server()
-        code = self._server.returncode
-        why = setup.failure(self._dir.path / setup.REPORT, socket.gethostname(), self._dir.agent_log)
+        code = self._server.wait()
+        why = setup.failure(self._dir.path / setup.REPORT, socket.gethostname(), self._dir.agent_log, code)
         if why is not None:
             self.server_cause, self.server_failure = "setup", why
             self._changed()

@@ -46,7 +46,8 @@ def command_with(setup: Sequence[str], command: Sequence[str], folder: str, repo
         lines.append(f"trap {shlex.quote(_TRAP)} ERR")
     for text in setup:
         lines.append(f"printf '? %s' {shlex.quote(text)} >\"$_paceline_report\"")
-        lines.append(f"eval {shlex.quote(text)}" + ("" if has_traps else " || exit 1"))
+        failed = f"printf '%s %s' $? {shlex.quote(text)} >\"$_paceline_report\"; exit 1"
+        lines.append(f"eval {shlex.quote(text)}" + ("" if has_traps else f" || {{ {failed}; }}"))
     lines += [
         "trap - ERR" if has_traps else "",
         'rm -f "$_paceline_report"',
@@ -59,8 +60,8 @@ def command_with(setup: Sequence[str], command: Sequence[str], folder: str, repo
     return [shell, "-c", "\n".join(lines)]
 
 
-def failure(report: Path, host: str, log: Path) -> str | None:
-    """Why the setup has failed on a host; None if it has not."""
+def failure(report: Path, host: str, log: Path, ended: int) -> str | None:
+    """Why the setup has failed on a host, whose shell `ended` with this exit code, or -N; None if it has not."""
     try:
         status, _, command = report.read_text(errors="replace").partition(" ")
     except OSError:
@@ -68,7 +69,10 @@ def failure(report: Path, host: str, log: Path) -> str | None:
     if command.startswith("eval "):  # the shell could not read it
         with contextlib.suppress(ValueError):
             command = " ".join(shlex.split(command)[1:])
-    code = f" with exit code {status}" if status.isdecimal() else ""
+    code = f" with exit code {status}"
+    if not status.isdecimal():  # no command has failed, but one was the last that the shell ran
+        ends = f"the command ended the shell with exit code {ended}"
+        code = f" as {ends if ended >= 0 else f'signal {-ended} ended the shell'}"
     said = _PLACE.sub("", _last_line(log))
     return f"setup failed on {host}{code}: {' '.join(command.split())}" + (f": {said}" if said else "")
 
