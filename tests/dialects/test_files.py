@@ -278,3 +278,30 @@ def test_a_line_that_has_no_job_file(paceline: Paceline, line: str, said: str) -
 def test_a_file_that_cannot_be_read(paceline: Paceline, name: str, text: str, said: str) -> None:
     (paceline.folder / name).write_text(text)
     assert refusal(paceline, "explain", name).startswith(said)
+
+
+def job_of(paceline: Paceline, name: str, text: str) -> tuple[dict[str, Any], list[str]]:
+    """The job file that a file becomes, and what is said of the rest."""
+    (paceline.folder / name).write_text(text, encoding="utf-8")
+    done = typed(paceline, "explain", name)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout), [line.removeprefix("paceline: ") for line in done.stderr.splitlines()][1:]
+
+
+@pytest.mark.parametrize(
+    ("lines", "folder", "setup"),
+    [
+        ("cd a; make; cd b && pip install .", "{start}/a/b", ["cd {start}", "cd a", "make", "cd b", "pip install ."]),
+        ("make; cd a", "{start}/a", ["cd {start}", "make"]),
+        ("cd /x; cd y || exit 1; make", "/x/y", "make"),
+        ("cd a; make; cd $SLURM_SUBMIT_DIR; make", None, ["cd a", "make", "cd {start}", "make"]),
+        ('cd "$SLURM_SUBMIT_DIR/sub"', "{start}/sub", None),
+        ("cd $SCRATCH; tar x; cd /code", "/code", ["cd {start}", "cd $SCRATCH", "tar x"]),
+    ],
+)
+def test_the_last_cd_is_where_ranks_start(paceline: Paceline, lines: str, folder: str | None, setup: Any) -> None:
+    job, notes = job_of(paceline, "job.sbatch", f"#SBATCH -N 1\n{lines}\nsrun torchrun t.py\n")
+    start = str(paceline.folder)
+    setup = [it.format(start=start) for it in setup] if isinstance(setup, list) else setup
+    folder = folder and folder.format(start=start)
+    assert (job.get("working_dir"), job.get("setup"), notes) == (folder, setup, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ _GPUS = (
     "PET_NPROC_PER_NODE",
 )  # fmt: skip
 _NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "PET_NNODES")
+_SUBMIT_DIR = re.compile(r"\$(SLURM_SUBMIT_DIR\b|\{SLURM_SUBMIT_DIR\})")
 _SIMPLE = re.compile(r"[\w./:@%+,=-]*")  # a value that means the same in quotes and outside
 
 
@@ -41,6 +43,7 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
             found.append(command._replace(words=filled(command.words, values)))
             values.update(_constants(found[-1]))
     place, line, is_launched = _program(found, text)
+    start, own = (Line(flags=list(it)).get("--working-dir") or "" for it in (flags, line.flags))
     put_before(line, flags)
     line.flags = [words for words in line.flags if words[0] not in MEETING]
     line.verb = "submit"
@@ -49,7 +52,7 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     if others := " ".join(plain(word) for word in before if not ASSIGNED.fullmatch(word) and word != "time"):
         line.notes.append(f"left out: {others}, which stands before the launcher")
     _keep_shell(line)
-    _add_setup(line, found[:place], list(values))
+    _add_setup(line, found[:place], list(values), start, own)
     if found[place].redirected:
         line.notes.append(f"left out: {found[place].redirected}; each rank has a log file, see paceline logs JOB")
     if rest := _text(found[place + 1 :]):
@@ -121,23 +124,22 @@ def _keep_shell(line: Line) -> None:
     line.program = ["sh", "-c", plain(f"exec {' '.join(map(quoted, program))}")]
 
 
-def _add_setup(line: Line, before: list[Command], known: list[str]) -> None:
-    """What stands before the launcher: the folder, variables, and commands that run once on each node."""
-    blocks: list[str] = []
+def _add_setup(line: Line, before: list[Command], known: list[str], start: str, own: str) -> None:
+    """What stands before the launcher: the folder, variables, and commands that run once on each node.
+
+    `start` is the folder in which the script starts, and `own` the one that the launcher itself enters.
+    """
+    found = _blocks(before)
+    entered = [block[0] for block in found if _is_cd(block)]
+    folder = _ended(entered, start)
+    blocks: list[tuple[str, bool]] = []  # each with whether it enters a folder
     used = plain(" ".join(line.program))
-    for block in reversed(_blocks(before)):
+    for block in reversed(found):
         first, name = block[0], plain(parts(block[0])[1][0]) if parts(block[0])[1] else ""
         assigned = _assigned(first) if len(block) == 1 else []
-        is_exported = name == "export"
+        is_exported, text = name == "export", _text(block)
         if len(block) == 1 and name == "set":
             continue  # a setup ends at the first command that fails
-        if len(block) == 1 and name == "cd":
-            folder = parts(first)[1][1:]
-            if len(folder) == 1 and not is_expanded(folder[0]):
-                line.add("--working-dir", folder[0])
-            elif "SLURM_SUBMIT_DIR" not in plain(first.words):
-                line.notes.append(f"left out: {plain(first.words)}; name the folder with --working-dir")
-            continue
         names = [word.partition("=")[0] for word in assigned]
         if assigned and is_exported and all(it in known for it in names):
             line.flags[:0] = [("--env", word) for word in assigned if not _is_set(line, word)]
@@ -145,12 +147,71 @@ def _add_setup(line: Line, before: list[Command], known: list[str]) -> None:
         if assigned and not is_exported:
             if not any(re.search(rf"\$\{{?{name}\b", used) for name in names):
                 continue  # nothing uses it, or its value stands there by now
-            blocks.insert(0, f"export {_text(block)}")
-        else:
-            blocks.insert(0, _text(block))
-        used += f" {blocks[0]}"
-    for text in blocks:
+            text = f"export {text}"
+        elif _is_cd(block) and _SUBMIT_DIR.search(plain(first.words)):
+            text = f"cd {shlex.quote(os.path.abspath(_entered(first, '') or '.'))}"
+        if blocks or not _is_cd(block):
+            used += f" {text}"
+        blocks.insert(0, (text, _is_cd(block)))
+    line.take("--working-dir")
+    at = os.path.normpath(os.path.join(start if folder is None else folder, own))
+    if at != ".":
+        line.add("--working-dir", at)
+    if folder is None:
+        line.notes.append(f"left out: {plain(entered[-1].words)}; name the folder with --working-dir")
+    for text in _in_folders(line, blocks, start, at, is_in_last=folder is not None and not own):
         line.add("--setup", text)
+
+
+def _is_cd(block: list[Command]) -> bool:
+    """Whether a block enters a folder, as in `cd x` or `cd x || exit 1`."""
+    is_one = len(block) == 1 or (len(block) == 2 and block[0].end == "||")
+    return is_one and parts(block[0])[1][:1] == ["cd"]
+
+
+def _entered(command: Command, folder: str | None) -> str | None:
+    """The folder to which a `cd` leads from another one; None for one that is not known here."""
+    words = parts(command)[1][1:]
+    target = plain(" ".join(words))
+    if (submitted := _SUBMIT_DIR.match(target)) is not None:
+        folder, target = "", target[submitted.end() :].lstrip("/") or "."
+    elif any(map(is_expanded, words)):
+        return None
+    if len(words) != 1 or "$" in target or target == "-":
+        return None
+    return target if os.path.isabs(target) else None if folder is None else os.path.join(folder, target)
+
+
+def _ended(entered: list[Command], start: str) -> str | None:
+    """The folder in which commands `cd` end; None for one that is not known here."""
+    folder: str | None = start
+    for command in entered:
+        folder = _entered(command, folder)
+    return folder
+
+
+def _in_folders(line: Line, blocks: list[tuple[str, bool]], start: str, at: str, *, is_in_last: bool) -> list[str]:
+    """The setup, which starts in the folder of the ranks, `at`: where its commands run in others, it enters these.
+
+    `is_in_last` says that the ranks start where the last `cd` ends.
+    """
+    kinds = [is_cd for _, is_cd in blocks]
+    if all(kinds):
+        return []
+    texts = [text for text, _ in blocks]
+    first = kinds.index(False)
+    if is_in_last and True not in kinds[first:]:
+        return texts[first:]
+    texts = texts[: len(kinds) - kinds[::-1].index(False)]
+    if os.path.normpath(start or ".") == at:
+        return texts
+    back = os.path.abspath(start or ".")
+    if not os.path.isabs(start) and any(line.get(it) for it in ("--image", "--sync-mode")):
+        if os.path.isabs(at):
+            line.notes.append(f"the setup runs in {at}; write where what stands before cd {at} is to run")
+            return texts
+        back = os.path.relpath(start or ".", at)
+    return [f"cd {shlex.quote(back)}", *texts]
 
 
 def _is_set(line: Line, word: str) -> bool:
