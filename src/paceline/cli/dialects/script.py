@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 from .engine import Line, put_before
-from .shell import ASSIGNED, Command, commands, filled, is_expanded, plain, quoted
+from .mpirun import UNSET
+from .shell import ASSIGNED, Command, commands, filled, is_expanded, plain, quoted, variable
 from .tools import MEETING, TOOLS, inlined, launched, parts
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ _GPUS = (
     "PET_NPROC_PER_NODE",
 )  # fmt: skip
 _NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "PET_NNODES")
+_MARK = "\u02d0"  # around the name of a variable of _GPUS; a letter, so that values may be made of it
+_MARKED = re.compile(f"{_MARK}([A-Z_]+){_MARK}")
+_OF_OTHERS = re.compile(r"\$\{?((?:SKYPILOT|DSTACK)_\w+)")
 _SUBMIT_DIR = re.compile(r"\$(SLURM_SUBMIT_DIR\b|\{SLURM_SUBMIT_DIR\})")
 _SIMPLE = re.compile(r"[\w./:@%+,=-]*")  # a value that means the same in quotes and outside
 
@@ -35,29 +39,78 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     """
     nodes = next((words[1] for words in reversed(flags) if words[0] == "--nnodes"), "1")
     pairs = [words[1].partition("=") for words in flags if words[0] == "--env"]
-    values = {**dict.fromkeys(_GPUS, "gpu"), **dict.fromkeys(_NODES, nodes)}
+    values = {**{name: f"{_MARK}{name}{_MARK}" for name in _GPUS}, **dict.fromkeys(_NODES, nodes)}
     values.update((name, value) for name, _, value in pairs if _SIMPLE.fullmatch(value))
     found = []
     for command in (it for one in commands(text) for it in inlined(one)):
         if not command.words.startswith("#"):
             found.append(command._replace(words=filled(command.words, values)))
             values.update(_constants(found[-1]))
-    place, line, is_launched = _program(found, text)
+    try:
+        place, line, is_launched = _program(found, text)
+    except UserError as error:
+        raise UserError(_unmarked(str(error))) from None
     start, own = (Line(flags=list(it)).get("--working-dir") or "" for it in (flags, line.flags))
     put_before(line, flags)
     line.flags = [words for words in line.flags if words[0] not in MEETING]
     line.verb = "submit"
+    _count_gpus(line)
     before, line.before = line.before, []
     line.flags += [("--env", word) for word in before if ASSIGNED.fullmatch(word)]
     if others := " ".join(plain(word) for word in before if not ASSIGNED.fullmatch(word) and word != "time"):
         line.notes.append(f"left out: {others}, which stands before the launcher")
     _keep_shell(line)
     _add_setup(line, found[:place], list(values), start, own)
+    _drop_set(line)
+    _name_unset(line)
     if found[place].redirected:
         line.notes.append(f"left out: {found[place].redirected}; each rank has a log file, see paceline logs JOB")
-    if rest := _text(found[place + 1 :]):
+    if rest := _on_one_line(_text(found[place + 1 :])):
         line.notes.append(f"left out: {rest}; a job runs one program")
     return line, is_launched
+
+
+def _count_gpus(line: Line) -> None:
+    """Make variables of _GPUS mean all GPUs where a flag of the launcher is one; elsewhere they stay variables."""
+
+    def named(word: str) -> str:
+        return _MARKED.sub(lambda it: variable(it[1]), word)
+
+    line.flags = [
+        words if words[0] == "--env" else tuple("gpu" if _MARKED.fullmatch(it) else named(it) for it in words)
+        for words in line.flags
+    ]
+    line.program = list(map(named, line.program))
+    line.notes = list(map(_unmarked, line.notes))
+
+
+def _unmarked(text: str) -> str:
+    """A text with the variables of _GPUS as they were typed."""
+    return _MARKED.sub(r"$\1", text)
+
+
+def _name_unset(line: Line) -> None:
+    """Name variables of other tools that nothing sets: those of the environment that have such values are left out."""
+    for words in [words for words in line.flags if words[0] == "--env" and _MARKED.search(words[1])]:
+        line.flags.remove(words)
+        line.notes.append(f"left out: {_unmarked(words[1])}; its value is not known here")
+    used = " ".join([*(plain(it) for it in line.program), *(it[1] for it in line.flags if it[0] == "--setup")])
+    given = {words[1].partition("=")[0] for words in line.flags if words[0] == "--env"}
+    if names := [f"${name}" for name in sorted(set(_OF_OTHERS.findall(used)) - given)]:
+        line.notes.append(f"no job of paceline sets {', '.join(names)}; write their values")
+
+
+def _drop_set(line: Line) -> None:
+    """Leave out what mpirun passes on, if the job sets it: `-x NAME`."""
+    names = {words[1].partition("=")[0] for words in line.flags if words[0] == "--env"}
+    line.flags = [words for words in line.flags if words[0] != "--secret" or words[1] not in names]
+    names.update(words[1] for words in line.flags if words[0] == "--secret")
+    line.notes = [note for note in line.notes if note not in map(UNSET.format, names)]
+
+
+def _on_one_line(text: str) -> str:
+    """Commands on one line, as people write them."""
+    return re.sub(r"\s*\n\s*", "; ", re.sub(r"\b(then|do|else)\n\s*|\\\n\s*", r"\1 ", text))
 
 
 def _constants(command: Command) -> dict[str, str]:
@@ -236,7 +289,7 @@ def _text(found: Sequence[Command]) -> str:
     """Commands as they were typed, without what joins the last one to others."""
     said = ""
     for command in found:
-        said += " ".join(filter(None, (plain(command.words), command.redirected)))
+        said += " ".join(filter(None, (_unmarked(plain(command.words)), command.redirected)))
         said += {"\n": "\n", ";": "; ", "(": "(", ")": ")", "": ""}.get(command.end, f" {command.end} ")
     return re.sub(r"(\s*(&&|;|\n))+\s*$", "", said).strip()
 
