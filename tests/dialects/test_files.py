@@ -360,6 +360,16 @@ def test_what_a_batch_script_may_begin_with(paceline: Paceline) -> None:
     assert "paceline explain 'my job.sbatch' -o job.yaml" in typed(paceline, "submit", "my job.sbatch").stderr
 
 
+def test_a_copy_of_the_code_is_where_cd_begins(paceline: Paceline) -> None:
+    run = "  cd examples\n  pip install .\n  torchrun t.py\n"
+    job, notes = job_of(paceline, "sky.yaml", f"num_nodes: 2\nworkdir: .\nrun: |\n{run}")
+    assert job == {
+        "command": "sh", "args": ["-c", "cd examples && exec python t.py"], "nodes": 2,
+        "setup": ["cd examples", "pip install ."], "code": {"mode": "snapshot"},
+    }  # fmt: skip
+    assert notes == []
+
+
 def test_variables_of_other_tools(paceline: Paceline) -> None:
     run = """  G=$SKYPILOT_NUM_GPUS_PER_NODE
   echo $SKYPILOT_NODE_IPS

@@ -168,8 +168,12 @@ def _keep_shell(line: Line) -> None:
     for words in line.flags:
         if any(map(is_expanded, words)):
             raise UserError(f"{plain(' '.join(words))}: its value is not known here; write it")
-    if not any(map(is_expanded, line.program)):
-        return
+    if any(map(is_expanded, line.program)):
+        _give_to_shell(line)
+
+
+def _give_to_shell(line: Line) -> None:
+    """Make a shell start the program on each rank."""
     is_module = line.get("-m") is not None
     is_script = line.take("-m", "--no-python") is None and line.program[0].endswith(".py")
     program = [*(["python"] if is_module or is_script else ()), *(["-m"] if is_module else ()), *line.program]
@@ -206,13 +210,19 @@ def _add_setup(line: Line, before: list[Command], known: list[str], start: str, 
         if blocks or not _is_cd(block):
             used += f" {text}"
         blocks.insert(0, (text, _is_cd(block)))
-    line.take("--working-dir")
     at = os.path.normpath(os.path.join(start if folder is None else folder, own))
+    has_copy = line.get("--sync-mode") is not None  # in which setup and ranks start, whatever the working dir is
+    if has_copy and at != os.path.normpath(start or "."):
+        if line.program[:2] != ["sh", "-c"]:
+            _give_to_shell(line)
+        line.program[2] = f"cd {shlex.quote(at)} && {line.program[2]}"
+        at = start or "."
+    line.take("--working-dir")
     if at != ".":
         line.add("--working-dir", at)
     if folder is None:
         line.notes.append(f"left out: {plain(entered[-1].words)}; name the folder with --working-dir")
-    for text in _in_folders(line, blocks, start, at, is_in_last=folder is not None and not own):
+    for text in _in_folders(line, blocks, start, at, is_in_last=folder is not None and not own and not has_copy):
         line.add("--setup", text)
 
 
@@ -256,10 +266,10 @@ def _in_folders(line: Line, blocks: list[tuple[str, bool]], start: str, at: str,
     if is_in_last and True not in kinds[first:]:
         return texts[first:]
     texts = texts[: len(kinds) - kinds[::-1].index(False)]
-    if os.path.normpath(start or ".") == at:
+    if os.path.normpath(start or ".") == os.path.normpath(at):
         return texts
     back = os.path.abspath(start or ".")
-    if not os.path.isabs(start) and any(line.get(it) for it in ("--image", "--sync-mode")):
+    if not os.path.isabs(start) and (line.get("--image") or line.get("--on") == "kubernetes"):
         if os.path.isabs(at):
             line.notes.append(f"the setup runs in {at}; write where what stands before cd {at} is to run")
             return texts
