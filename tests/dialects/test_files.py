@@ -167,7 +167,11 @@ FILES: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
             "memory": "8Gi", "image": "i:1", "env": {"A": "1"}, "secrets": ["B"], "data": ["pvc:/data"],
             "max_restarts": 2, "ttl": "1h", "backend": "kubernetes", "options": {"shm": "1Gi"},
         },
-        ["start it with: paceline submit --namespace team job.yaml, where job.yaml is this file"],
+        [
+            "left out: the Secret of B (paceline submit takes your own variable of that name)",
+            "left out: Service, of the same file",
+            "start it with: paceline submit --namespace team job.yaml, where job.yaml is this file",
+        ],
     ),
     "mpijob.yaml": (
         MPIJOB,
@@ -272,9 +276,112 @@ def test_a_line_that_has_no_job_file(paceline: Paceline, line: str, said: str) -
         ("t.yaml", "run: torchrun $X a.py\nnum_nodes: 1\n", "t.yaml is a task of SkyPilot: torchrun $X a.py: a "),
         ("t.yaml", "apiVersion: v1\nkind: MPIJob\nspec: 3\n", "t.yaml is an MPIJob of Kubeflow, and cannot be read "),
         ("t.sh", "#SBATCH --nope\nsrun python t.py\n", "t.sh is a batch script of Slurm: sbatch has no flag --nope"),
+        ("t.yaml", "type: task\ncommands: torchrun t.py\n", "t.yaml is a configuration of dstack: commands is one "),
+        ("t.yaml", "run: a\nenvs: {}\n---\nrun: b\nenvs: {}\n", "t.yaml holds 2 jobs; write each into a file of its"),
+        (
+            "t.yaml",
+            PYTORCHJOB.replace("t.py", "m.py", 1),
+            "t.yaml is a PyTorchJob of Kubeflow: Master and Worker have ",
+        ),
         ("t.yaml", "script: t.py\n", "t.yaml is no file of a tool that paceline knows; paceline submit t.yaml starts"),
     ],
 )
 def test_a_file_that_cannot_be_read(paceline: Paceline, name: str, text: str, said: str) -> None:
     (paceline.folder / name).write_text(text)
     assert refusal(paceline, "explain", name).startswith(said)
+
+
+def job_of(paceline: Paceline, name: str, text: str) -> tuple[dict[str, Any], list[str]]:
+    """The job file that a file becomes, and what is said of the rest."""
+    (paceline.folder / name).write_text(text, encoding="utf-8")
+    done = typed(paceline, "explain", name)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout), [line.removeprefix("paceline: ") for line in done.stderr.splitlines()][1:]
+
+
+@pytest.mark.parametrize(
+    ("lines", "folder", "setup"),
+    [
+        ("cd a; make; cd b && pip install .", "{start}/a/b", ["cd {start}", "cd a", "make", "cd b", "pip install ."]),
+        ("make; cd a", "{start}/a", ["cd {start}", "make"]),
+        ("cd /x; cd y || exit 1; make", "/x/y", "make"),
+        ("cd a; make; cd $SLURM_SUBMIT_DIR; make", None, ["cd a", "make", "cd {start}", "make"]),
+        ('cd "$SLURM_SUBMIT_DIR/sub"', "{start}/sub", None),
+        ("cd $SCRATCH; tar x; cd /code", "/code", ["cd {start}", "cd $SCRATCH", "tar x"]),
+    ],
+)
+def test_the_last_cd_is_where_ranks_start(paceline: Paceline, lines: str, folder: str | None, setup: Any) -> None:
+    job, notes = job_of(paceline, "job.sbatch", f"#SBATCH -N 1\n{lines}\nsrun torchrun t.py\n")
+    start = str(paceline.folder)
+    setup = [it.format(start=start) for it in setup] if isinstance(setup, list) else setup
+    folder = folder and folder.format(start=start)
+    assert (job.get("working_dir"), job.get("setup"), notes) == (folder, setup, [])
+
+
+MASTER = """\
+        spec:
+          containers:
+            - {name: log, image: tail}
+            - name: pytorch
+              image: i:2
+              command: [torchrun, t.py, --lr, "0.1"]
+              env: [{name: A, value: "2"}, {name: IP, valueFrom: {fieldRef: {fieldPath: p}}}]
+              resources: {limits: {cpu: 500m, memory: 8Gi}}
+              volumeMounts: [{name: d, mountPath: /ckpt, subPath: s, readOnly: true}]
+          volumes: [{name: d, persistentVolumeClaim: {claimName: ckpt}}]
+"""
+
+
+def test_what_only_one_role_has_is_named(paceline: Paceline) -> None:
+    job, notes = job_of(paceline, "j.yaml", PYTORCHJOB.replace(POD, f"\n{MASTER}", 1))
+    assert (job["image"], job["env"], job["data"]) == ("i:1", {"A": "1"}, ["pvc:/data"])
+    for name in ("container log", "IP (its value is from fieldRef)", "subPath of volume d", "readOnly of volume d",
+                 "image i:2", "env A", "data ckpt:/ckpt"):  # fmt: skip
+        assert f"{name} of the Master" in notes[0]
+    assert "that the Master has no GPU" in notes[0]
+
+    text = MPIJOB.replace("-x, A=1", "-x, LR").replace("[mpirun]", "[mpirun], env: [{name: LR, value: '1'}]")
+    job, notes = job_of(paceline, "j.yaml", text.replace("{image: i, command", "{image: j, command"))
+    assert (job["env"], notes) == ({"LR": "1"}, ["left out: image j of the Launcher"])
+
+
+def test_references_of_kubernetes_are_replaced(paceline: Paceline) -> None:
+    env = "env: [{name: A, value: x}, {name: D, value: /$(A)}]"
+    text = TRAINJOB.partition("command:")[0] + f"{env}, command: [torchrun, t.py, $(D)/y, $$(A), $(NO)]}}\n"
+    job, _ = job_of(paceline, "j.yaml", text)
+    assert (job["env"], job["args"]) == ({"A": "x", "D": "/x"}, ["/x/y", "$(A)", "$(NO)"])
+
+
+def test_what_a_batch_script_may_begin_with(paceline: Paceline) -> None:
+    text = "\ufeff#!/bin/bash\n#SBATCH --array=0-3\nsrun torchrun t.py\nif x; then\necho\nfi\n"
+    job, notes = job_of(paceline, "my job.sbatch", text)
+    assert job["options"] == {"array": "0-3"}
+    assert notes == ["left out: if x; then echo; fi; a job runs one program"]
+    assert "paceline explain 'my job.sbatch' -o job.yaml" in typed(paceline, "submit", "my job.sbatch").stderr
+
+
+def test_a_copy_of_the_code_is_where_cd_begins(paceline: Paceline) -> None:
+    run = "  cd examples\n  pip install .\n  torchrun t.py\n"
+    job, notes = job_of(paceline, "sky.yaml", f"num_nodes: 2\nworkdir: .\nrun: |\n{run}")
+    assert job == {
+        "command": "sh", "args": ["-c", "cd examples && exec python t.py"], "nodes": 2,
+        "setup": ["cd examples", "pip install ."], "code": {"mode": "snapshot"},
+    }  # fmt: skip
+    assert notes == []
+
+
+def test_variables_of_other_tools(paceline: Paceline) -> None:
+    run = """  G=$SKYPILOT_NUM_GPUS_PER_NODE
+  echo $SKYPILOT_NODE_IPS
+  N=$SKYPILOT_NUM_GPUS_PER_NODE torchrun --nproc_per_node $G t.py --gpus $G --rank $SKYPILOT_NODE_RANK
+"""
+    job, notes = job_of(paceline, "sky.yaml", f"num_nodes: 2\nrun: |\n{run}")
+    program = 'exec python t.py --gpus "$SKYPILOT_NUM_GPUS_PER_NODE" --rank $SKYPILOT_NODE_RANK'
+    assert job == {
+        "command": "sh", "args": ["-c", program], "nodes": 2, "ranks": "gpu", "setup": "echo $SKYPILOT_NODE_IPS",
+    }  # fmt: skip
+    assert notes == [
+        "left out: N=$SKYPILOT_NUM_GPUS_PER_NODE; its value is not known here",
+        "no job of paceline sets $SKYPILOT_NODE_IPS, $SKYPILOT_NODE_RANK, $SKYPILOT_NUM_GPUS_PER_NODE; "
+        "write their values",
+    ]

@@ -25,7 +25,9 @@ _MOST_BYTES = 1 << 20
 SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
 _BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 _GPU = re.compile(r"[\w.-]+/(gpu|mig-.*)")
+_MAIN = ("pytorch", "mpi", "node")  # the names of the container of training, where a pod has others
 _QUEUE = "kueue.x-k8s.io/queue-name"
+_OF_ENV = ("--env", "--secret")
 Flags = list[tuple[str, ...]]
 
 
@@ -40,7 +42,7 @@ def read(path: str) -> Foreign | None:
     """The job of a file of another tool; None for other files, and where there is none."""
     try:
         with open(path, "rb") as file:
-            text = file.read(_MOST_BYTES).decode()
+            text = file.read(_MOST_BYTES).decode("utf-8-sig")  # Windows puts a mark before it
     except (OSError, ValueError):
         return None
     if path.lower().endswith(SCRIPTS):
@@ -51,11 +53,22 @@ def read(path: str) -> Foreign | None:
         documents = [it for it in yaml.safe_load_all(text) if isinstance(it, dict)]
     except (yaml.YAMLError, ValueError):
         return None
-    for document in documents:
-        for is_it, what, reader in _KINDS:
-            if is_it(document):
-                return _read(path, what.format(kind=_named(document.get("kind"))), reader, document)
+    jobs = [(it, kind) for it in documents if (kind := next((one for one in _KINDS if one[0](it)), None)) is not None]
+    if len(jobs) > 1:
+        raise UserError(printable(f"{path} holds {len(jobs)} jobs; write each into a file of its own"))
+    for document, (_, what, reader) in jobs:
+        found = _read(path, what.format(kind=_named(document.get("kind"))), reader, document)
+        if others := [_called(it) for it in documents if it is not document]:
+            found.line.notes.append(f"left out: {', '.join(others)}, of the same file")
+        return found
     return None
+
+
+def _called(document: dict[str, Any]) -> str:
+    """What another document of a file is called: its kind and name."""
+    metadata = document.get("metadata")
+    words = (document.get("kind"), metadata.get("name") if isinstance(metadata, dict) else document.get("name"))
+    return " ".join(str(it) for it in words if it) or "a document without a kind"
 
 
 def _named(kind: Any) -> str:
@@ -235,7 +248,10 @@ def _dstack(content: dict[str, Any]) -> Line:
             "--priority": keys.take("priority"),
         }
     )
-    line, _ = line_of("\n".join(keys.take("commands", ())), [*flags, *_variables(keys.take("env"))])
+    commands = keys.take("commands", [])
+    if not isinstance(commands, list):
+        raise UserError("commands is one text; write it as a list, with - before each command")
+    line, _ = line_of("\n".join(map(str, commands)), [*flags, *_variables(keys.take("env"))])
     return _finished(line, keys)
 
 
@@ -268,11 +284,68 @@ def _resources(given: Mapping[str, Any]) -> Flags:
     )
 
 
+_REFERENCE = re.compile(r"\$(\$)?\(([\w.-]+)\)")
+
+
+def _replaced(text: Any, values: Mapping[str, str]) -> str:
+    """A text in which $(NAME) is replaced by a value that is known, and $$(NAME) is $(NAME), as in Kubernetes."""
+    return _REFERENCE.sub(
+        lambda it: it[0][1:] if it[1] else values.get(it[2], it[0]), text if isinstance(text, str) else _text(text)
+    )
+
+
+def _environment(keys: _Keys, given: Any) -> tuple[Flags, dict[str, str]]:
+    """The variables of a container: flags, and the values that are known."""
+    values: dict[str, str] = {}
+    secrets = []
+    for it in given or ():
+        name, source = it["name"], it.get("valueFrom")
+        if source is None:
+            values[name] = _replaced(it.get("value") or "", values)
+        elif "secretKeyRef" in source:
+            secrets.append(name)
+            keys.note(f"the Secret of {name} (paceline submit takes your own variable of that name)")
+        else:
+            keys.note(f"{name} (its value is from {', '.join(source)})")
+    return [("--env", f"{name}={it}") for name, it in values.items()] + [("--secret", it) for it in secrets], values
+
+
+def _mounted(keys: _Keys, own: _Keys, volumes: Any) -> Flags:
+    """The volumes of a pod that a container mounts."""
+    flags: Flags = []
+    mounts = list(own.take("volumeMounts", ()))
+    for volume in volumes:
+        name = volume["name"]
+        paths = [it["mountPath"] for it in mounts if it["name"] == name]
+        if "persistentVolumeClaim" in volume and paths:
+            flags += [("--data", f"{volume['persistentVolumeClaim']['claimName']}:{path}") for path in paths]
+            ways = [
+                key
+                for it in mounts
+                if it["name"] == name
+                for key in ("subPath", "subPathExpr", "readOnly")
+                if it.get(key)
+            ]
+            for key in dict.fromkeys(
+                [*ways, *(["readOnly"] if volume["persistentVolumeClaim"].get("readOnly") else [])]
+            ):
+                keys.note(f"{key} of volume {name}")
+        elif "/dev/shm" in paths:
+            flags += _flags({"--share-memory": (volume.get("emptyDir") or {}).get("sizeLimit")})
+        else:
+            keys.note(f"volume {name}")
+    return flags
+
+
 def _container(keys: _Keys, template: Mapping[str, Any]) -> tuple[Flags, str]:
     """What the flags of a pod of a job are, and its command."""
     pod = keys.beside("template", template.get("spec"))
     containers = pod.take("containers", [{}])
-    own = keys.beside("container", containers[0])
+    first = next((it for it in containers if it.get("name") in _MAIN), containers[0])
+    own = keys.beside("container", first)
+    for other in containers:
+        if other is not first:
+            keys.note(f"container {other.get('name')}")
     own.take("name")
     pod.take("restartPolicy")
     resources = own.take("resources", {})
@@ -288,19 +361,23 @@ def _container(keys: _Keys, template: Mapping[str, Any]) -> tuple[Flags, str]:
         }
     )
     flags += _resources({**(resources.get("requests") or {}), **(resources.get("limits") or {})})
-    flags += _variables({it["name"]: it.get("value", {}) for it in own.take("env", ())})
-    mounts = {it["name"]: it["mountPath"] for it in own.take("volumeMounts", ())}
-    for volume in pod.take("volumes", ()):
-        path = mounts.get(volume["name"])
-        if "persistentVolumeClaim" in volume and path is not None:
-            flags.append(("--data", f"{volume['persistentVolumeClaim']['claimName']}:{path}"))
-        elif path == "/dev/shm":
-            flags += _flags({"--share-memory": (volume.get("emptyDir") or {}).get("sizeLimit")})
-        else:
-            keys.note(f"volume {volume['name']}")
+    variables, values = _environment(keys, own.take("env"))
+    flags += variables + _mounted(keys, own, pod.take("volumes", ()))
     command = own.take("command", ())
     words = [command] if isinstance(command, str) else [*command]
-    return flags, _command([*words, *own.take("args", ())])
+    return flags, _command([_replaced(it, values) for it in (*words, *own.take("args", ()))])
+
+
+def _note_role(keys: _Keys, role: str, of_role: _Keys, own: Flags, common: Flags) -> None:
+    """Name what stands only in a role whose pods are like the others here; values of variables are not shown."""
+    left = set(keys.left())
+    for name in of_role.left():
+        if name not in left:
+            keys.note(f"{name} of the {role}")
+    for words in own:
+        if words not in common:
+            flag, value = words[0].removeprefix("--"), " ".join(words[1:])
+            keys.note(f"{flag} {value.partition('=')[0] if flag == 'env' else value}".strip() + f" of the {role}")
 
 
 def _metadata(keys: _Keys) -> Flags:
@@ -343,6 +420,15 @@ def _pytorchjob(content: dict[str, Any]) -> Line:
         nodes = f"{elastic['minReplicas']}:{elastic['maxReplicas']}"
     flags += _flags({"--nnodes": nodes, "-n": spec.take("nprocPerNode")}) + _policy(spec)
     inner, text = _container(keys, chosen.get("template") or {})
+    if (master := roles.get("Master")) is not None and master is not chosen:
+        of_master = _Keys({})
+        own, other = _container(of_master, master.get("template") or {})
+        if other != text:
+            raise UserError("Master and Worker have other commands; a job runs one program, so give both the same")
+        _note_role(keys, "Master", of_master, own, inner)
+        counts = [{it[0]: it[1] for it in one if len(it) > 1}.get("--gpus") for one in (own, inner)]
+        if counts[0] is None and counts[1] is not None:
+            keys.note("that the Master has no GPU")
     line, _ = line_of(text, [*flags, *inner])
     return _finished(line, keys)
 
@@ -355,8 +441,15 @@ def _mpijob(content: dict[str, Any]) -> Line:
         spec.take(name)  # nodes need no sshd, and no pod is a launcher
     slots = spec.take("slotsPerWorker")
     flags += _flags({"--nnodes": roles["Worker"].get("replicas", 1), "-n": slots, "--framework": "mpi"}) + _policy(spec)
-    _, text = _container(_Keys({}), roles["Launcher"].get("template") or {})
+    launcher = _Keys({})
+    own, text = _container(launcher, roles["Launcher"].get("template") or {})
     inner, _ = _container(keys, roles["Worker"].get("template") or {})
+    names = {words[1].partition("=")[0] for words in own if words[0] in _OF_ENV}
+    inner = [it for it in inner if it[0] not in _OF_ENV or it[1].partition("=")[0] not in names]
+    inner += [it for it in own if it[0] in _OF_ENV]  # mpirun starts the ranks, and its variables win
+    inner += [it for it in own if it[0] == "--working-dir" and "--working-dir" not in {one[0] for one in inner}]
+    needless = ("--gpus", "--cpus", "--memory", "--resources")  # no pod is a launcher
+    _note_role(keys, "Launcher", launcher, [it for it in own if it[0] not in needless], inner)
     line, _ = line_of(text, [*flags, *inner])
     return _finished(line, keys)
 
@@ -374,8 +467,9 @@ def _trainjob(content: dict[str, Any]) -> Line:
         }
     )
     flags += _resources({**(resources.get("requests") or {}), **(resources.get("limits") or {})})
-    flags += _variables({it["name"]: it.get("value", {}) for it in trainer.take("env", ())})
-    line, _ = line_of(_command([*trainer.take("command", ()), *trainer.take("args", ())]), flags)
+    variables, values = _environment(trainer, trainer.take("env"))
+    words = [_replaced(it, values) for it in (*trainer.take("command", ()), *trainer.take("args", ()))]
+    line, _ = line_of(_command(words), flags + variables)
     return _finished(line, keys)
 
 

@@ -14,6 +14,7 @@ from paceline.job.errors import UserError
 
 from .engine import BINDING, PYTHON, Ignored, Line, Refused, Tool, say_program
 
+UNSET = "-x {} has no effect: it is not set here"
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 
 
@@ -24,7 +25,7 @@ def _variable(line: Line, value: str) -> None:
     elif value in os.environ:
         line.add("--secret", value)
     else:
-        line.notes.append(f"-x {value} has no effect: it is not set here")
+        line.notes.append(UNSET.format(value))
 
 
 def _limit(line: Line, value: str) -> None:

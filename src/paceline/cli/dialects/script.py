@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from typing import TYPE_CHECKING
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 from .engine import Line, put_before
-from .shell import ASSIGNED, Command, commands, filled, is_expanded, plain, quoted
+from .mpirun import UNSET
+from .shell import ASSIGNED, Command, commands, filled, is_expanded, plain, quoted, variable
 from .tools import MEETING, TOOLS, inlined, launched, parts
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ _GPUS = (
     "PET_NPROC_PER_NODE",
 )  # fmt: skip
 _NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "PET_NNODES")
+_MARK = "\u02d0"  # around the name of a variable of _GPUS; a letter, so that values may be made of it
+_MARKED = re.compile(f"{_MARK}([A-Z_]+){_MARK}")
+_OF_OTHERS = re.compile(r"\$\{?((?:SKYPILOT|DSTACK)_\w+)")
+_SUBMIT_DIR = re.compile(r"\$(SLURM_SUBMIT_DIR\b|\{SLURM_SUBMIT_DIR\})")
 _SIMPLE = re.compile(r"[\w./:@%+,=-]*")  # a value that means the same in quotes and outside
 
 
@@ -33,28 +39,78 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     """
     nodes = next((words[1] for words in reversed(flags) if words[0] == "--nnodes"), "1")
     pairs = [words[1].partition("=") for words in flags if words[0] == "--env"]
-    values = {**dict.fromkeys(_GPUS, "gpu"), **dict.fromkeys(_NODES, nodes)}
+    values = {**{name: f"{_MARK}{name}{_MARK}" for name in _GPUS}, **dict.fromkeys(_NODES, nodes)}
     values.update((name, value) for name, _, value in pairs if _SIMPLE.fullmatch(value))
     found = []
     for command in (it for one in commands(text) for it in inlined(one)):
         if not command.words.startswith("#"):
             found.append(command._replace(words=filled(command.words, values)))
             values.update(_constants(found[-1]))
-    place, line, is_launched = _program(found, text)
+    try:
+        place, line, is_launched = _program(found, text)
+    except UserError as error:
+        raise UserError(_unmarked(str(error))) from None
+    start, own = (Line(flags=list(it)).get("--working-dir") or "" for it in (flags, line.flags))
     put_before(line, flags)
     line.flags = [words for words in line.flags if words[0] not in MEETING]
     line.verb = "submit"
+    _count_gpus(line)
     before, line.before = line.before, []
     line.flags += [("--env", word) for word in before if ASSIGNED.fullmatch(word)]
     if others := " ".join(plain(word) for word in before if not ASSIGNED.fullmatch(word) and word != "time"):
         line.notes.append(f"left out: {others}, which stands before the launcher")
     _keep_shell(line)
-    _add_setup(line, found[:place], list(values))
+    _add_setup(line, found[:place], list(values), start, own)
+    _drop_set(line)
+    _name_unset(line)
     if found[place].redirected:
         line.notes.append(f"left out: {found[place].redirected}; each rank has a log file, see paceline logs JOB")
-    if rest := _text(found[place + 1 :]):
+    if rest := _on_one_line(_text(found[place + 1 :])):
         line.notes.append(f"left out: {rest}; a job runs one program")
     return line, is_launched
+
+
+def _count_gpus(line: Line) -> None:
+    """Make variables of _GPUS mean all GPUs where a flag of the launcher is one; elsewhere they stay variables."""
+
+    def named(word: str) -> str:
+        return _MARKED.sub(lambda it: variable(it[1]), word)
+
+    line.flags = [
+        words if words[0] == "--env" else tuple("gpu" if _MARKED.fullmatch(it) else named(it) for it in words)
+        for words in line.flags
+    ]
+    line.program = list(map(named, line.program))
+    line.notes = list(map(_unmarked, line.notes))
+
+
+def _unmarked(text: str) -> str:
+    """A text with the variables of _GPUS as they were typed."""
+    return _MARKED.sub(r"$\1", text)
+
+
+def _name_unset(line: Line) -> None:
+    """Name variables of other tools that nothing sets: those of the environment that have such values are left out."""
+    for words in [words for words in line.flags if words[0] == "--env" and _MARKED.search(words[1])]:
+        line.flags.remove(words)
+        line.notes.append(f"left out: {_unmarked(words[1])}; its value is not known here")
+    used = " ".join([*(plain(it) for it in line.program), *(it[1] for it in line.flags if it[0] == "--setup")])
+    given = {words[1].partition("=")[0] for words in line.flags if words[0] == "--env"}
+    if names := [f"${name}" for name in sorted(set(_OF_OTHERS.findall(used)) - given)]:
+        line.notes.append(f"no job of paceline sets {', '.join(names)}; write their values")
+
+
+def _drop_set(line: Line) -> None:
+    """Leave out what mpirun passes on, if the job sets it: `-x NAME`."""
+    names = {words[1].partition("=")[0] for words in line.flags if words[0] == "--env"}
+    line.flags = [words for words in line.flags if words[0] != "--secret" or words[1] not in names]
+    names.update(words[1] for words in line.flags if words[0] == "--secret")
+    line.notes = [note for note in line.notes if note not in map(UNSET.format, names)]
+
+
+def _on_one_line(text: str) -> str:
+    """Commands on one line, as people write them."""
+    return re.sub(r"\s*\n\s*", "; ", re.sub(r"\b(then|do|else)\n\s*|\\\n\s*", r"\1 ", text))
 
 
 def _constants(command: Command) -> dict[str, str]:
@@ -112,8 +168,12 @@ def _keep_shell(line: Line) -> None:
     for words in line.flags:
         if any(map(is_expanded, words)):
             raise UserError(f"{plain(' '.join(words))}: its value is not known here; write it")
-    if not any(map(is_expanded, line.program)):
-        return
+    if any(map(is_expanded, line.program)):
+        _give_to_shell(line)
+
+
+def _give_to_shell(line: Line) -> None:
+    """Make a shell start the program on each rank."""
     is_module = line.get("-m") is not None
     is_script = line.take("-m", "--no-python") is None and line.program[0].endswith(".py")
     program = [*(["python"] if is_module or is_script else ()), *(["-m"] if is_module else ()), *line.program]
@@ -121,23 +181,22 @@ def _keep_shell(line: Line) -> None:
     line.program = ["sh", "-c", plain(f"exec {' '.join(map(quoted, program))}")]
 
 
-def _add_setup(line: Line, before: list[Command], known: list[str]) -> None:
-    """What stands before the launcher: the folder, variables, and commands that run once on each node."""
-    blocks: list[str] = []
+def _add_setup(line: Line, before: list[Command], known: list[str], start: str, own: str) -> None:
+    """What stands before the launcher: the folder, variables, and commands that run once on each node.
+
+    `start` is the folder in which the script starts, and `own` the one that the launcher itself enters.
+    """
+    found = _blocks(before)
+    entered = [block[0] for block in found if _is_cd(block)]
+    folder = _ended(entered, start)
+    blocks: list[tuple[str, bool]] = []  # each with whether it enters a folder
     used = plain(" ".join(line.program))
-    for block in reversed(_blocks(before)):
+    for block in reversed(found):
         first, name = block[0], plain(parts(block[0])[1][0]) if parts(block[0])[1] else ""
         assigned = _assigned(first) if len(block) == 1 else []
-        is_exported = name == "export"
+        is_exported, text = name == "export", _text(block)
         if len(block) == 1 and name == "set":
             continue  # a setup ends at the first command that fails
-        if len(block) == 1 and name == "cd":
-            folder = parts(first)[1][1:]
-            if len(folder) == 1 and not is_expanded(folder[0]):
-                line.add("--working-dir", folder[0])
-            elif "SLURM_SUBMIT_DIR" not in plain(first.words):
-                line.notes.append(f"left out: {plain(first.words)}; name the folder with --working-dir")
-            continue
         names = [word.partition("=")[0] for word in assigned]
         if assigned and is_exported and all(it in known for it in names):
             line.flags[:0] = [("--env", word) for word in assigned if not _is_set(line, word)]
@@ -145,12 +204,77 @@ def _add_setup(line: Line, before: list[Command], known: list[str]) -> None:
         if assigned and not is_exported:
             if not any(re.search(rf"\$\{{?{name}\b", used) for name in names):
                 continue  # nothing uses it, or its value stands there by now
-            blocks.insert(0, f"export {_text(block)}")
-        else:
-            blocks.insert(0, _text(block))
-        used += f" {blocks[0]}"
-    for text in blocks:
+            text = f"export {text}"
+        elif _is_cd(block) and _SUBMIT_DIR.search(plain(first.words)):
+            text = f"cd {shlex.quote(os.path.abspath(_entered(first, '') or '.'))}"
+        if blocks or not _is_cd(block):
+            used += f" {text}"
+        blocks.insert(0, (text, _is_cd(block)))
+    at = os.path.normpath(os.path.join(start if folder is None else folder, own))
+    has_copy = line.get("--sync-mode") is not None  # in which setup and ranks start, whatever the working dir is
+    if has_copy and at != os.path.normpath(start or "."):
+        if line.program[:2] != ["sh", "-c"]:
+            _give_to_shell(line)
+        line.program[2] = f"cd {shlex.quote(at)} && {line.program[2]}"
+        at = start or "."
+    line.take("--working-dir")
+    if at != ".":
+        line.add("--working-dir", at)
+    if folder is None:
+        line.notes.append(f"left out: {plain(entered[-1].words)}; name the folder with --working-dir")
+    for text in _in_folders(line, blocks, start, at, is_in_last=folder is not None and not own and not has_copy):
         line.add("--setup", text)
+
+
+def _is_cd(block: list[Command]) -> bool:
+    """Whether a block enters a folder, as in `cd x` or `cd x || exit 1`."""
+    is_one = len(block) == 1 or (len(block) == 2 and block[0].end == "||")
+    return is_one and parts(block[0])[1][:1] == ["cd"]
+
+
+def _entered(command: Command, folder: str | None) -> str | None:
+    """The folder to which a `cd` leads from another one; None for one that is not known here."""
+    words = parts(command)[1][1:]
+    target = plain(" ".join(words))
+    if (submitted := _SUBMIT_DIR.match(target)) is not None:
+        folder, target = "", target[submitted.end() :].lstrip("/") or "."
+    elif any(map(is_expanded, words)):
+        return None
+    if len(words) != 1 or "$" in target or target == "-":
+        return None
+    return target if os.path.isabs(target) else None if folder is None else os.path.join(folder, target)
+
+
+def _ended(entered: list[Command], start: str) -> str | None:
+    """The folder in which commands `cd` end; None for one that is not known here."""
+    folder: str | None = start
+    for command in entered:
+        folder = _entered(command, folder)
+    return folder
+
+
+def _in_folders(line: Line, blocks: list[tuple[str, bool]], start: str, at: str, *, is_in_last: bool) -> list[str]:
+    """The setup, which starts in the folder of the ranks, `at`: where its commands run in others, it enters these.
+
+    `is_in_last` says that the ranks start where the last `cd` ends.
+    """
+    kinds = [is_cd for _, is_cd in blocks]
+    if all(kinds):
+        return []
+    texts = [text for text, _ in blocks]
+    first = kinds.index(False)
+    if is_in_last and True not in kinds[first:]:
+        return texts[first:]
+    texts = texts[: len(kinds) - kinds[::-1].index(False)]
+    if os.path.normpath(start or ".") == os.path.normpath(at):
+        return texts
+    back = os.path.abspath(start or ".")
+    if not os.path.isabs(start) and (line.get("--image") or line.get("--on") == "kubernetes"):
+        if os.path.isabs(at):
+            line.notes.append(f"the setup runs in {at}; write where what stands before cd {at} is to run")
+            return texts
+        back = os.path.relpath(start or ".", at)
+    return [f"cd {shlex.quote(back)}", *texts]
 
 
 def _is_set(line: Line, word: str) -> bool:
@@ -175,7 +299,7 @@ def _text(found: Sequence[Command]) -> str:
     """Commands as they were typed, without what joins the last one to others."""
     said = ""
     for command in found:
-        said += " ".join(filter(None, (plain(command.words), command.redirected)))
+        said += " ".join(filter(None, (_unmarked(plain(command.words)), command.redirected)))
         said += {"\n": "\n", ";": "; ", "(": "(", ")": ")", "": ""}.get(command.end, f" {command.end} ")
     return re.sub(r"(\s*(&&|;|\n))+\s*$", "", said).strip()
 

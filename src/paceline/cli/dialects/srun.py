@@ -196,7 +196,7 @@ SBATCH = Tool(
         "--wrap COMMAND": command,
         "-o --output FILE": _EACH,
         "-e --error FILE": _EACH,
-        "-a --array LIST": "--slurm array={}",
+        "-a --array LIST": "--array",
         "--open-mode MODE": _EACH,
         "--parsable": "",
         "--requeue": "",

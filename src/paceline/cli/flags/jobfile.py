@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,6 +94,6 @@ def refuse(path: str, flags: Sequence[tuple[str, ...]], spec_of: SpecOf) -> None
     rest.program = ["job.yaml"]
     as_it_is = "; to run it on each rank as it is, add --no-python" if path.lower().endswith(SCRIPTS) else ""
     raise UserError(
-        f"{path} is {what}; the job file that does the same is printed above: paceline explain {path} -o job.yaml "
-        f"writes it, and {rest.text()} starts it{as_it_is}"
+        f"{path} is {what}; the job file that does the same is printed above: "
+        f"paceline explain {shlex.quote(path)} -o job.yaml writes it, and {rest.text()} starts it{as_it_is}"
     )
