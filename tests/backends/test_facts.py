@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,12 @@ def test_a_job_that_steps_says_since_when_how_fast_and_with_which_loss() -> None
     assert steps["since"] < steps["last"]
     assert found["loss"] == {"name": "loss", "value": 0.5, "is_finite": True}
     assert found["diagnosis"] is found["mend"] is None
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests run long after this file was imported."""
+    monkeypatch.setattr("paceline.backends.facts.time", SimpleNamespace(time=lambda: NOW))
 
 
 @pytest.mark.parametrize(

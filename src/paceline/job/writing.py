@@ -27,7 +27,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    # These break lines in YAML 1.1; only as escapes they come back as they are.
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
