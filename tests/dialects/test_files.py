@@ -385,3 +385,11 @@ def test_variables_of_other_tools(paceline: Paceline) -> None:
         "no job of paceline sets $SKYPILOT_NODE_IPS, $SKYPILOT_NODE_RANK, $SKYPILOT_NUM_GPUS_PER_NODE; "
         "write their values",
     ]
+
+
+def test_the_setup_of_a_task_runs_where_the_task_starts(paceline: Paceline) -> None:
+    task = "setup: pip install -r r.txt\nrun: |\n  cd sub\n  torchrun --nproc_per_node=2 train.py\n"
+    (paceline.folder / "sky.yaml").write_text(task)
+    job = yaml.safe_load(typed(paceline, "explain", "sky.yaml").stdout)
+    assert job["setup"] == [f"cd {paceline.folder}", "pip install -r r.txt"]
+    assert job["working_dir"] == str(paceline.folder / "sub")

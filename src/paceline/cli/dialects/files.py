@@ -7,6 +7,7 @@ Source: SkyPilot 0.10 (task YAML), dstack 0.19 (task), kubeflow training-operato
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -220,9 +221,21 @@ def _sky(content: dict[str, Any]) -> Line:
     )
     variables = _variables(keys.take("envs")) + [("--secret", str(it)) for it in keys.take("secrets", ())]
     line, _ = line_of(str(keys.take("run", "")), [*flags, *variables])
+    _set_up_at_start(line)
     if name:
         line.notes.append(f"left out: {name} of its accelerators; --on says which machines")
     return _finished(line, keys)
+
+
+def _set_up_at_start(line: Line) -> None:
+    """Let the setup of a file run in the folder that its script leaves by `cd`."""
+    at, first = line.get("--working-dir"), next((it for it in line.flags if it[0] == "--setup"), None)
+    if at is None or first is None or os.path.abspath(at) == os.getcwd():
+        return
+    place = line.flags.index(first)
+    follows = any(words[0] == "--setup" for words in line.flags[place + 1 :])
+    entered = [("--setup", f"cd {shlex.quote(at)}")] * follows
+    line.flags[place : place + 1] = [("--setup", f"cd {shlex.quote(os.getcwd())}"), first, *entered]
 
 
 def _dstack(content: dict[str, Any]) -> Line:
