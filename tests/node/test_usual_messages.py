@@ -129,6 +129,7 @@ MESSAGES = (
     "ImportError: /lib/x86_64-linux-gnu/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by "
     "/env/lib/libtorch_python.so)",
     "OSError: libcudart.so.11.0: cannot open shared object file: No such file or directory",
+    "ModuleNotFoundError: No module named 'horovod.nosuchmod'",
     "ModuleNotFoundError: No module named 'nosuchmod'",
     "FileNotFoundError: [Errno 2] No such file or directory: '/data/images.csv'",
     "./job.sh: 2: nvcc: not found",

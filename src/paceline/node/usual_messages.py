@@ -400,7 +400,7 @@ USUAL = (
         _PYTHON + "exceptions.html#ImportError",
     ),
     Usual(
-        r"No module named '(?P<module>[\w.]+)'",
+        r"No module named '(?!horovod\.)(?P<module>[\w.]+)'",
         "{module} is not installed in the Python of this job, or its folder was not copied with the code: install it "
         "there, or set PYTHONPATH",
         _PYTHON + "exceptions.html#ModuleNotFoundError",
