@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _NAME = re.compile(r"pl([0-9]+)\w*-\w+")  # of namespaces and folders
+# Not in the temporary folder of the tests: a longer path is no XDG_RUNTIME_DIR for paceline, whose sockets have short
+# names, and labs at the same time would share their connections.
+FOLDERS = Path("/tmp")
 _NETWORK, _NETWORK6 = "10.77.0", "fd77:"
 _FEW = 16  # hosts that may look for each other by themselves
 _SSHD = "/usr/sbin/sshd"
@@ -141,7 +144,7 @@ def remove_leftovers() -> None:
     for namespace in _namespaces():
         if _is_left_over(namespace):
             remove_namespace(namespace)
-    for folder in Path(tempfile.gettempdir()).glob("pl*-*"):
+    for folder in FOLDERS.glob("pl*-*"):
         if _is_left_over(folder.name):
             remove_folder(folder)
 
@@ -395,7 +398,7 @@ class Lab:
         """Nothing is made yet; `tag` tells it from another one of this process: a letter and more of these."""
         self.prefix = f"pl{os.getpid()}{tag}"
         self.hub = f"{self.prefix}-hub"
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.prefix}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.prefix}-", dir=FOLDERS))
         self.hosts = [Host(self, number) for number in range(1, count + 1)]
 
     def start(self) -> None:

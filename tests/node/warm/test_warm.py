@@ -328,10 +328,11 @@ def test_a_new_module_before_an_imported_one(warm: Warm) -> None:
 def test_a_server_that_does_not_answer(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A suspended server starts nothing, then or later, and holds no job."""
     server = warm.keep()
-    monkeypatch.setattr(start, "_ANSWER_SECONDS", 0.2)
     os.kill(server, signal.SIGSTOP)
     try:
-        agent, why = start.start_agent("/nowhere", {}, [], ())
+        with monkeypatch.context() as impatient:
+            impatient.setattr(start, "_ANSWER_SECONDS", 0.2)
+            agent, why = start.start_agent("/nowhere", {}, [], ())
     finally:
         os.kill(server, signal.SIGCONT)
     assert agent is None
