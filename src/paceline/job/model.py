@@ -179,6 +179,11 @@ def _restored(model: type[Model], fields: dict[str, Any], rest: dict[str, Any]) 
     return new
 
 
+def as_list(given: Any) -> Any:
+    """A text alone as a list of it."""
+    return [given] if isinstance(given, str) else given
+
+
 def each(model: type[Model]) -> Callable[[Any], Any]:
     """A parser of a list or mapping of models, which takes them in all their forms."""
 

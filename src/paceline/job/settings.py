@@ -19,7 +19,7 @@ from paceline.contract import found
 
 from . import trust
 from .errors import UserError
-from .model import InvalidError, Model, each
+from .model import InvalidError, Model, as_list, each
 from .quantities import duration, duration_or_off
 from .settings_files import place_of, project_file, user_file
 from .text import printable
@@ -42,10 +42,6 @@ class _Model(Model, frozen=True, kw_only=True):
 _limit = partial(duration, usual="s")
 
 
-def _commands(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
-
-
 class LocalSettings(_Model, frozen=True, kw_only=True):
     """This machine.
 
@@ -57,7 +53,7 @@ class LocalSettings(_Model, frozen=True, kw_only=True):
     devices: Annotated[int, Meta(ge=0, le=4096)] | None = None
     setup: tuple[str, ...] = ()
 
-    parsers: ClassVar[dict[str, Any]] = {"setup": _commands}
+    parsers: ClassVar[dict[str, Any]] = {"setup": as_list}
 
 
 class Target(_Model, frozen=True, kw_only=True):
@@ -67,7 +63,7 @@ class Target(_Model, frozen=True, kw_only=True):
     setup: tuple[str, ...] = ()
     options: dict[str, Any] = {}
 
-    parsers: ClassVar[dict[str, Any]] = {"setup": _commands}
+    parsers: ClassVar[dict[str, Any]] = {"setup": as_list}
 
     @classmethod
     def arranged(cls, given: Any) -> Any:

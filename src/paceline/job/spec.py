@@ -17,7 +17,7 @@ from paceline.contract import CONTRACTS, GIT_CREDENTIALS
 
 from .errors import nearest
 from .flags import ELSEWHERE
-from .model import InvalidError, Model, each
+from .model import InvalidError, Model, as_list, each
 from .quantities import duration, duration_or_off, duration_text
 from .quantities import memory as memory_size
 from .secret_values import split_source
@@ -67,10 +67,6 @@ def _valid_env(env: Any) -> Any:
         if isinstance(value, str) and "\0" in value:
             raise ValueError(f"the value of {name} holds a zero byte")
     return env
-
-
-def _as_list(commands: Any) -> Any:
-    return [commands] if isinstance(commands, str) else commands
 
 
 def _written(schema: dict[str, Any]) -> Meta:
@@ -282,7 +278,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
     elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
     parsers: ClassVar[dict[str, Any]] = {
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
-        "memory": memory_size, "setup": _as_list, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
+        "memory": memory_size, "setup": as_list, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
         **{name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()},
         "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]), "hang_after": _valid_hang_after,
     }  # fmt: skip

@@ -248,8 +248,9 @@ class Run(Collectives):
             ValueError: an argument was set up before; or learning rates are to be scaled, but a scheduler has already
                 stored them; or an optimizer and its model are to accumulate different numbers of batches.
         """
-        chosen = [self._prepared.chosen(thing, strategy) for thing in things if isinstance(thing, torch.nn.Module)]
-        most = max(chosen, key=lambda each: each.together, default=None)
+        models = (thing for thing in things if isinstance(thing, torch.nn.Module))
+        chosen = {id(model): self._prepared.chosen(model, strategy) for model in models}
+        most = max(chosen.values(), key=lambda each: each.together, default=None)
         is_said = strategy is not None or (most is not None and most.together > 1)
         together = self.world_size // self._group.data_size
         if most is not None and is_said and most.together != together and self.world_size > 1:
@@ -260,7 +261,7 @@ class Run(Collectives):
                 self._metrics.times.watch(thing)
         prepared = []
         for thing in things:
-            prepared.append(self._prepared.add(thing, strategy, self._steps))
+            prepared.append(self._prepared.add(thing, chosen.get(id(thing), strategy), self._steps))
             if isinstance(thing, torch.nn.Module):
                 self._steps.model_is_set_up()
         self._prepared.adopt()

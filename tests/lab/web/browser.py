@@ -101,8 +101,9 @@ class Browser:
             self.call("Target.closeTarget", targetId=target)
 
     def open(self, url: str) -> None:
-        """Go to an address."""
+        """Go to an address, and wait until its page has loaded: before that it takes no keys."""
         self.call("Page.navigate", url=url)
+        self.until("document.readyState === 'complete'")
 
     def run(self, code: str) -> Any:
         """The value of an expression in the page."""

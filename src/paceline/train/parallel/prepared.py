@@ -145,11 +145,14 @@ class Prepared:
     # -- set up --------------------------------------------------------------------------------------------------------
 
     def add(self, thing: Any, strategy: Strategy | None, loop: Loop) -> Any:
-        """Set up a model or an optimizer. Returns what takes its place in the training loop."""
+        """Set up a model, with the strategy that `chosen` has returned, or an optimizer.
+
+        Returns what takes its place in the training loop.
+        """
         if isinstance(thing, torch.nn.Module):
-            if any(thing is model.module for model in self._models):
-                raise ValueError(f"this {type(thing).__name__} was set up before; pass a model to run.setup once")
-            chosen = self.chosen(thing, strategy)
+            assert strategy is not None, "it is what `chosen` has returned"
+            chosen = strategy
+            self._check_shared(thing, chosen)  # also with a model of the same call
             self._warn_of_variable(chosen)
             check_alike(self._group, thing, chosen)
             model = self._begun(thing, chosen)
@@ -204,9 +207,9 @@ class Prepared:
 
     def chosen(self, module: torch.nn.Module, strategy: Strategy | None) -> Strategy:
         """The strategy of a model: what is given, with what the environment says, and how the script has divided it."""
-        check_kind(module)
         chosen = (strategy or Strategy()).completed(os.environ)
         self._check_shared(module, chosen)
+        check_kind(module)
         if not any(map(is_dtensor, module.state_dict().values())):
             return chosen
         from .shard.by_script import by_script  # it imports much of torch
@@ -218,9 +221,7 @@ class Prepared:
                 f"{sharded.name_of(module)} is divided by the script already, and Strategy({option}) divides models "
                 "that are whole; leave out one of them"
             )
-        chosen = dataclasses.replace(chosen, tensor=given.together)
-        self._check_shared(module, chosen)
-        return chosen
+        return dataclasses.replace(chosen, tensor=given.together)
 
     def _begun(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model, or what waits for its first pass, if that decides how it is kept."""
@@ -286,7 +287,9 @@ class Prepared:
         return ShardedModel(module, self._group, strategy, look=self.look, built=built, passes=self._passes)
 
     def _check_shared(self, module: torch.nn.Module, strategy: Strategy) -> None:
-        """Check that a model has no parameters of another one, if one of them is sharded."""
+        """Check that a model is a new one, and has no parameters of another one, if one of them is sharded."""
+        if any(module is model.module for model in self._models):
+            raise ValueError(f"this {type(module).__name__} was set up before; pass a model to run.setup once")
         for model in self._models:
             theirs = {id(parameter) for _, parameter in model.named}
             for name, parameter in module.named_parameters():

@@ -49,10 +49,12 @@ class ByScript(NamedTuple):
             if not is_dtensor(tensor):
                 continue
             part = tensor.to_local().detach()
+            sent = part.to(data.device_type)  # `fully_shard` may keep it on the CPU
             for dim in range(data.ndim if self.data is None else data.ndim - 1):  # the last one shards
-                dist.broadcast(part, group=data.get_group(dim), group_src=0)
+                dist.broadcast(sent, group=data.get_group(dim), group_src=0)
             if self.data is not None and self.layers is not None and tensor.device_mesh.ndim == data.ndim:
-                dist.broadcast(part, group=self.layers, group_src=0)  # a layer that is not divided
+                dist.broadcast(sent, group=self.layers, group_src=0)  # a layer that is not divided
+            part.copy_(sent)
 
 
 def by_script(module: torch.nn.Module, group: Group) -> ByScript:
@@ -74,8 +76,8 @@ def by_script(module: torch.nn.Module, group: Group) -> ByScript:
                 f"{name} of {name_of(module)} is divided over a mesh without names: give it one, as in "
                 'init_device_mesh(…, mesh_dim_names=("tensor",))'
             )
-        if is_divided and mesh.get_coordinate() is not None:
-            found[tuple(_row(mesh))] = mesh.get_group(mesh.ndim - 1)
+        if is_divided and (coordinate := mesh.get_coordinate()) is not None:
+            found[tuple(mesh.mesh[tuple(coordinate[:-1])].tolist())] = mesh.get_group(mesh.ndim - 1)
         if not _is_known(tensor, shape) or len(found) > 1:
             _refuse(name, tensor, module, group)
     [[ranks, layers]] = found.items() or [((group.rank,), None)]
@@ -104,13 +106,6 @@ def _sharded_over(module: torch.nn.Module) -> DeviceMesh:
         mesh: DeviceMesh = each.mesh_info.mesh
         return mesh
     raise ValueError(f"{kind} is sharded by fully_shard, and no parameter of it is")
-
-
-def _row(mesh: DeviceMesh) -> list[int]:
-    """The ranks along the last dimension of a mesh, of this rank's."""
-    coordinate = mesh.get_coordinate() or [0] * mesh.ndim
-    ranks: list[int] = mesh.mesh[tuple(coordinate[:-1])].tolist()
-    return ranks
 
 
 def _is_known(tensor: DTensor, sharded: tuple[int, ...]) -> bool:
