@@ -546,13 +546,14 @@ class SimulatedAgent(Agent):
         self.participant = Participant(
             self.loop, spec, Network(process),
             offer=self._offer, deliver=self._deliver, fail=self._fail, is_over=self._is_over,
+            is_suspended=lambda: self.state.is_suspended,
         )  # fmt: skip
         self.looked_at = job.cluster.now  # at the disk that all nodes share
         name = f"{machine.name}.{len(job.agents)}"
         self.participant.former = machine.agreement
         self.participant.id = f"{name}-{spec.node_rank}" if spec.peers else name
         self.lifeline = lifeline
-        self.claim = self.watch = None
+        self.claim = self.watch = self.place = None
         self.ports = _Nothing()
         self.status = JobStatus(self.dir, spec, machine.name)
         self.state = begin(spec, has_lifeline=lifeline is not None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.node.journal.state import FINAL
 from paceline.node.lifeline import IN_DOUBT, KEPT
 from paceline.node.rendezvous.silence import PATIENCE
-from paceline.node.signals import EXIT_REPLACED, LEAVE
+from paceline.node.signals import EXIT_REPLACED, LEAVE, RESUME, SUSPEND
 from paceline.node.spec import NodeSpec, Program
 
 from .cluster import PORT, Cluster, Machine
@@ -33,6 +33,7 @@ _STOPS_WITHIN = 5.0  # seconds, and the grace
 _BEGUN = 9.0  # seconds after which the first agents of a job have started, unless something has happened
 _SLACK = 7.0  # seconds that a fault lasts longer than its cause: beats, the network's and the process's own delays
 _LOOK, _TRUE_WITHIN = 3.0, 5.0  # seconds between two looks; after which list says what is true
+_ASKED_AGAIN = 30.0  # seconds after which a user resumes a job again that is still suspended
 _NAME = re.compile(r"\((h\d+)\)")  # of a machine, in a message
 _MOMENT_WITHIN = 200.0  # seconds
 _END = 900.0  # seconds after the last fault, in which every job ends
@@ -76,7 +77,7 @@ class Schedule(NamedTuple):
 _ENDS = ("kill", "reboot", "fork server ends", "rank fails", "rank exits", "disk full")
 _WAITS = ("off", "split", "one way", "suspend", "suspend all", "slow")
 _CLIENTS = ("stop", "terminate", "preempt", "interrupt")
-_HARMLESS = ("clock jumps",)
+_HARMLESS = ("clock jumps", "suspend job")
 _SCALES = ("scale out", "scale out in vain", "scale in")
 _MOMENTS = (
     "join", "prepare", "prepared", "start", "ready", "go", "halt", "stopped", "restart", "search", "finish", "part",
@@ -87,7 +88,7 @@ _MOMENTS = (
 
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
-    it = resubmitted(seed) if seed % 50 == 49 else _schedule(seed)
+    it = resubmitted(seed) if seed % 50 == 49 else suspended(seed) if seed % 5 == 2 else _schedule(seed)
     return it._replace(recruits=it.kind == "elastic" and not it.resubmitted and seed % 3 == 0)
 
 
@@ -100,6 +101,20 @@ def resubmitted(seed: int) -> Schedule:
         at_save = round(rng.random(), 2), do, rng.randrange(4), round(seconds, 1), "checkpoint", rng.randint(1, 4)
         it = it._replace(faults=(Fault(*at_save), *it.faults[:2]))
     return it._replace(kind=kind, resubmitted=round(at, 1), shared=rng.random() < 0.5)
+
+
+def suspended(seed: int) -> Schedule:
+    """A schedule in which the job is suspended and resumed."""
+    it, rng = _schedule(seed), random.Random(-seed)
+    pauses = []
+    for _ in range(rng.choice((1, 1, 2))):
+        at, seconds = rng.uniform(0.0, 40.0), rng.choice((rng.uniform(0.0, 3.0), rng.uniform(5.0, 60.0)))
+        pauses.append(Fault(round(at, 2), "suspend job", seconds=round(seconds, 1)))
+        if rng.random() < 0.5:
+            moment = rng.choice(_MOMENTS)
+            pauses[-1] = pauses[-1]._replace(at=round(rng.uniform(0.0, 2.0), 2), after=moment, nth=rng.randint(1, 6))
+    kind = it.kind if it.kind in ("fixed", "elastic") else "fixed"
+    return it._replace(kind=kind, faults=tuple(sorted([*it.faults, *pauses])))
 
 
 def _schedule(seed: int) -> Schedule:
@@ -379,9 +394,26 @@ class Simulation:
         elif do == "scale in":
             self.note(do, machine)
             agent.signal(LEAVE)
+        elif do == "suspend job":
+            self.cluster.write("*** suspend job")
+            self.tell_all(SUSPEND)
+            self.cluster.after(fault.seconds, self.resume)
         elif do.startswith("scale out"):
             self.note(do, machine)
             self.scale_out(1 + fault.node % 2, do == "scale out")
+
+    def tell_all(self, number: int) -> None:
+        """The client signals the agents on all machines that answer."""
+        for each in self.job.living:
+            if not each.process.machine.is_off:
+                self.cluster.after(self.cluster.jitter(1.0), functools.partial(each.signal, number))
+
+    def resume(self) -> None:
+        """Users resume a job, and again if it stays suspended: hosts did not answer, or another one coordinates it."""
+        self.cluster.write("*** resume job")
+        self.tell_all(RESUME)
+        if self.job.living:
+            self.cluster.after(_ASKED_AGAIN, self.resume)
 
     def recruit(self, machine: Machine, seconds: float) -> None:
         """The client finds a machine without an agent, once it can log in, and brings it in again."""
@@ -410,6 +442,9 @@ class Simulation:
     def look(self) -> None:
         """What `list` says of a job that has trained for a while, and to which nothing has happened."""
         self.cluster.after(_LOOK, self.look)
+        for agent in self.job.living:
+            if agent.status.current["state"] == "SUSPENDED" and agent.ranks.has_server:
+                raise Violation(f"{agent.participant.id} is suspended, and has its fork server")
         now, training, requeuer = self.cluster.now, self.job.steps_last, self.job.requeuer
         self.wait()
         if training is None or training.is_to_save or training.is_over or not training.can_step:
@@ -490,6 +525,8 @@ class Simulation:
                 if record["event"] != "restarting" or record["failure"] is not None:
                     continue
                 attempt, changes = record["attempt"], set(record["why"].split(", "))
+                if "it was suspended" in changes:  # and resumed before its ranks had ended
+                    continue
                 joined = {it.removesuffix(" joins") for it in changes if it.endswith(" joins")}
                 left = {f"{name} {how}" for name in joined for how in ("leaves", "is gone")} & changes
                 if attempt in nodes and nodes[attempt] == nodes.get(attempt - 1) and not left:

@@ -5,7 +5,8 @@ entry-point group `paceline.backends` of an installed package. docs/backends.md 
 
 A job starts in two steps. `prepare` finds everything that is wrong with it and starts nothing; `start`, or `run` for a
 job in the foreground, starts what was prepared. Optional abilities are protocols (`Elastic`, `Checks`, `Metered`,
-`Moves`, `Recorded`, `TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its protocol.
+`Moves`, `Recorded`, `Suspends`, `TensorBoards`, `Volumes`): a backend has an ability if it has the methods of its
+protocol.
 
 Methods return results, and raise `UserError` for errors that a user can correct. Only `cli/` prints.
 """
@@ -444,6 +445,24 @@ class Elastic(Protocol):
 
 
 @runtime_checkable
+class Suspends(Protocol):
+    """Jobs can give their devices back for a while, and keep their place."""
+
+    def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Have jobs save, end their ranks and give their devices back. Jobs that are suspended are not changed.
+
+        Returns:
+            As `stop`.
+
+        Raises:
+            UserError: one cannot be suspended now; then none is.
+        """
+
+    def resume(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Have suspended jobs get devices again, and go on from their last checkpoint; see `suspend`."""
+
+
+@runtime_checkable
 class Checks(Protocol):
     """It can be checked without a job."""
 
@@ -623,6 +642,7 @@ class Moves(Protocol):
 
 
 _LACKING = {
+    Suspends: "its jobs cannot be suspended; paceline stop saves and ends one, and paceline resubmit goes on",
     Moves: "its jobs cannot go on elsewhere, and those from elsewhere not there",
     Elastic: "its jobs keep the machines that they started on",
     Checks: "it cannot be checked",
@@ -633,7 +653,7 @@ _LACKING = {
     Volumes: "it has no named volumes",
     Warms: "no process of ours outlives a job there, so none is kept warm",
 }
-Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, Recorded, TensorBoards, Volumes, Warms, Watched)
+Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, Recorded, Suspends, TensorBoards, Volumes, Warms, Watched)
 
 
 def able(backend: Backend, ability: type[Ability]) -> Ability:

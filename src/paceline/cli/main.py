@@ -57,6 +57,8 @@ VERBS = {
     "logs": ("logs", "Show the output of a job's ranks."),
     "wait": ("control", "Wait until jobs have ended."),
     "stop": ("control", "Stop jobs: cleanly, or at once."),
+    "suspend": ("control", "Suspend jobs: they save, and give their devices back."),
+    "resume": ("control", "Let suspended jobs go on."),
     "delete": ("remove", "Delete jobs that have ended."),
     "prune": ("remove", "Delete jobs that ended long ago."),
     "events": ("attach", "Show what happened to a job."),

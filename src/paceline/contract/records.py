@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import NotRequired
 
-State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
+State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 # Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
 # node: it was lost, others did not come, it was refused, or its request was; a command of the setup failed there; the

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Value,
     )
 
-STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
+STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
 ELSEWHERE = ("external_id", "url", "logs", "kind", "allocated")  # fields of a job that records lack
 FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _TIMES = ("created", "started", "finished", "kept_since")

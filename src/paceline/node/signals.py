@@ -15,8 +15,9 @@ EXIT_REPLACED = (
 )  # the exit code of a node that another one replaces, as if a scheduler had ended it
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks that handle them
 LEAVE = signal.SIGRTMIN  # this node is to leave its job, which goes on
+SUSPEND, RESUME = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2  # the job is to give its devices back, or to go on
 HANDLED = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, *PASSED_ON, LEAVE,
+    signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, *PASSED_ON, LEAVE, SUSPEND, RESUME,
 )  # fmt: skip
 
 

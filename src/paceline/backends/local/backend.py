@@ -316,6 +316,20 @@ class Local(Backend):
                 lifecycle.stop(self._run(name), now)
         return {}
 
+    def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
+        return self._suspend(names, resumes=False)
+
+    def resume(self, names: Sequence[str]) -> Mapping[str, str]:
+        return self._suspend(names, resumes=True)
+
+    def _suspend(self, names: Sequence[str], *, resumes: bool) -> Mapping[str, str]:
+        from paceline.node.store import lifecycle
+
+        with refusals():
+            for name in dict.fromkeys(names):
+                lifecycle.suspend(self._run(name), resumes)
+        return {}
+
     def delete(self, names: Sequence[str]) -> list[str]:
         """Remove jobs that have ended, with all their files; a job that does not exist is no error."""
         for job in self.describe(names).jobs:

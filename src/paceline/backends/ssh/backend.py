@@ -285,8 +285,24 @@ class Ssh(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop, on all hosts that answer; returns why others did not."""
+        return self._tell(names, {"do": "stop", "now": now})
+
+    def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
+        for job in self.describe(names).jobs:
+            if job.state == "PENDING" and job.nodes > 1:
+                raise UserError(
+                    f"job {job.name} waits for devices, and has not started on its hosts; suspend it once it runs, or "
+                    f"end it with paceline stop{self.where} {job.name}"
+                )
+        return self._tell(names, {"do": "suspend", "resumes": False})
+
+    def resume(self, names: Sequence[str]) -> Mapping[str, str]:
+        return self._tell(names, {"do": "suspend", "resumes": True})
+
+    def _tell(self, names: Sequence[str], order: Mapping[str, Any]) -> Mapping[str, str]:
+        """Send an order for jobs to all their hosts that answer; returns why others did not get it."""
         hosts = {name: self._jobs.seen(name).all for name in names}
-        request = {"do": "stop", "names": list(names), "now": now}
+        request = {**order, "names": list(names)}
         answers, failed = self._hosts.ask(_distinct(hosts.values()), lambda _: request)
         for error in failed.values():
             if not answers or not isinstance(error, Unreachable):

@@ -33,6 +33,7 @@ STATE_COLOURS = {
     "STARTING": "cyan",
     "RUNNING": "green",
     "RESTARTING": "yellow",
+    "SUSPENDED": "magenta",
     "SUCCEEDED": "blue",
     "FAILED": "red",
     "STOPPED": "magenta",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.backends.base import Elastic, able
+from paceline.backends.base import Elastic, Suspends, able
 from paceline.cli.flags.option import SectionedCommand, Whole
 from paceline.cli.flags.selection import how_to_resume, known, outcome
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
@@ -21,9 +21,10 @@ from paceline.job.text import a_few
 from .show import _PATIENCE, _seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _CLOCKS = 5.0  # seconds by which a host's clock may be behind
+_PAUSES = (0.1, 2.0)  # seconds between two looks at whether jobs are suspended, at first and later
 
 
 @click.command(cls=SectionedCommand, params=where_options())
@@ -117,6 +118,81 @@ def _say_what_was_suspended(name: str, since: float) -> None:
             if event["event"] == "continued" and event["time"] >= since - _CLOCKS:
                 on = f" on {event['host']}" if "host" in event else ""
                 say(f"job {name}: its {event['what']} (pid {event['pid']}){on} was suspended; continued to end it")
+
+
+@click.command(cls=SectionedCommand, params=where_options())
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", **OF_JOBS)
+@click.option("--no-wait", is_flag=True, help="Return before they are suspended.")
+def suspend(names: tuple[str, ...], no_wait: bool) -> int:
+    """Suspend JOBs: they save a checkpoint, end their ranks and give their devices back, until `resume`."""
+    jobs, here = _unended(names), able(backend(), Suspends)
+    unreached = here.suspend([job.name for job in jobs])
+    after = known([job.name for job in jobs]) if no_wait else _wait_while(jobs, lambda job: job.state != "SUSPENDED")
+    code = 0
+    for job in after:
+        but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
+        resume = f"go on with: paceline resume{backend().where} {job.name}"
+        if job.state == "SUSPENDED":
+            say(f"job {job.name} is suspended; {_saved(job)}; {resume}{but}")
+        elif job.is_over:
+            _say_outcome(job, but)
+        elif no_wait:
+            say(f"job {job.name} is being suspended; its ranks have {job.grace:g} s to save{but}")
+        else:
+            why = f"paceline why{backend().where} {job.name}"
+            say(f"job {job.name} is not suspended yet, but {job.state}; see {why}{but}")
+            code = 1
+        code = 1 if but else code
+    return code
+
+
+@click.command(cls=SectionedCommand, params=where_options())
+@click.argument("names", nargs=-1, required=True, metavar="JOB…", **OF_JOBS)
+def resume(names: tuple[str, ...]) -> int:
+    """Let suspended JOBs go on from their last checkpoint, once they have their devices again."""
+    jobs, here = _unended(names), able(backend(), Suspends)
+    for job in jobs:
+        if job.state != "SUSPENDED":
+            say(f"job {job.name} is not suspended; it is {job.state}")
+    unreached = here.resume([job.name for job in jobs])
+    code = 0
+    for job in _wait_while(jobs, lambda job: job.state == "SUSPENDED"):
+        but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
+        if job.state == "SUSPENDED":
+            say(f"job {job.name} is still suspended; see paceline why{backend().where} {job.name}{but}")
+        else:
+            say(f"job {job.name} goes on: {job.state}{f', {job.waiting}' if job.waiting else ''}{but}")
+        code = 1 if but or job.state == "SUSPENDED" else code
+    return code
+
+
+def _unended(names: Sequence[str]) -> list[Job]:
+    """The jobs of these names; refuses those that have ended, or whose state is not known."""
+    jobs = known(tuple(dict.fromkeys(names)))
+    refuse_lost(jobs)
+    for job in jobs:
+        if job.is_over:
+            again = f"paceline resubmit{backend().where} {job.name}"
+            raise UserError(f"job {job.name} has ended ({job.state}); {again} runs it again, from its last checkpoint")
+    return jobs
+
+
+def _wait_while(jobs: Sequence[Job], goes_on: Callable[[Job], bool]) -> list[Job]:
+    """Look at jobs until none of them is so, at most as long as one that is stopped may take."""
+    deadline, pause = time.monotonic() + _PATIENCE + max(job.grace for job in jobs), _PAUSES[0]
+    names = [job.name for job in jobs]
+    while True:
+        found = known(names)
+        if not any(goes_on(job) and not job.is_over for job in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(pause)  # schedulers and hosts say nothing by themselves
+        pause = min(2 * pause, _PAUSES[1])
+
+
+def _saved(job: Job) -> str:
+    if job.checkpoint is not None:
+        return f"step {job.checkpoint['step']} is saved"
+    return "no checkpoint of the library is known, so it starts from the beginning unless its script loads its own"
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------------

@@ -63,11 +63,12 @@ class Agent:
         self.times = TimeIndex(self.loop)
         self.participant = Participant(
             self.loop, spec, self._network(), offer=self._offer, deliver=self._deliver, fail=self._fail,
-            is_over=self._is_over,
+            is_over=self._is_over, is_suspended=lambda: self.state.is_suspended,
         )  # fmt: skip
         self.participant.former = run.agreement
         self.lifeline = lifeline
         self.claim: DeviceClaim | None = None
+        self.place: int | None = None  # in the queue for devices, once it has had one
         self.tensorboard = JobBoard(self.loop, run)
         self.status = JobStatus(run, spec, socket.gethostname())
         self.state = begin(spec, has_lifeline=lifeline is not None)
@@ -135,8 +136,7 @@ class Agent:
         finally:
             self.ranks.close()
             self.ports.release()
-            if self.claim is not None:
-                self.claim.release()
+            self._release_devices()
         assert self.state.finish is not None
         return self.state.finish["exit_code"]
 
@@ -240,6 +240,8 @@ class Agent:
             self._meet()
         elif action["do"] == "claim":
             self._claim_devices()
+        elif action["do"] == "release":
+            self._release_devices()
         elif action["do"] == "close":
             self._record_spent()
             self.dir.forget_agreement()
@@ -285,11 +287,18 @@ class Agent:
 
         assert self.spec.request is not None
         self.claim = DeviceClaim(
-            self.loop, self.spec.request, self.spec.job, granted=self._take_devices,
+            self.loop, self.spec.request, self.spec.job, self.place, granted=self._take_devices,
             waits=lambda waiting: self.events.append({"on": "queued", "waiting": waiting}),
             refused=lambda why: self._fail(why, "refused", 2),
         )  # fmt: skip
         self.claim.begin()
+
+    def _release_devices(self) -> None:
+        """Give the devices back, or leave the queue; the job's place there is kept."""
+        if self.claim is not None:
+            self.place = self.claim.place
+            self.claim.release()
+            self.claim = None
 
     def _take_devices(self, devices: tuple[str, ...]) -> None:
         assert self.claim is not None

@@ -29,7 +29,7 @@ class Attempt(Step):
             self.send({"do": "prepared"})
         if self.status["state"] != "RUNNING" and not state.halted and ranks.have_started and ranks.has_live_ranks:
             if self.spec.time_limit is not None and "limit" not in state.deadlines:
-                self.arm("limit", self.spec.time_limit)
+                self.arm("limit", self.spec.time_limit if state.limit_left is None else state.limit_left)
             self.write(state="RUNNING")
         if state.reported or state.halted:
             if ranks.server_failure and (self.state.is_newcomer or not ranks.current):

@@ -20,14 +20,14 @@ from paceline.node.failure import TIMED_OUT, node_failure
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.rendezvous.coordinator import GONE_GRACE
 from paceline.node.rendezvous.silence import PATIENCE
-from paceline.node.signals import EXIT_REPLACED, LEAVE, PASSED_ON
+from paceline.node.signals import EXIT_REPLACED, LEAVE, PASSED_ON, RESUME, SUSPEND
 
 from .attempt import Attempt
 from .decision import ANSWER_SECONDS
 from .state import STOPPING
 
 if TYPE_CHECKING:
-    from paceline.node.journal.records import Record
+    from paceline.node.journal.records import Record, SuspendedRecord
     from paceline.node.rendezvous.messages import (
         Alone,
         Finish,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Restart,
         Search,
         Start,
+        Suspend,
         ToCoordinator,
         ToNode,
     )
@@ -121,6 +122,8 @@ class _Step(Attempt):
 
     def queue(self, event: Queued) -> None:
         """The job waits for devices."""
+        if self.state.is_suspended:  # it does no more
+            return
         waiting = event["waiting"]
         queued: Record = {
             "event": "queued", "need": waiting["need"], "ahead": waiting["ahead"], "problem": waiting["problem"]
@@ -129,9 +132,14 @@ class _Step(Attempt):
 
     def grant(self, event: Granted) -> None:
         """It has them."""
+        if self.state.is_suspended:  # it has given them back
+            return
         granted: Record = {"event": "granted", "devices": event["devices"]}
         self.write(granted, state="STARTING", waiting=None, devices=event["devices"])
-        self.warm_up()
+        if self.others.has_met:
+            self.prepare_again()
+        else:
+            self.warm_up()
 
     def warm_up(self) -> None:
         """Start the fork server."""
@@ -170,7 +178,7 @@ class _Step(Attempt):
             self.lose_client()
 
     def prepare(self) -> None:
-        """The job runs, and this node is to take part in its next attempt, once the ranks have saved their state."""
+        """This node is to take part in the next attempt: a newcomer once the ranks of others have saved their state."""
         self.disarm("join")
         self.do({"do": "warm up"})
         self.set(is_newcomer=True, inbox=(None, *self.state.inbox))
@@ -183,6 +191,51 @@ class _Step(Attempt):
             "failure": message["failure"], "others": message["others"],
         }  # fmt: skip
         self.write(restarting, state="RESTARTING", attempt=attempt, restarts=restarts, nodes=nodes)
+
+    def suspend(self, message: Suspend) -> None:
+        """No rank is left: give back the devices and the memory, until the job is resumed."""
+        if "limit" in self.state.deadlines:
+            self.set(limit_left=max(self.state.deadlines["limit"] - self.now, 0.0))
+        self.do({"do": "end server"})
+        self.rest({
+            "event": "suspended", "attempt": message["attempt"], "restarts": message["restarts"],
+            "failure": message["failure"], "others": message["others"],
+        })  # fmt: skip
+
+    def rest(self, suspended: SuspendedRecord) -> None:
+        """Give back the devices, or the place in the queue for them."""
+        was_suspended = self.state.is_suspended  # and has searched for another coordinator since
+        self.disarm("join", "limit")
+        self.enter("open")
+        self.set(is_suspended=True, is_newcomer=False)
+        self.do({"do": "release"})
+        changes: dict[str, Any] = {} if self.spec.request is None else {"devices": []}
+        self.write(
+            *([] if was_suspended else [suspended]), state="SUSPENDED", attempt=suspended["attempt"],
+            restarts=suspended["restarts"], waiting={"problem": f"go on with: paceline resume {self.spec.job}"},
+            **changes,
+        )  # fmt: skip
+
+    def resume(self) -> None:
+        """Get devices again, and start the fork server."""
+        if not self.state.is_suspended:
+            return
+        self.set(is_suspended=False)
+        is_new = self.status["start"] is None
+        state = "RESTARTING" if not is_new else "PENDING" if self.spec.request else "STARTING"
+        self.write({"event": "resuming"}, state=state, waiting=None)
+        if self.spec.request is not None:
+            if not self.others.has_met:
+                self.enter("claiming")
+            self.do({"do": "claim"})
+        else:
+            self.prepare_again()
+
+    def prepare_again(self) -> None:
+        """Prepare for the next attempt; one that has never begun may still wait for other nodes."""
+        self.prepare()
+        if self.others.leads and not self.state.has_met_all:
+            self.arm("join", self.state.join_within)
 
     def wait_for_others(self, why: str) -> None:
         """Do nothing until other nodes join; only the node that coordinates ends that."""
@@ -300,6 +353,8 @@ class _Step(Attempt):
         number = event["signal"]
         if number == LEAVE:
             self.send({"do": "leave"})
+        elif number in (SUSPEND, RESUME):
+            self.change_over(number)
         elif number in PASSED_ON:
             self.set(preempted=self.state.preempted or number == signal.SIGUSR2)
             self.do({"do": "signal", "signal": number})
@@ -309,6 +364,19 @@ class _Step(Attempt):
             self.end_here(number)
         elif number != signal.SIGHUP:
             self.ask_to_stop(number)
+
+    def change_over(self, number: int) -> None:
+        """Have the job suspended or resumed; before other nodes can know of it, if it only waits for devices."""
+        if self.others.has_met:
+            self.send({"do": "suspend" if number == SUSPEND else "resume"})
+        elif number == RESUME:
+            self.resume()
+        elif self.state.phase == "claiming" and self.spec.nodes == 1:
+            spec = self.spec
+            self.rest({
+                "event": "suspended", "attempt": spec.first_attempt, "restarts": spec.restarts, "failure": None,
+                "others": [],
+            })  # fmt: skip
 
     def end_here(self, number: int) -> None:
         """End the job on this machine: where each has a launcher of its own, others go on if they are enough."""
@@ -481,6 +549,8 @@ _MESSAGES: dict[str, Callable[[_Step, Any], None]] = {
     "daemon": lambda it, message: it.do({"do": "daemon", "order": message}),
     "hung": _Step.hang,
     "restart": _Step.restart,
+    "suspend": _Step.suspend,
+    "resume": lambda it, _: it.resume(),
     "wait": lambda it, message: it.wait_for_others(f"{message['why']}, and the job needs {it.spec.least} nodes"),
     "search": _Step.lose_coordinator,
     "alone": _Step.lose_coordinator,

@@ -26,11 +26,13 @@ Received = TypedDict("Received", {"on": Literal["message"], "message": ToNode}) 
 
 Event = Union[Plain, Queued, Granted, Signal, Word, Failed, Stalled, Received]
 
-# Actions. `claim`: queue for devices; `warm up`: start the fork server; `meet`: find the coordinator, or be it; `save`:
-# ask the ranks to save their state and end; `kill`, `end server`: end the ranks, or the server and all; `stopped`: none
-# is left; `die`: end at once, and all with it; `close`: leave the job, and release everything.
+# Actions. `claim`: queue for devices; `release`: give them back; `warm up`: start the fork server; `meet`: find the
+# coordinator, or be it; `save`: ask the ranks to save their state and end; `kill`, `end server`: end the ranks, or the
+# server and all; `stopped`: none is left; `die`: end at once, and all with it; `close`: leave the job, and release
+# everything.
 Do = TypedDict(
-    "Do", {"do": Literal["claim", "warm up", "meet", "save", "kill", "end server", "stopped", "die", "close"]}
+    "Do",
+    {"do": Literal["claim", "release", "warm up", "meet", "save", "kill", "end server", "stopped", "die", "close"]},
 )
 # Record what happened, and what changes in the status; `save` replaces status.json too.
 Write = TypedDict("Write", {"do": Literal["write"], "records": list[Record], "changes": dict[str, Any], "save": bool})

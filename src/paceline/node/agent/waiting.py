@@ -23,15 +23,16 @@ class DeviceClaim:
         loop: Loop,
         request: Request,
         job: str,
+        place: int | None,
         *,
         waits: Callable[[Waiting], None],
         granted: Callable[[tuple[str, ...]], None],
         refused: Callable[[str], None],
     ) -> None:
-        """Nothing is queued yet."""
+        """Nothing is queued yet; `place` is where the job was in the queue before, None if it is new there."""
         self._loop = loop
         self._request = request
-        self._ticket = Ticket(request, job)
+        self._ticket = Ticket(request, job, place)
         self._waits, self._granted, self._refused = waits, granted, refused
         self._reported: Waiting | None = None
         self._looks = 0  # -1 once it does not wait any more
@@ -41,6 +42,11 @@ class DeviceClaim:
     def fd(self) -> int:
         """The descriptor that holds the devices: they stay taken until every process that inherits it has ended."""
         return self._ticket.fd
+
+    @property
+    def place(self) -> int | None:
+        """The job's place in the queue: jobs with a greater one have come later."""
+        return self._ticket.place
 
     def begin(self) -> None:
         """Join the queue; one of the callbacks says what follows."""

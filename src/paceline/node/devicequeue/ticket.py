@@ -193,12 +193,15 @@ class Ticket:
         watch: reports changes, after which it is time to `look` again.
         ahead: how many jobs come first.
         problem: why the queue cannot be used for now, or "".
+        place: jobs with a greater one have come later; None before it has one.
         fd: the descriptor whose lock shows that the job is alive; a process that inherits it keeps the devices taken.
     """
 
-    def __init__(self, request: Request, job: str) -> None:
+    def __init__(self, request: Request, job: str, place: int | None = None) -> None:
+        """Nothing is queued yet; `place` is the one that the job had before, None if it is new."""
         self.request = request
         self.job = job
+        self.place = place
         self.ahead = 0
         self.problem = ""
         self.fd = -1
@@ -241,8 +244,10 @@ class Ticket:
                 self.watch.begin()
             names = self._remove_dead(closed)
             if self._name is None or not self._is_there():  # it is new, or the folder was emptied
-                number = 1 + max((name.number for name in names), default=0)
-                self._write(_Name(WAITING, self.request.priority, number), ())
+                taken = {name.number for name in names}
+                if self.place is None or self.place in taken:  # nobody came later, and then somebody did
+                    self.place = 1 + max(taken, default=0)
+                self._write(_Name(WAITING, self.request.priority, self.place), ())
             assert self._name is not None
             mine = self._name.order
             self.ahead = sum(name.state == WAITING and name.order < mine for name in names)

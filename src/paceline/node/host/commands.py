@@ -24,6 +24,14 @@ def stop(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
+def suspend(home: Home, request: Request) -> Answer:
+    """Have those of the given jobs that are here suspended, or resumed."""
+    runs = home.runs(request["names"])
+    for run in runs:
+        lifecycle.suspend(run, request["resumes"])
+    return {"names": [run.path.name for run in runs]}
+
+
 def signal(home: Home, request: Request) -> Answer:
     """Send a signal to the agent of a job here, which passes it on to the ranks that handle it."""
     return {"sent": records.signal_agent(home.run(request["name"]).path, (request["signal"],))}

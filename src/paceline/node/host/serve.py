@@ -32,7 +32,7 @@ _VERBS = {
         "describe", "spec", "events", "logs", "nodes", "usage", "stands", "history", "contents", "volumes",
         "wait",
     ),
-    "commands": ("stop", "signal", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
+    "commands": ("stop", "suspend", "signal", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
     "plan": ("plan", "preflight"),
     "start": ("start",),
     "held": ("rejoin",),

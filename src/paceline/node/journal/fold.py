@@ -77,7 +77,9 @@ if TYPE_CHECKING:
 
 
 ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"
-_UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING")  # a job has that of its slowest node
+# A job has that of its slowest node, and is suspended once all its nodes are.
+_UNFINISHED: tuple[State, ...] = ("PENDING", "STARTING", "RESTARTING", "RUNNING", "SUSPENDED")
+_WAITING = ("PENDING", "RESTARTING", "RUNNING", "SUSPENDED")
 # Which failure explains a job best: that of a rank, a refusal, a node that was killed. Others only see that a node is
 # gone, and a node that was told to end did not fail by itself.
 _WEIGHTS = {"refused": 1, "agent": 2, "out of memory": 2, "preempted": 4}
@@ -264,7 +266,7 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
         "advice": None if own is None else own["advice"],
         "fault": None if own is None else own.get("fault"),  # a host may run an older version
         "traceback": None if own is None else own["traceback"],
-        "waiting": telling["waiting"] if state in ("PENDING", "RESTARTING", "RUNNING") else None,
+        "waiting": telling["waiting"] if state in _WAITING else None,
         "restarts": first["restarts"],
         "devices": first["devices"] if len(parts) == 1 else
             [f"{number}:{device}" for number, part in enumerate(there) for device in part["devices"]],

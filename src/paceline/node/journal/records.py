@@ -92,6 +92,16 @@ if TYPE_CHECKING:
         failure: Failure | None
         others: list[OtherFailure]
 
+    class SuspendedRecord(_Record):  # the job has given its devices back, and waits until it is resumed
+        event: Literal["suspended"]
+        attempt: int  # the next one
+        restarts: int
+        failure: Failure | None
+        others: list[OtherFailure]
+
+    class ResumingRecord(_Record):  # it is resumed
+        event: Literal["resuming"]
+
     class FinishedRecord(_Record):  # the job has ended here; its last record
         event: Literal["finished"]
         state: FinalState
@@ -138,9 +148,9 @@ if TYPE_CHECKING:
 
     Record = Union[
         StateRecord, RanksRecord, ReopenedRecord, QueuedRecord, GrantedRecord, StartedRecord, HangRecord,
-        SpentRecord, StacksRecord, StoppingRecord, RestartingRecord, FinishedRecord, ReasonRecord,
-        ImportingRecord, ImportedRecord, WarmRecord, ContinuedRecord, SavedRecord, ResumedRecord,
-        TensorBoardRecord,
+        SpentRecord, StacksRecord, StoppingRecord, RestartingRecord, SuspendedRecord, ResumingRecord,
+        FinishedRecord, ReasonRecord, ImportingRecord, ImportedRecord, WarmRecord, ContinuedRecord, SavedRecord,
+        ResumedRecord, TensorBoardRecord,
     ]  # fmt: skip
 
 

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         StandingRecord,
         Start,
         StartDaemon,
+        Suspend,
         ToCoordinator,
         ToNode,
     )
@@ -89,6 +90,7 @@ class _Member:
     joined: Join
     node_rank: int = -1
     prepared: bool = True
+    is_idle: bool = False  # whether it has given its devices back, and has to be prepared again
     takes_part: bool = False  # in the current attempt
     done: bool = False
     wants_to_leave: bool = False
@@ -119,6 +121,7 @@ class Coordinator:
         replaces: whether another node comes for one that is lost.
         attempt: the current one, or the next.
         began: when the job's first coordinator began, as far as it is known.
+        is_suspended: whether no attempt begins before the job is resumed.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class Coordinator:
         self.restarts = restarts  # after failures
         self.began = began
         self.stop_signal = 0
+        self.is_suspended = False
         self.preempted = False
         self.final = False
         self.members: dict[int, _Member] = {}
@@ -185,8 +189,8 @@ class Coordinator:
     def _handle(self, peer: int, member: _Member, message: ToCoordinator) -> Outbox:
         """Handle a message of a member of a job that has not ended."""
         if message["do"] == "prepared":
-            member.prepared = True
-            return self._last_call()
+            was_idle, member.is_idle, member.prepared = member.is_idle, False, True
+            return self._gathered(was_idle) if was_idle and self.phase == GATHERING else self._last_call()
         if message["do"] == "ready":
             return self._agreed() if self.phase == AGREEING and self._is_last(peer) else []
         if message["do"] == "done" or message["do"] == "symptom":
@@ -205,6 +209,10 @@ class Coordinator:
             return self._look_for_hang(message["after"])
         if message["do"] == "stop":
             return self._stop(message["signal"])
+        if message["do"] == "suspend":
+            return self._suspend()
+        if message["do"] == "resume":
+            return self._resume()
         if message["do"] == "leave" or message["do"] == "leave or stop":
             member.or_stop = message["signal"] if message["do"] == "leave or stop" else member.or_stop
             return self._leave(member)
@@ -267,7 +275,8 @@ class Coordinator:
         if self.phase == GATHERING and self._next is not None:
             return []
         if self.phase == GATHERING:
-            return self._disband("") if self.has_started and not self._may_go_on() else self._gathered()
+            is_too_few = self.has_started and not self._may_go_on()
+            return self._disband("") if is_too_few else self._gathered(member.is_idle)
         if not member.takes_part:
             return []
         if not is_dead and not member.done and (self.phase == RUNNING or peer in self._awaited):
@@ -328,9 +337,15 @@ class Coordinator:
         former = message["former"]
         if former is not None and self.standing is not None and former["attempt"] <= self.standing.attempt:
             self.dead.add(former["id"])  # it cannot have gone on with others
-        gathering = self.phase == GATHERING
-        self.members[peer] = _Member(message, prepared=gathering)
+        gathering, is_idle = self.phase == GATHERING, message["suspended"]
+        if is_idle and not self.has_started:  # so its last coordinator has said
+            self.is_suspended = True
+        self.members[peer] = _Member(message, prepared=gathering, is_idle=is_idle)
         self._peer_of.update(dict.fromkeys((message["id"], message["node_rank"]), peer))
+        if gathering and self.is_suspended:
+            return outbox + self._order_suspension([], [peer])
+        if gathering and is_idle:  # it has not heard that the job is resumed
+            return [*outbox, (peer, {"do": "resume"})]
         if gathering:
             return outbox + self._gathered()
         return [*outbox, (peer, {"do": "prepare", "nodes": self._nodes()})]
@@ -394,15 +409,25 @@ class Coordinator:
         there = {member.id for member in self.members.values()} if present is None else present
         return self.standing.may_go_on(there, self.dead if dead is None else dead)
 
-    def _gathered(self) -> Outbox:
-        """Start if no other nodes can come; begin a last call if there are enough."""
-        if self._next is not None or len(self.members) < self.least or not self._may_go_on():
+    def _gathered(self, was_idle: bool = False) -> Outbox:
+        """Start if no other nodes can come; begin a last call if there are enough.
+
+        When the last node that `was_idle` is prepared again, all wait for others in place of those that are gone since.
+        """
+        if self._waits:
             return []
+        if len(self.members) < self.least or not self._may_go_on():
+            return self._await_others() if was_idle and self.standing is not None else []
         if self.standing is None:
             is_complete = len(self.members) >= self.expected
         else:
             is_complete = self.standing.members - self.dead <= {member.id for member in self.members.values()}
         return self._start() if is_complete or len(self.members) == self.most else self._last_call()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether no attempt may begin, however many nodes there are."""
+        return self._next is not None or self.is_suspended or any(it.is_idle for it in self.members.values())
 
     def _last_call(self) -> Outbox:
         """Give other nodes a moment to join too."""
@@ -413,7 +438,7 @@ class Coordinator:
 
     def _end_last_call(self) -> Outbox:
         self._in_last_call = False
-        if self.phase == GATHERING and self._next is None and len(self.members) >= self.least and self._may_go_on():
+        if self.phase == GATHERING and not self._waits and len(self.members) >= self.least and self._may_go_on():
             return self._start()
         if self.phase == RUNNING and (newcomers := self._newcomers()):
             self._changes += [_joins(member) for member in newcomers]
@@ -614,6 +639,8 @@ class Coordinator:
             return self._dismiss([own])
         if not may:
             return self._disband(why)
+        if self.is_suspended:
+            return self._order_suspension(failures, list(self.members))
         if len(self.members) < self.least:
             return self._to_all({"do": "wait", "why": why, **outcome(failures)})
         starts = self._start()
@@ -622,6 +649,41 @@ class Coordinator:
             "nodes": len(self._participants()), **outcome(failures),
         }  # fmt: skip
         return self._to_participants(restart) + starts
+
+    # -- suspended -----------------------------------------------------------------------------------------------------
+
+    def _suspend(self) -> Outbox:
+        """Have all nodes save their state and give their devices back; the job goes on when it is resumed."""
+        if self.is_suspended or self.stop_signal:
+            return []
+        self.is_suspended = True
+        if self.phase == GATHERING:
+            return self._order_suspension([], list(self.members)) if self._next is None else []
+        self._changes.append("it was suspended")  # which is no failure
+        return self._halt(save=True)
+
+    def _order_suspension(self, failures: list[Failure], peers: list[int]) -> Outbox:
+        for peer in peers:
+            self.members[peer].is_idle = True
+        order: Suspend = {
+            "do": "suspend", "attempt": self.attempt, "restarts": self.restarts, **outcome(failures)
+        }  # fmt: skip
+        return [(peer, order) for peer in peers]
+
+    def _resume(self) -> Outbox:
+        """Have all nodes prepare for the next attempt, which starts when they are."""
+        if not self.is_suspended:
+            return []
+        self.is_suspended = False
+        is_idle = self.phase == GATHERING and self._next is None
+        return self._to_all({"do": "resume"}) if is_idle else []
+
+    def _await_others(self) -> Outbox:
+        """Wait for other nodes in place of those that are gone since the job was suspended."""
+        if not self._may_go_on():
+            return self._disband("nodes are gone since it was suspended")
+        why = f"{self.missing} of its nodes are gone since it was suspended"
+        return self._to_all({"do": "wait", "why": why, **outcome([])})
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

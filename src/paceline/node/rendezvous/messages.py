@@ -47,11 +47,15 @@ class Join(Offer):
     version: str
     standing: StandingRecord | None
     former: Agreement | None
+    suspended: bool  # whether it has given its devices back
 
 
 Report = TypedDict(
-    "Report", {"do": Literal["prepared", "ready", "failed", "symptom", "done", "over", "leave", "called"]}
-)
+    "Report",
+    {"do": Literal[
+        "prepared", "ready", "failed", "symptom", "done", "over", "leave", "called", "suspend", "resume"
+    ]},
+)  # fmt: skip
 LeaveOrStop = TypedDict("LeaveOrStop", {"do": Literal["leave or stop"], "signal": int})
 Preempted = TypedDict("Preempted", {"do": Literal["preempted"], "final": bool})
 Stop = TypedDict("Stop", {"do": Literal["stop"], "signal": int})
@@ -73,7 +77,7 @@ ToCoordinator = Union[Join, Report, LeaveOrStop, Preempted, Stop, Stopped, GiveU
 
 # coordinator → node
 
-Order = TypedDict("Order", {"do": Literal["go", "last call"]})
+Order = TypedDict("Order", {"do": Literal["go", "last call", "resume"]})
 Refuse = TypedDict("Refuse", {"do": Literal["refuse"], "why": str})
 Prepare = TypedDict("Prepare", {"do": Literal["prepare"], "nodes": list[NodeEntry]})
 
@@ -97,6 +101,12 @@ class Restart(Outcome):
     nodes: int
 
 
+class Suspend(Outcome):
+    do: Literal["suspend"]
+    attempt: int  # the next one
+    restarts: int
+
+
 class Wait(Outcome):
     do: Literal["wait"]
     why: str
@@ -112,4 +122,4 @@ Search = TypedDict("Search", {"do": Literal["search"], "why": str, "dead": list[
 # Not sent by a coordinator: it is gone, and this node may not go on without it.
 Alone = TypedDict("Alone", {"do": Literal["alone"], "why": str})
 
-ToNode = Union[Order, Refuse, Prepare, Start, Halt, Restart, Wait, Finish, Search, Alone, StartDaemon, Hung]
+ToNode = Union[Order, Refuse, Prepare, Start, Halt, Restart, Suspend, Wait, Finish, Search, Alone, StartDaemon, Hung]

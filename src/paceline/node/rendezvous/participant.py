@@ -55,6 +55,7 @@ class Participant:
         deliver: Callable[[ToNode], None],
         fail: Callable[[str, Cause, int], None],
         is_over: Callable[[], bool],
+        is_suspended: Callable[[], bool],
     ) -> None:
         """No other node knows of this one yet."""
         self.id = agent_id(spec.node_rank if spec.peers else None)
@@ -66,7 +67,7 @@ class Participant:
         self._offer = offer
         self._deliver_to_agent = deliver
         self._fail = fail
-        self._is_over = is_over
+        self._is_over, self._is_suspended = is_over, is_suspended
         secret = os.environ.get(TOKEN, "").encode()
         # A single node can make its own secret; several nodes share one only if they were given it.
         self._rank_secret = secret or (secrets.token_bytes(32) if spec.nodes == 1 else b"")
@@ -310,7 +311,7 @@ class Participant:
              "slots": spec.nproc, "host": self._network.host, "address": self._address, "listen": self._listener.port,
              "job": spec.run_id or spec.job, "version": __version__,
              "standing": None if self.standing is None else self.standing.to_dict(), "former": self.former,
-             **self._offer()}
+             "suspended": self._is_suspended(), **self._offer()}
         )  # fmt: skip
 
     def _status(self) -> AgentStatus:
@@ -444,7 +445,8 @@ class Participant:
     @property
     def has_led_on(self) -> bool:
         """Whether the coordinator here has made a decision."""
-        return isinstance(self._link, Leader) and self._link.coordinator.phase != GATHERING
+        leader = self._link
+        return isinstance(leader, Leader) and (leader.coordinator.phase != GATHERING or leader.coordinator.is_suspended)
 
     def may_still_go_on(self, ended: Collection[str]) -> bool:
         """Whether the job could go on here if all agents came that have not ended; others may replace those."""

@@ -17,7 +17,7 @@ from paceline.node.files import write_json
 from paceline.node.journal.state import NewerVersion
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import drop_note, note_of, remove_folder
-from paceline.node.signals import HANDLED
+from paceline.node.signals import HANDLED, RESUME, SUSPEND
 from paceline.node.warm import start as warm
 
 from . import records
@@ -92,23 +92,37 @@ def _agent_command(staging: Staging | Reopened, python: Sequence[str], lifeline:
 
 def stop(run: RunDirectory, now: bool) -> None:
     """Ask a job to stop: cleanly, with its grace, or at once. A job that has ended is not changed."""
-    deadline = time.monotonic() + _AGENT_COMES
-    with contextlib.suppress(OSError, ValueError):
-        try:
-            run.load_status()
-        except NewerVersion as error:
-            raise Refused(f"job {run.path.name} cannot be stopped here: {error}") from None
-    while not records.signal_agent(run.path, (signal.SIGQUIT if now else signal.SIGTERM,)):
-        records.wake_agent(run.path)  # it may have ended while its guard is suspended
-        if not run.is_held:
-            return
-        if time.monotonic() > deadline:
-            raise Refused(f"the agent of job {run.path.name} does not answer; see {run.agent_log}")
-        _wait(run, _PAUSE)  # it has just been started
+    if not _signal(run, signal.SIGQUIT if now else signal.SIGTERM, "stopped"):
+        return
     records.wake_agent(run.path)
     if now and not _wait(run, _AT_ONCE):
         records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
         _wait(run, _AT_ONCE)
+
+
+def suspend(run: RunDirectory, resumes: bool = False) -> None:
+    """Have a job save and give its devices back, or go on. A job that has ended is not changed."""
+    _signal(run, RESUME if resumes else SUSPEND, "resumed" if resumes else "suspended")
+
+
+def _signal(run: RunDirectory, number: int, done: str) -> bool:
+    """Send a signal to the agent of a job, which may have just been started; returns whether it has not ended."""
+    deadline, name = time.monotonic() + _AGENT_COMES, run.path.name
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            run.load_status()
+        except NewerVersion as error:
+            raise Refused(f"job {name} cannot be {done} here: {error}") from None
+    while not (is_sent := records.signal_agent(run.path, (number,))):
+        records.wake_agent(run.path)  # it may have ended while its guard is suspended
+        if not run.is_held:
+            return False
+        if time.monotonic() > deadline:
+            raise Refused(f"the agent of job {name} does not answer; see {run.agent_log}")
+        _wait(run, _PAUSE)  # it has just been started
+    if is_sent is None:
+        raise Refused(f"job {name} was started by an older version of paceline, with which it cannot be {done}")
+    return True
 
 
 def _wait(run: RunDirectory, seconds: float) -> bool:

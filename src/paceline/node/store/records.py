@@ -231,10 +231,10 @@ def _newer(path: Path, why: str) -> Report:
 def _waiting(name: str, status: Status, queue: Callable[[], list[Entry]]) -> str | None:
     """What a job waits for, in one line."""
     waiting = status.get("waiting")
-    if not waiting or status["state"] not in ("PENDING", "RESTARTING", "RUNNING"):
+    if not waiting or status["state"] not in ("PENDING", "RESTARTING", "RUNNING", "SUSPENDED"):
         return None
     problem = waiting["problem"]
-    if status["state"] != "PENDING":
+    if "need" not in waiting:
         return str(problem)
     if problem:
         return f"cannot queue for devices: {problem}"
@@ -317,12 +317,17 @@ def events(run: RunDirectory) -> list[dict[str, Any]]:
         raise Refused(f"cannot read {run.journal}: {error.strerror}") from None
 
 
-def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool:
-    """Send signals to the agent of a job; returns whether there is one."""
+def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool | None:
+    """Send signals to the agent of a job; returns whether there is one, None if it does not know one of them.
+
+    It handles those that it knows from its first instruction on; another one would end it.
+    """
     run = RunDirectory(path)
     agent = (run.read_status() or {}).get("agent")
     if not isinstance(agent, dict) or not _runs(agent):
         return False
+    if not all(number == signal.SIGKILL or processes.handles(agent["pid"], number) for number in numbers):
+        return None
     for number in numbers:
         processes.signal_process(agent["pid"], number)
     return True
