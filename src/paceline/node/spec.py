@@ -12,7 +12,8 @@ from paceline.node.files import read_regular
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SIGNALS = "signals"  # see `NodeSpec.stop_file`
+SIGNALS, SUSPENDED = "signals", "suspended"  # see `NodeSpec.stop_file`
+HOLD = "hold"  # what `SUSPENDED` holds
 CURRENT_SECONDS = 5.0  # between two looks of an agent at `NodeSpec.current` and `NodeSpec.stop_file`
 
 
@@ -74,7 +75,8 @@ class NodeSpec:
     current: tuple[str, str] | None = None
     # a file on a disk that all nodes share; it holds the number of a signal once somebody has asked to stop the job:
     # the signal itself may be lost on its way through a scheduler. Beside it, `SIGNALS` gets a line with the number of
-    # each signal for the ranks. None if there is none.
+    # each signal for the ranks, and `SUSPENDED` holds `HOLD` while the scheduler is to hold the job. None if there is
+    # none.
     stop_file: str | None = None
     hosts: tuple[str, ...] = ()  # names of the nodes in messages, by node rank; empty if unknown
     # where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its rank and

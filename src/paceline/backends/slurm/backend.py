@@ -273,6 +273,14 @@ class Slurm(Backend):
         self._login.ask({"do": "slurm_stop", "names": list(names), "now": now})
         return {}
 
+    def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
+        self._login.ask({"do": "slurm_suspend", "names": list(names), "resumes": False})
+        return {}
+
+    def resume(self, names: Sequence[str]) -> Mapping[str, str]:
+        self._login.ask({"do": "slurm_suspend", "names": list(names), "resumes": True})
+        return {}
+
     def delete(self, names: Sequence[str]) -> list[str]:
         if names:
             self._login.ask({"do": "slurm_delete", "names": list(names)})

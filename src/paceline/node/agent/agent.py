@@ -27,7 +27,7 @@ from paceline.node.rendezvous.handshake import Network
 from paceline.node.rendezvous.participant import Participant
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.signals import HANDLED
-from paceline.node.spec import CURRENT_SECONDS, SIGNALS, NodeSpec
+from paceline.node.spec import CURRENT_SECONDS, HOLD, SIGNALS, SUSPENDED, NodeSpec
 from paceline.node.telemetry.recorder import Recorder
 from paceline.node.tensorboard import JobBoard
 from paceline.node.watching.slowness import causes, pace_of
@@ -197,6 +197,9 @@ class Agent:
         with contextlib.suppress(OSError, ValueError):  # nobody has asked, or it is not written yet
             if self.spec.stop_file is not None:
                 self.urgent.append({"on": "asked to stop", "signal": int(Path(self.spec.stop_file).read_text())})
+        with contextlib.suppress(OSError):
+            if self.spec.stop_file and Path(self.spec.stop_file).with_name(SUSPENDED).read_text() == HOLD:
+                self.urgent.append({"on": "asked to stop", "signal": signal.SIGTERM})
         signals = self._signals()
         self.urgent.extend({"on": "signal", "signal": number} for number in signals[self.signals :])
         self.signals = len(signals)

@@ -45,7 +45,7 @@ _VERBS = {
     ),
     "slurm.look.logs": ("slurm_logs",),
     "slurm.look.partitions": ("slurm_nodes",),
-    "slurm.end.stop": ("slurm_stop", "slurm_delete"),
+    "slurm.end.stop": ("slurm_stop", "slurm_suspend", "slurm_delete"),
 }  # fmt: skip
 _MODULES = {verb: module for module, verbs in _VERBS.items() for verb in verbs}
 

@@ -94,8 +94,9 @@ class Scheduler(NamedTuple):
     """What a scheduler reports of a job."""
 
     # `queued`: the job has no nodes yet. `running`: it has them. `suspended`: it keeps its place, and does not run.
+    # `held`: likewise, until its user resumes it.
     # `restarting`: it will start again. `ended`: it will not. `unreachable`: a node of it does not answer.
-    state: Literal["queued", "running", "suspended", "restarting", "ended", "unreachable"]
+    state: Literal["queued", "running", "suspended", "held", "restarting", "ended", "unreachable"]
     reason: str | None = None  # in one line, what it waits for, or why it ended
     result: FinalState | None = None  # how it ended, if the scheduler decides this; None if the nodes know it
     exit_code: int | None = None  # of the job, if the scheduler knows it better than the nodes
@@ -330,9 +331,10 @@ def _of_scheduler(found: JobState, parts: Sequence[Part], scheduler: Scheduler) 
     if state == "unreachable":
         return found if over else {**found, "state": "LOST", "error": reason, "waiting": None}
     going: JobState = {**found, "exit_code": None, "finished": None, "kept_since": None, "waiting": reason}
-    is_idle = state == "suspended" and (over or not any(part["alive"] for part in parts))
+    is_idle = state in ("suspended", "held") and (over or not any(part["alive"] for part in parts))
     if is_idle or state in ("queued", "restarting"):
-        again: State = "RESTARTING" if state == "restarting" or (state == "queued" and parts) else "PENDING"
+        goes_on = state == "restarting" or (state == "queued" and parts)
+        again: State = "SUSPENDED" if state == "held" else "RESTARTING" if goes_on else "PENDING"
         instances = [_with_state(rank, "STOPPED") for rank in found["instances"]]
         return {
             **going, "state": again, "error": None, "cause": None, "advice": None, "fault": None,

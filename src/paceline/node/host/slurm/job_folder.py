@@ -7,6 +7,7 @@ batch.sh                  the script that sbatch got
 ids                       the numbers of its Slurm jobs, one per line; --chain adds some
 slurm.out                 what the batch scripts and srun printed
 stop                      somebody has asked to stop it; the number of the signal, once that has been sent
+suspended                 "hold" while it is suspended; empty if it was resumed while it was still ending
 checkpoints               where the library saves, unless the job says
 lives/<id>.<restarts>/    one time that Slurm started it
     followed              the start that has taken its place, whose agents alone may work; empty until then
@@ -36,7 +37,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import list_names, read_json
 from paceline.node.journal.state import FINAL
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.spec import SIGNALS
+from paceline.node.spec import HOLD, SIGNALS, SUSPENDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,6 +94,7 @@ class JobFolder:
         self.output = path / "slurm.out"
         self.stop = path / "stop"
         self.signals = path / SIGNALS
+        self.suspended = path / SUSPENDED
         self.code = path / "code" / path.name
 
     def read(self) -> dict[str, Any]:
@@ -111,6 +113,11 @@ class JobFolder:
     def is_stopped(self) -> bool:
         """Whether somebody has asked to stop it."""
         return self.stop.name in list_names(self.path)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it is suspended, or about to be."""
+        return self._read(self.suspended) == HOLD
 
     def pass_on(self, number: int) -> None:
         """Let the agents of all nodes have a signal for their ranks: Slurm would send it to all processes of a step."""

@@ -38,6 +38,7 @@ _TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be r
 _AT_ONCE = 10.0  # seconds that Slurm may take while a time limit comes near
 _KILLED_WITHIN = 120.0  # seconds in which Slurm ends what it has requeued
 _NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
+_SUSPENDED = "it was suspended"
 
 
 def main(path: str, code: str) -> int:
@@ -85,8 +86,9 @@ def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code
     state = found["state"] if found else None
     if state == "SUCCEEDED":
         return {"next": None, "state": "SUCCEEDED", "exit_code": 0}
-    if folder.is_stopped:
-        return {"next": None, "state": "STOPPED"}
+    was_suspended = state in ("STOPPED", None) and folder.suspended.exists()  # and perhaps resumed meanwhile
+    if folder.is_stopped or was_suspended:
+        return {"next": None, "state": "STOPPED"} if folder.is_stopped else {"next": REQUEUE, "why": _SUSPENDED}
     if folder.refusals(start):
         return {"next": None}
     if state in ("STOPPED", None) and folder.warned(start) == "limit":
@@ -209,7 +211,10 @@ def _requeue(folder: JobFolder, start: Start, outcome: dict[str, Any], exit_code
     why = "Slurm does not answer"
     for _ in range(_TRIES):
         try:
-            call("scontrol", "requeue", own_number())
+            is_held = folder.is_suspended
+            if not is_held:
+                folder.suspended.unlink(missing_ok=True)
+            call("scontrol", "requeuehold" if is_held else "requeue", own_number())
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(_KILLED_WITHIN)  # a signal ends it
             return exit_code or 1

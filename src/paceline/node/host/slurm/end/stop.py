@@ -15,6 +15,7 @@ from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import SlurmJob
 from paceline.node.journal.state import FINAL
+from paceline.node.spec import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,62 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     going = [(folder, it["state"]) for folder, it in found if it is not None and it["state"] not in FINAL]
     _stop_all(going, request["now"])
     return {"names": [folder.name for folder in folders]}
+
+
+def slurm_suspend(home: Home, request: Request) -> Answer:
+    """Have jobs save and give their nodes back, or go on; Slurm holds them until then."""
+    jobs, queue = Jobs(home.root), Queue(home.root)
+    folders = jobs.named(request["names"])
+    found = [(folder, job_record.record(folder, queue)) for folder in folders]
+    going = [folder for folder, it in found if it is not None and it["state"] not in FINAL]
+    slurm = _Tries(PATIENCE)
+    for folder in going:
+        _resume(folder, slurm) if request["resumes"] else _suspend(folder, slurm)
+    return {"names": [folder.name for folder in folders]}
+
+
+def _suspend(folder: JobFolder, slurm: _Tries) -> None:
+    """Ask a job to save and end, and have Slurm hold it; one that waits is held at once."""
+    name = folder.name
+    if folder.is_suspended:
+        return
+    if folder.read().get("allocation") is not None:
+        raise Refused(
+            f"job {name} runs in an allocation, which is not paceline's to give back; end it: paceline stop {name}"
+        )
+    entry = slurm.entry(folder)
+    if entry is None:
+        raise Refused(f"Slurm does not list job {name} any more; see paceline get {name}")
+    if not entry.is_pending and "Requeue=0" in slurm.call("scontrol", "show", "job", entry.number):
+        raise Refused(
+            f"job {name} may not be requeued in Slurm, so it cannot keep its place; paceline stop {name} saves and ends"
+            f" it, and paceline resubmit {name} goes on"
+        )
+    folder.suspended.write_text(HOLD)
+    try:
+        if entry.is_pending:
+            slurm.call("scontrol", "hold", entry.number)
+            slurm.forget()
+        else:
+            _cancel(name, entry, slurm, int(signal.SIGTERM))
+    except Refused:
+        folder.suspended.unlink(missing_ok=True)
+        raise
+
+
+def _resume(folder: JobFolder, slurm: _Tries) -> None:
+    """Have Slurm start a job that it holds; one that is still ending is requeued without being held."""
+    if not folder.is_suspended:
+        return
+    folder.suspended.write_text("")
+    until = time.monotonic() + PATIENCE
+    while (entry := slurm.entry(folder)) is not None and not entry.is_pending and time.monotonic() < until:
+        slurm.forget()
+        time.sleep(_PAUSE)  # its batch script may be about to have it held
+    if entry is not None and entry.is_pending:
+        slurm.call("scontrol", "release", entry.number)
+        folder.suspended.unlink(missing_ok=True)
+        slurm.forget()
 
 
 def slurm_delete(home: Home, request: Request) -> Answer:
@@ -178,16 +235,22 @@ class _Tries:
 
     def cancel(self, *args: str) -> None:
         """Call scancel."""
+        try:
+            self.call("scancel", "--quiet", *args)
+        except Rejected as error:
+            if error.output and not _ENDED.search(error.output):  # it is quiet about jobs that have ended
+                raise NotStopped(str(error)) from None
+
+    def call(self, *command: str) -> str:
+        """What a command of Slurm prints."""
         while True:
             try:
-                call("scancel", "--quiet", *args, seconds=self._remaining)
+                printed = call(*command, seconds=self._remaining)
                 self._answered()
-                return
-            except Rejected as error:
+                return printed
+            except Rejected:
                 self._answered()
-                if error.output and not _ENDED.search(error.output):  # it is quiet about jobs that have ended
-                    raise NotStopped(str(error)) from None
-                return  # it has ended, or has no step
+                raise
             except Away as error:
                 self._pause(error)
 

@@ -70,6 +70,8 @@ class SlurmJob:
         entry = self.entry()
         if entry is None:
             return self._never_listed() if self._is_known_gone(self._asked_since()) else Scheduler("queued", NEW)
+        if entry.is_pending and self._folder.is_suspended:
+            return self._held()
         if entry.is_pending:
             is_new = entry.reason in ("", "None")
             return Scheduler("queued", NEW if is_new else reasons.waiting(entry.reason, entry.id, entry.start))
@@ -167,9 +169,14 @@ class SlurmJob:
 
     def _again(self, entry: Entry | None, why: str = _REQUEUED) -> Scheduler:
         """The report of a job that Slurm starts again."""
+        if entry is not None and entry.is_pending and self._folder.is_suspended:
+            return self._held()
         if entry is not None and entry.is_pending:
             why = f"{why}; {reasons.waiting(entry.reason, entry.id, entry.start)}"
         return Scheduler("restarting", why)
+
+    def _held(self) -> Scheduler:
+        return Scheduler("held", f"go on with: paceline resume {self._folder.name}")
 
     def _gone(self, start: Start, entry: Entry | None) -> Scheduler:
         """The report of a start that ended, and whose batch script could not say anything."""
