@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 USUAL = frozenset(
-    {"run", "checks", "functions", "metered", "volumes", "watched", "profiled", "setup"}
+    {"run", "checks", "functions", "metered", "volumes", "watched", "profiled", "setup", "suspends"}
 )  # of `Place.can`
 FOREVER = """
     import threading
@@ -154,7 +154,7 @@ class Place:
 
     Attributes:
         can: of `run`, `elastic`, `checks`, `functions`, `metered`, `tensorboards`, `volumes`, `watched`,
-            `profiled` and `setup`; `sizes` if it says what a job has, `held` if what runs ends soon after its client.
+            `profiled`, `setup` and `suspends`; `sizes` if it says what a job has, `held` if what runs ends soon after its client.
         folders: where it keeps files, beside the folder of the client.
         takes: flags that only some backends take.
         keeps_shells: whether a shell can be opened where a rank ran that has ended.
@@ -362,6 +362,39 @@ class Contract:
         heading, gone = place.works("prune", "-s", "0s").splitlines()
         assert (heading.split()[:2], gone.split()[:2]) == (["NAME", "STATE"], ["long", "STOPPED"])
         assert place.json("list", "-A") == []
+
+    def test_a_job_is_suspended_and_goes_on(self, place: Place) -> None:
+        """It has no process then, keeps its name and its place, and may be stopped."""
+        place.works("submit", "--name", "idle", *place.ranks(2), place.paceline.script(FOREVER))
+
+        def runs() -> bool:
+            found = place.json("get", "idle")
+            return [rank["state"] for rank in found["instances"]] == ["RUNNING"] * 2 and found["state"] == "RUNNING"
+
+        eventually(runs, "its ranks run", 0.5)
+        if "suspends" not in place.can:
+            assert "its jobs cannot be suspended" in place.refuses("suspend", "idle")
+        else:
+            said = place("suspend", "idle").stderr
+            assert said.startswith("paceline: job idle is suspended; no checkpoint of the library is known"), said
+            found = place.json("get", "idle")
+            assert found["state"] == "SUSPENDED", found
+            assert not [rank for rank in found["instances"] if rank["state"] == "RUNNING"]
+            assert place("suspend", "idle").returncode == 0
+            assert "has not ended" in place.refuses("delete", "idle")
+            hint = found["waiting"].removeprefix("go on with: ")
+            assert hint == "paceline resume idle"
+            resumed = place.typed(hint)
+            assert (resumed.returncode, "job idle goes on" in resumed.stderr) == (0, True), resumed.stderr
+            eventually(runs, "its ranks run again", 0.5)
+            assert "is not suspended; it is RUNNING" in (said := place("resume", "idle").stderr), said
+            place.works("suspend", "idle")
+        stopped = place("stop", "idle")
+        assert (stopped.returncode, "job idle stopped" in stopped.stderr) == (0, True), stopped.stderr
+        for verb in ("suspend", "resume"):
+            if "suspends" in place.can:
+                assert "has ended (STOPPED); paceline resubmit" in place.refuses(verb, "idle")
+        place.works("delete", "idle")
 
     def test_what_would_be_pruned_stays(self, place: Place) -> None:
         """Also a job whose time to live is over, which `list` would remove."""

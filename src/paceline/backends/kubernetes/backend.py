@@ -25,7 +25,7 @@ from .api.times import text
 from .change import queues
 from .flags import FLAGS
 from .manifests.kinds.job import BatchJob
-from .manifests.names import SELECTOR, STARTED, STOPPED
+from .manifests.names import SELECTOR, STARTED, STOPPED, SUSPENDED
 from .manifests.objects import PACKAGE, ROOT
 
 if TYPE_CHECKING:
@@ -366,11 +366,47 @@ class Kubernetes(Backend):
                 self._stop(job, now)
         return {}
 
-    def _stop(self, job: Found, now: bool) -> None:
+    def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Suspend jobs as `stop` does, but not those that would lose what they have saved."""
+        from .look.describe import is_over, outlasts
+        from .look.jobs import find
+
+        found = {name: job for name, job in find(self._cluster, names).items() if not is_over(job)}
+        for name, job in found.items():
+            if not job.kind.can_suspend(job.object):
+                raise job.kind.refusal("suspend", f"of {job.kind.api_version} here cannot be suspended; stop it")
+            checkpoint = self.describe([name]).jobs[0].checkpoint
+            if checkpoint is not None and not outlasts(job, checkpoint):
+                raise UserError(
+                    f"job {name} saves in {checkpoint['folder']} of its pods, which go when it is suspended, and with "
+                    f"them all that it has saved; submit it with --checkpoint-dir on a volume, or end it with "
+                    f"paceline stop{self.where} {name}"
+                )
+        for job in found.values():
+            if SUSPENDED not in job.annotations:
+                self._stop(job, now=False, mark=SUSPENDED)
+        return {}
+
+    def resume(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Let suspended jobs have pods again; one with a queue once that admits it."""
+        from .look.jobs import find
+
+        for job in find(self._cluster, names).values():
+            if job.is_suspended and STOPPED not in job.annotations:
+                changes: dict[str, Any] = {"metadata": {"annotations": {SUSPENDED: None}}}
+                queue = job.spec.get("queue")
+                if queue and queues.version(self._cluster) is not None:
+                    changes["metadata"]["labels"] = queues.activate(self._cluster, job.object, queue)
+                else:
+                    changes["spec"] = job.kind.suspension(job.object, False)
+                self._cluster.patch(job.kind.path(self._cluster, job.name), changes)
+        return {}
+
+    def _stop(self, job: Found, now: bool, mark: str = STOPPED) -> None:
         from .look.describe import described
 
         started = described(job, "").started
-        times = {STOPPED: time.time(), STARTED: started}  # its pods go, and its object forgets when it started
+        times = {mark: time.time(), STARTED: started}  # its pods go, and its object forgets when it started
         marks: dict[str, Any] = {"annotations": {key: None if it is None else text(it) for key, it in times.items()}}
         changes = {"metadata": marks, "spec": job.kind.suspension(job.object, True)}
         if labels := queues.deactivate(self._cluster, job.object):

@@ -129,11 +129,11 @@ def suspend(names: tuple[str, ...], no_wait: bool) -> int:
     unreached = here.suspend([job.name for job in jobs])
     after = known([job.name for job in jobs]) if no_wait else _wait_while(jobs, lambda job: job.state != "SUSPENDED")
     code = 0
-    for job in after:
+    for before, job in zip(jobs, after, strict=True):
         but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
         resume = f"go on with: paceline resume{backend().where} {job.name}"
         if job.state == "SUSPENDED":
-            say(f"job {job.name} is suspended; {_saved(job)}; {resume}{but}")
+            say(f"job {job.name} is suspended; {_saved(before, job)}; {resume}{but}")
         elif job.is_over:
             _say_outcome(job, but)
         elif no_wait:
@@ -150,10 +150,14 @@ def suspend(names: tuple[str, ...], no_wait: bool) -> int:
 @click.argument("names", nargs=-1, required=True, metavar="JOB…", **OF_JOBS)
 def resume(names: tuple[str, ...]) -> int:
     """Let suspended JOBs go on from their last checkpoint, once they have their devices again."""
-    jobs, here = _unended(names), able(backend(), Suspends)
-    for job in jobs:
-        if job.state != "SUSPENDED":
+    here, jobs = able(backend(), Suspends), []
+    for job in _unended(names):
+        if job.state == "SUSPENDED":
+            jobs.append(job)
+        else:
             say(f"job {job.name} is not suspended; it is {job.state}")
+    if not jobs:
+        return 0
     unreached = here.resume([job.name for job in jobs])
     code = 0
     for job in _wait_while(jobs, lambda job: job.state == "SUSPENDED"):
@@ -189,9 +193,11 @@ def _wait_while(jobs: Sequence[Job], goes_on: Callable[[Job], bool]) -> list[Job
         pause = min(2 * pause, _PAUSES[1])
 
 
-def _saved(job: Job) -> str:
+def _saved(before: Job, job: Job) -> str:
     if job.checkpoint is not None:
         return f"step {job.checkpoint['step']} is saved"
+    if before.checkpoint is not None:  # what its pods know goes with them
+        return f"step {before.checkpoint['step']} or a later one is saved"
     return "no checkpoint of the library is known, so it starts from the beginning unless its script loads its own"
 
 

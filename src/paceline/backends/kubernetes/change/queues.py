@@ -27,16 +27,29 @@ def version(cluster: Cluster) -> str | None:
     return next((it for it in VERSIONS if cluster.serves(it, "Workload")), None)
 
 
+def _workloads(cluster: Cluster, job: Object) -> list[str]:
+    """The paths of the Workloads that Kueue keeps for a job."""
+    api_version = version(cluster)
+    if api_version is None:
+        return []
+    path = cluster.path(api_version, "workloads")
+    found = cluster.items(path, labelSelector=f"{_JOB_UID}={job['metadata']['uid']}")
+    return [f"{path}/{workload['metadata']['name']}" for workload in found]
+
+
+def activate(cluster: Cluster, job: Object, queue: str) -> Mapping[str, str]:
+    """Have a job's queue admit it again; returns the labels to give it: its queue, if that had not seen it."""
+    for at in _workloads(cluster, job):
+        cluster.patch(at, {"spec": {"active": True}})
+    return {QUEUE: queue}
+
+
 def deactivate(cluster: Cluster, job: Object) -> Mapping[str, None]:
     """Have a job's queue let it run no more; returns the labels to take from it: its queue, if that has not seen it."""
-    meta = job["metadata"]
-    api_version = version(cluster) if QUEUE in (meta.get("labels") or {}) else None
-    if api_version is None:
+    if QUEUE not in (job["metadata"].get("labels") or {}) or version(cluster) is None:
         return {}
-    path = cluster.path(api_version, "workloads")
-    found = list(cluster.items(path, labelSelector=f"{_JOB_UID}={meta['uid']}"))
-    for workload in found:
-        at = f"{path}/{workload['metadata']['name']}"
+    found = _workloads(cluster, job)
+    for at in found:
         now = cluster.patch(at, {"spec": {"active": False}})
         until = time.monotonic() + _EVICTION_SECONDS
         while condition(now, "Admitted") and not condition(now, "Evicted") and time.monotonic() < until:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
-from paceline.backends.kubernetes.manifests.names import CODE, LABELS, STARTED, STOPPED, role_of
+from paceline.backends.kubernetes.manifests.names import CODE, LABELS, STARTED, STOPPED, SUSPENDED, role_of
 from paceline.backends.kubernetes.manifests.objects import VOLUMES
 from paceline.job.job import FINAL, Job
 from paceline.node.journal.fold import Scheduler, facts_of, fold, part_of
@@ -138,7 +138,11 @@ def _scheduler(job: Found, parts: Sequence[Part]) -> Scheduler:
     if stopped is not None and (ended is not None or not any(part["alive"] for part in parts)):
         return Scheduler("ended", result="STOPPED", exit_code=_STOP_CODE, finished=ended.time if ended else stopped)
     if ended is None:
-        return Scheduler("suspended" if job.is_suspended else "running", _waiting(job))
+        if job.is_suspended and SUSPENDED in job.annotations and not all(pod.is_over for pod in job.pods):
+            return Scheduler("running", "it is being suspended")
+        if job.is_suspended:
+            return Scheduler("held" if SUSPENDED in job.annotations else "suspended", _waiting(job))
+        return Scheduler("running", _waiting(job))
     end = Scheduler("ended", result="FAILED", finished=ended.time)
     if ended.is_late and _is_left_alone(job):
         return end._replace(reason=_CLIENT_GONE, exit_code=_STOP_CODE, cause="client gone")
@@ -166,7 +170,9 @@ def _waiting(job: Found) -> str | None:
         if job.annotations.get(STOPPED):
             return "it is being stopped"
         queue = job.spec.get("queue")
-        return f"queue {queue} has not admitted it yet" if queue else "it is suspended; resume it with kubectl"
+        if queue and SUSPENDED not in job.annotations:
+            return f"queue {queue} has not admitted it yet"
+        return f"go on with: paceline resume {job.name}"
     if job.why:
         return job.why
     pods = job.newest()
@@ -223,14 +229,14 @@ def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
         "started": started, "devices": (),
         # Of a pod that has no others nobody but the Job knows how often it was killed, and another one made for it.
         "restarts": record["restarts"] + (max(0, replaced) if job.nodes == 1 else 0),
-        "checkpoint": record["checkpoint"] if not over or _outlasts(job, record["checkpoint"]) else None,
+        "checkpoint": record["checkpoint"] if not over or outlasts(job, record["checkpoint"]) else None,
         "ttl": None if over and job.ending is None else record["ttl"],  # a suspended job is kept
         "exit_code": code if state != "FAILED" or code else next(filter(None, codes), 1),
         "instances": sorted([*record["instances"], *others], key=lambda rank: rank["rank"]),
     }  # fmt: skip
 
 
-def _outlasts(job: Found, checkpoint: CheckpointRecord | None) -> bool:
+def outlasts(job: Found, checkpoint: CheckpointRecord | None) -> bool:
     """Whether a checkpoint is on a volume, and not in a pod."""
     if checkpoint is None:
         return False

@@ -16,7 +16,8 @@ OWNER = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 SELECTOR = f"{OWNER}={MANAGER}"
 SPEC, STOPPED, CODE, JOB_ID = (f"{GROUP}/{name}" for name in ("spec", "stopped-at", "code", "job-id"))
-STARTED = f"{GROUP}/started-at"  # of a job that was stopped, and maybe resumed
+STARTED = f"{GROUP}/started-at"  # of a job that was stopped or suspended, and maybe resumed
+SUSPENDED = f"{GROUP}/suspended-at"
 LABELS, LOGS = f"{GROUP}/labels", f"{GROUP}/logs"
 FIRST_NODE = f"{GROUP}/first-node"  # label of pods: the node rank of the first pod with their template
 INJECT = "sidecar.istio.io/inject"
