@@ -35,6 +35,7 @@ from paceline.backends.base import (
     Metered,
     Moves,
     Prepared,
+    Suspends,
     TensorBoards,
     able,
 )
@@ -59,7 +60,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Code", "Incomplete", "Instance", "Job", "JobSpec", "Jobs", "LogLines", "LogQuery", "Mount", "Node", "Prepared",
     "Rendezvous", "Usage", "UserError", "Volume", "delete", "events", "get", "list_jobs", "logs", "nodes", "prepare",
-    "resubmit", "scale", "scalein", "scaleout", "stop", "stop_tensorboard", "submit", "tensorboard", "top", "wait",
+    "resubmit", "resume", "scale", "scalein", "scaleout", "stop", "stop_tensorboard", "submit", "suspend",
+    "tensorboard", "top", "wait",
 ]  # fmt: skip
 
 
@@ -486,6 +488,26 @@ def stop_tensorboard(name: str | records.Job, on: str | None = None) -> bool:
     """End a job's TensorBoard; returns whether there was one."""
     name, there = _with(name, on)
     return able(there, TensorBoards).close_tensorboard(name)
+
+
+def suspend(name: str | records.Job, on: str | None = None) -> None:
+    """Have a job save, end its ranks and give its devices back, until it is resumed; its state is SUSPENDED then.
+
+    Raises:
+        UserError: there is no such job, or it cannot be suspended.
+    """
+    name, there = _with(name, on)
+    able(there, Suspends).suspend([name])
+
+
+def resume(name: str | records.Job, on: str | None = None) -> None:
+    """Let a suspended job go on from its last checkpoint, once it has its devices again.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    name, there = _with(name, on)
+    able(there, Suspends).resume([name])
 
 
 def stop(name: str | records.Job, now: bool = False, on: str | None = None) -> None:

@@ -623,7 +623,9 @@ class Simulation:
         stepped = self.job.stepped_at
         if is_stopped and stepped > self.first_at + self.it.grace + _STOPS_WITHIN:
             raise Violation(f"a job that was stopped at {self.first_at:.1f} s has trained until {stepped:.1f} s")
-        if what == "rank fails" and self.it.kind in ("fixed", "elastic") and self.second_at == float("inf"):
+        is_ending = "suspend job" in {fault.do for fault in self.it.faults}  # ranks that are to end do not fail
+        is_only = self.second_at == float("inf") and not is_ending
+        if what == "rank fails" and self.it.kind in ("fixed", "elastic") and is_only:
             records = [record for agent in ends for _, record in agent.dir.records if record.get("failure")]
             found = {record["failure"]["rank"] for record in records}
             is_cut_short = self.exiting is not None and self.exiting.had_grace and self.it.grace < CLEANUP

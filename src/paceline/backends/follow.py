@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from paceline.node.logs.following import Update
 
 _TICK = 0.2  # seconds between two reports of how many jobs have ended
-_ONCE = ("importing", "imported", "stopping", "waiting", "exec", "unjoined", "hang")  # events that each node reports
+# Events that each node reports.
+_ONCE = ("importing", "imported", "stopping", "waiting", "exec", "unjoined", "hang", "suspended", "resuming")
 _OF_ONE = ("queued", "granted", "warm", "cold")  # events of one machine
 
 Node = TypeVar("Node")
@@ -233,7 +234,7 @@ class Nodes(Generic[Node]):
 
     def _report(self, part: _Part, event: Event) -> Iterator[Update]:
         name, details = event.name, event.details
-        key = name, details.get("why")
+        key = name, (details.get("why"), details.get("attempt"))
         if name in _ONCE and key in self._reported:
             return
         self._reported.add(key)

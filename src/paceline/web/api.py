@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from paceline._version import __version__
 from paceline.backends import registry
-from paceline.backends.base import Elastic, Forwards, Metered, Prepared, TensorBoards, able
+from paceline.backends.base import Elastic, Forwards, Metered, Prepared, Suspends, TensorBoards, able
 from paceline.backends.story import story
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
@@ -112,6 +112,8 @@ OPERATIONS = (
                 "seconds since the epoch", "grep": "only lines that match this regular expression", "skip": "leave out "
                 "so many lines", "limit": "at most so many lines", "follow": "1: go on until the job ends"}),
     _Operation("POST", f"{_JOB}/stop", "stop", "Stop a job.", body={"now": "true: at once; nothing is saved"}),
+    _Operation("POST", f"{_JOB}/suspend", "suspend", "Have a job save and give its devices back, until it is resumed."),
+    _Operation("POST", f"{_JOB}/resume", "resume", "Let a suspended job go on."),
     _Operation("POST", f"{_JOB}/delete", "delete", "Delete a job that has ended, with its files.",
                body={"created": "when it was submitted: another job of this name is not deleted"}),
     _Operation("POST", f"{_JOB}/scale", "scale", "Add nodes to a running job, or remove some.",
@@ -358,6 +360,8 @@ class Api:
             return []
         has = {
             "stop": not job.is_over and (job.state != "LOST" or there.can_stop(job.name)),
+            "suspend": not job.is_over and job.state not in ("LOST", "SUSPENDED") and isinstance(there, Suspends),
+            "resume": job.state == "SUSPENDED" and isinstance(there, Suspends),
             "scale": job.state == "RUNNING" and isinstance(there, Elastic),
             "resubmit": job.is_over or job.state == "LOST",
             "delete": job.is_over,
@@ -446,6 +450,21 @@ class Api:
         found, sent = await self._find(request), await _sent(request, "stop")
         name = found.job.name
         unreached = await self._with(found, lambda there: there.stop([name], sent.get("now", False)))
+        self._watch.look_now()
+        return {"unreached": unreached.get(name)}
+
+    async def suspend(self, request: Request) -> dict[str, Any]:
+        return await self._suspend(request, "suspend", lambda there, name: there.suspend([name]))
+
+    async def resume(self, request: Request) -> dict[str, Any]:
+        return await self._suspend(request, "resume", lambda there, name: there.resume([name]))
+
+    async def _suspend(
+        self, request: Request, verb: str, do: Callable[[Suspends, str], Mapping[str, str]]
+    ) -> dict[str, Any]:
+        found, _ = await self._find(request), await _sent(request, verb)
+        name = found.job.name
+        unreached = await self._with(found, lambda there: do(able(there, Suspends), name))
         self._watch.look_now()
         return {"unreached": unreached.get(name)}
 
@@ -577,7 +596,8 @@ def _commands(job: Job, there: Backend) -> dict[str, str]:
     """Action → the command line that does the same."""
     flags = {"stop_now": " --now", "logs": " -f"}
     actions = (
-        "stop", "stop_now", "resubmit", "delete", "scaleout", "scalein", "tensorboard", "logs", "get", "why", "report",
+        "stop", "stop_now", "suspend", "resume", "resubmit", "delete", "scaleout", "scalein", "tensorboard", "logs",
+        "get", "why", "report",
     )  # fmt: skip
     name = shlex.quote(job.name)
     return {it: f"paceline {it.partition('_')[0]}{there.where}{flags.get(it, '')} {name}" for it in actions}

@@ -375,6 +375,8 @@ class Kubernetes(Backend):
         for name, job in found.items():
             if not job.kind.can_suspend(job.object):
                 raise job.kind.refusal("suspend", f"of {job.kind.api_version} here cannot be suspended; stop it")
+            if not job.spec.get("detached", True):
+                raise UserError(f"job {name} belongs to the paceline run that started it; stop it with Ctrl-C there")
             checkpoint = self.describe([name]).jobs[0].checkpoint
             if checkpoint is not None and not outlasts(job, checkpoint):
                 raise UserError(

@@ -220,11 +220,6 @@ def _of_file(line: Line, value: str) -> None:
     line.program, line.notes = found.line.program, line.notes + found.line.notes
 
 
-def _resumed(line: Line) -> None:
-    _where(line)
-    line.notes.append(f"the job that goes on is a new one; {' '.join(line.program)} stays as it ended")
-
-
 def _scaled(line: Line) -> None:
     _where(line)
     name = line.take("--name")
@@ -305,8 +300,8 @@ _V2 = {
     "get": _GET,
     "status": _GET,
     "logs": Tool("arena job logs", _LOGS, "logs", _where, is_mixed=True),
-    "suspend": Tool("arena job suspend", {}, "stop", _where, is_mixed=True),
-    "resume": Tool("arena job resume", {}, "resubmit", _resumed, is_mixed=True),
+    "suspend": Tool("arena job suspend", {}, "suspend", _where, is_mixed=True),
+    "resume": Tool("arena job resume", {}, "resume", _where, is_mixed=True),
     "delete": Tool("arena job delete", {}, "delete --force", _where, is_mixed=True),
 }
 

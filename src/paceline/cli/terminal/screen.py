@@ -120,7 +120,9 @@ class Screen:
             name = signal.Signals(details["signal"]).name
             again = ", Ctrl-C again ends them at once" if name == "SIGINT" else ""
             self._say(f"stopping ({name}); ranks have {details['grace']:g} s{again}")
-        elif event.name in ("waiting", "restarting", "finished"):
+        elif event.name == "resuming":
+            self._say("resumed; its ranks start again from the last checkpoint")
+        elif event.name in ("waiting", "restarting", "suspended", "finished"):
             self._finish_lines()
             self._attempt_ended(event.name, details)
 
@@ -159,6 +161,10 @@ class Screen:
         self._end_import()
         if name == "waiting":
             self._say(f"{details['why']}; looking for the others")
+        elif name == "suspended":
+            if details["failure"] is not None:
+                self._show_failure(details)
+            self._say(f"suspended; go on with: paceline resume {self._job.name}")
         elif name == "restarting" and details["why"]:
             nodes = counted(details["nodes"], "node")
             self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")

@@ -223,7 +223,7 @@ class _Step(Attempt):
         self.set(is_suspended=False)
         is_new = self.status["start"] is None
         state = "RESTARTING" if not is_new else "PENDING" if self.spec.request else "STARTING"
-        self.write({"event": "resuming"}, state=state, waiting=None)
+        self.write({"event": "resuming", "attempt": self.status["attempt"]}, state=state, waiting=None)
         if self.spec.request is not None:
             if not self.others.has_met:
                 self.enter("claiming")

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
 
     class ResumingRecord(_Record):  # it is resumed
         event: Literal["resuming"]
+        attempt: int  # the next one
 
     class FinishedRecord(_Record):  # the job has ended here; its last record
         event: Literal["finished"]

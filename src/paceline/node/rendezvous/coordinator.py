@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 
 GATHERING, AGREEING, RUNNING, HALTING, FINISHED = "gathering", "agreeing", "running", "halting", "finished"
 GONE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for the ranks of an attempt that has lost a node
+SUSPENSION_GRACE = 86400.0  # likewise when the job is suspended: as long as its own grace, which each node knows
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Coordinator:
         self._awaited: set[int] = set()  # peers that take part and have not answered the last order, or how it went
         self._silent: set[int] = set()  # lost ones of them whose ranks may still run
         self._has_symptom = False
-        self._saves = False  # the ranks were asked to save their state and end, as nodes join or leave
+        self._saves = False  # the ranks were asked to save their state and end: nodes come or go, or it is suspended
         self._hung: object = None  # the hang of this attempt that was said last
         self.standing: Standing | None = None
         self.dead: set[str] = set()
@@ -587,7 +588,7 @@ class Coordinator:
             return self._finish("STOPPED", 128 + number, []) if number else []
         if self.phase not in (AGREEING, RUNNING):
             return []
-        self.phase, self._saves = HALTING, save
+        self.phase, self._saves = HALTING, save or self.is_suspended
         self._await_all()
         return self._order_halt(number, save, grace)
 
@@ -660,7 +661,7 @@ class Coordinator:
         if self.phase == GATHERING:
             return self._order_suspension([], list(self.members)) if self._next is None else []
         self._changes.append("it was suspended")  # which is no failure
-        return self._halt(save=True)
+        return self._halt(grace=SUSPENSION_GRACE)
 
     def _order_suspension(self, failures: list[Failure], peers: list[int]) -> Outbox:
         for peer in peers:

@@ -1,6 +1,6 @@
 // The page: which view is shown, and what all of them share.
 import { follow, get, listen, news, pathOf, post, query, signIn, text } from "./api.js";
-import { Delete, Resubmit, Scale, Stop, Submit } from "./forms.js";
+import { Delete, Resubmit, Resume, Scale, Stop, Submit, Suspend } from "./forms.js";
 import { choose, current, LANGUAGES, t } from "./i18n.js";
 import { Facts, Overview } from "./job.js";
 import { Jobs } from "./jobs.js";
@@ -10,9 +10,11 @@ import { html, render, useEffect, useState } from "./ui.js";
 
 const REFRESH = 10_000; // milliseconds
 // In these states more is known of a job alone than of it among all, so a change may be no news.
-const UNSETTLED = { PENDING: 2_000, STARTING: 1_000, RESTARTING: 1_000, RUNNING: REFRESH };
-const DIALOGS = { stop: Stop, resubmit: Resubmit, scale: Scale, delete: Delete };
-const TITLES = { stop: "Stop", resubmit: "Resubmit", scale: "Scale", delete: "Delete", tensorboard: "TensorBoard" };
+const UNSETTLED = { PENDING: 2_000, STARTING: 1_000, RESTARTING: 1_000, RUNNING: REFRESH, SUSPENDED: REFRESH };
+const DIALOGS = { stop: Stop, suspend: Suspend, resume: Resume, resubmit: Resubmit, scale: Scale, delete: Delete };
+const TITLES = {
+  stop: "Stop", suspend: "Suspend", resume: "Resume", resubmit: "Resubmit", scale: "Scale", delete: "Delete", tensorboard: "TensorBoard",
+};
 
 // A part of the address; one that is not valid stays as it is, and names nothing.
 function decoded(part) {

@@ -43,6 +43,22 @@ export function Stop({ view, close }) {
   </${Dialog}>`;
 }
 
+export function Suspend({ view, close }) {
+  const { job, commands } = view;
+  return html`<${Dialog} title=${t("Suspend {name}", { name: job.name })} label=${t("Suspend")} close=${close}
+    command=${commands.suspend} act=${() => post(`${pathOf(job.backend, job.name)}/suspend`)}>
+    <p>${t("It saves, ends its ranks and gives its devices back, until it is resumed.")}</p>
+  </${Dialog}>`;
+}
+
+export function Resume({ view, close }) {
+  const { job, commands } = view;
+  return html`<${Dialog} title=${t("Resume {name}", { name: job.name })} label=${t("Resume")} close=${close}
+    command=${commands.resume} act=${() => post(`${pathOf(job.backend, job.name)}/resume`)}>
+    <p>${t("It goes on from its last checkpoint, once it has its devices again.")}</p>
+  </${Dialog}>`;
+}
+
 export function Delete({ view, close }) {
   const { job, commands } = view;
   const [contents, setContents] = useState({});

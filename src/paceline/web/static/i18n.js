@@ -18,6 +18,9 @@ const ZH = {
   "Its ranks get SIGTERM. A script that uses the library saves a checkpoint, and has {s} s for it.":
     "各 rank 将收到 SIGTERM。使用本库的脚本会在 {s} 秒内保存检查点。",
   "Its ranks are killed. What they have not saved is lost.": "各 rank 将被强制结束，未保存的内容会丢失。",
+  "Suspend": "暂停", "Suspend {name}": "暂停 {name}", "Resume": "继续", "Resume {name}": "继续 {name}",
+  "It saves, ends its ranks and gives its devices back, until it is resumed.": "保存检查点，结束各 rank，释放设备，直到继续为止。",
+  "It goes on from its last checkpoint, once it has its devices again.": "重新得到设备后，从最后的检查点继续。",
   "Delete {name}": "删除 {name}",
   "Removes its folder with logs and checkpoints: {n} checkpoints, {size}. This cannot be undone.":
     "删除其目录，包括日志和检查点：{n} 个检查点，{size}。此操作无法撤销。",

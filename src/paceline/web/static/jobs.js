@@ -5,7 +5,7 @@ import { html, useCallback, useEffect, useLayoutEffect, useRef, useState } from 
 
 const ROW = 34; // height in pixels
 const PAGE = 100; // rows that are asked for at once
-const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
+const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
 const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts";
 
 const since = (iso) => (iso ? (Date.now() - Date.parse(iso)) / 1000 : null);
