@@ -52,22 +52,27 @@ def values(option: click.Option) -> st.SearchStrategy[tuple[str, ...]]:
 
 
 def options() -> list[click.Option]:
-    with click.Context(cli) as root:
+    with click.Context(cli, **cli.context_settings) as root:  # commands keep the names of --help that they see first
         command = cli.get_command(root, "run")
         assert command is not None
         found = [it for it in command.get_params(root) if isinstance(it, click.Option) and it.name not in NOT_TYPED]
     return [it for it in found if it.is_flag is not None and not it.is_eager]
 
 
+def group_of(option: click.Option) -> object:
+    """Of flags that exclude each other only one is typed; any other flag may be typed once, too."""
+    return next((number for number, group in enumerate(SAME) if option.name in group), option.name)
+
+
 @st.composite
 def flags(draw: st.DrawFn) -> list[str]:
-    chosen = draw(st.lists(st.sampled_from(options()), max_size=5))
+    chosen = draw(st.lists(st.sampled_from(options()), max_size=5, unique_by=group_of))
     return [word for it in chosen for word in (draw(st.sampled_from(it.opts)), *draw(values(it)))]
 
 
 def read(words: list[str]) -> tuple[dict[str, Any], str]:
     """The parameters of `run`, and the line that is proposed for them."""
-    with click.Context(cli) as root:
+    with click.Context(cli, **cli.context_settings) as root:  # commands keep the names of --help that they see first
         command = cli.get_command(root, "run")
         assert command is not None
         context = command.make_context("run", words, parent=root)

@@ -19,7 +19,7 @@ from paceline.node.agent.state import begin
 from paceline.node.failure import TIMED_OUT, node_failure
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
-from paceline.node.signals import EXIT_REPLACED, HANDLED, LEAVE
+from paceline.node.signals import EXIT_REPLACED, HANDLED, LEAVE, RESUME, SUSPEND
 from paceline.node.spec import NodeSpec, Program, Request
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class World:
         self.server_failure, self.server_cause, self.missing = "", "agent", "1"
         self.awaited = 0.0
         self.last_call_until: float | None = None
-        self.is_closing = False
+        self.is_closing = self.claims = False
         self._leads = leads
         self.happens({"on": "begin"})
 
@@ -173,6 +173,10 @@ class World:
             self.ended, self.running = self.ended + self.running, []
         elif do == "sweep":
             self.is_swept = True
+        elif do == "claim":
+            self.claims = True
+        elif do == "release":
+            self.claims = False
 
     @property
     def end(self) -> tuple[str, int]:
@@ -257,6 +261,41 @@ def test_a_newcomer_whose_ranks_could_start_at_once() -> None:
     one.is_ready = True
     one.hears("prepare", nodes=[])
     assert one.sent == [{"do": "prepared"}]
+
+
+def test_a_suspended_job_holds_nothing_and_its_time_limit_stands_still() -> None:
+    one = World(node(time_limit=100.0, request=Request("", 1, ("0",))))
+    one.happens({"on": "granted", "devices": ["0"]})
+    one.runs()
+    one.now += 30.0
+    one.happens({"on": "signal", "signal": SUSPEND})
+    assert one.sent == [{"do": "suspend"}]
+    one.halts(grace=1000.0)
+    assert one.done == ["terminate", "sweep", "stopped"]
+    one.hears("suspend", attempt=1, restarts=0, failure=None, others=[])
+    assert (one.has_server, one.claims, one.state.deadlines) == (False, False, {})
+    assert (one.status["state"], one.status["devices"], one.status["attempt"]) == ("SUSPENDED", [], 1)
+    one.happens({"on": "granted", "devices": ["0"]})  # it came too late
+    assert not one.has_server
+    one.now += 1000.0
+    one.hears("resume")
+    assert one.claims and not one.has_server and one.status["waiting"] is None
+    one.happens({"on": "granted", "devices": ["0"]})
+    assert one.has_server
+    one.runs()
+    assert one.state.deadlines == {"limit": one.now + 70.0}
+
+
+def test_a_job_that_waits_for_devices_is_suspended_unless_others_wait_for_it() -> None:
+    for nodes in (1, 2):
+        one = World(node(nodes=nodes, request=Request("", 1, ("0",))))
+        one.happens({"on": "signal", "signal": SUSPEND})
+        assert one.claims is (nodes > 1) and not one.sent
+        assert one.status["state"] == ("SUSPENDED" if nodes == 1 else "STARTING")
+        one.happens({"on": "signal", "signal": RESUME})
+        assert one.claims and one.state.phase == "claiming"
+    one.happens({"on": "signal", "signal": signal.SIGTERM})
+    assert one.end == ("STOPPED", 128 + signal.SIGTERM)
 
 
 def test_a_time_limit_waits_until_ranks_that_are_being_stopped_have_ended() -> None:

@@ -21,7 +21,7 @@ def join(nodes: int, peer: int = 0, **changes: Any) -> Message:
     return {
         "do": "join", "id": f"n{peer}", "node_rank": None, "nodes": [nodes, nodes], "slots": 2, "host": "h",
         "address": "10.0.0.1", "listen": 0, "job": "j", "main_port": 1234, "ports": [], "version": "1",
-        "standing": None, "former": None, **changes,
+        "standing": None, "former": None, "suspended": False, **changes,
     }  # fmt: skip
 
 

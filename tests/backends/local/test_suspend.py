@@ -1,0 +1,83 @@
+"""Suspended jobs give their devices back, and keep their place in the queue of the machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from tests.conftest import Paceline
+
+FOREVER = "import threading; threading.Event().wait()"
+
+
+def job(paceline: Paceline, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(paceline.succeeds("get", name, "-o", "json").stdout)
+    return found
+
+
+def reaches(paceline: Paceline, name: str, state: str) -> None:
+    eventually(lambda: job(paceline, name)["state"] == state, lambda: f"{state}; {job(paceline, name)}", 0.2)
+
+
+def waits(paceline: Paceline, name: str, other: str) -> None:
+    """Wait until a job waits for another one, or for its devices."""
+    eventually(lambda: other in (job(paceline, name)["waiting"] or ""), lambda: f"waits; {job(paceline, name)}", 0.2)
+
+
+def test_devices_are_given_back_and_the_place_is_kept(paceline: Paceline) -> None:
+    (paceline.folder / "paceline.toml").write_text("[local]\ndevices = 1\n")
+    script = paceline.script(FOREVER)
+
+    def submit(name: str) -> None:
+        paceline.succeeds("submit", "--name", name, "--gpus", "1", script)
+
+    submit("first")
+    reaches(paceline, "first", "RUNNING")
+    submit("second")
+    waits(paceline, "second", "first")
+    paceline.succeeds("suspend", "first")
+    assert job(paceline, "first")["devices"] == []
+    reaches(paceline, "second", "RUNNING")
+    submit("third")
+    paceline.succeeds("resume", "first")
+    waits(paceline, "first", "second")
+    waits(paceline, "third", "first")
+    paceline.succeeds("suspend", "third")
+    assert job(paceline, "third")["state"] == "SUSPENDED", "it has never begun"
+    paceline.succeeds("resume", "third")
+    waits(paceline, "third", "first")
+    paceline.succeeds("stop", "second")
+    reaches(paceline, "first", "RUNNING")
+    assert job(paceline, "third")["state"] == "PENDING"
+    events = [event["event"] for event in json.loads(paceline.succeeds("events", "first", "-o", "json").stdout)]
+    assert [it for it in events if it in ("granted", "suspended", "resuming", "started")] == [
+        "granted", "started", "suspended", "resuming", "granted", "started",
+    ]  # fmt: skip
+    paceline.succeeds("suspend", "third")
+    paceline.succeeds("stop", "first", "third")
+    assert (job(paceline, "third")["state"], job(paceline, "third")["started"]) == ("STOPPED", None)
+
+
+def test_an_agent_that_does_not_know_the_signal_is_not_ended_by_it(paceline: Paceline) -> None:
+    """It is of an older version; another process has its place here."""
+    import subprocess
+
+    from paceline.node.machine import processes
+
+    paceline.succeeds("submit", "--name", "old", "-n", "1", paceline.script(FOREVER))
+    reaches(paceline, "old", "RUNNING")
+    status = next(paceline.home.glob("jobs/old/status.json"))
+    stored = json.loads(status.read_text())
+    agent = stored["agent"]
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        start = processes.start_time(other.pid)
+        status.write_text(json.dumps({**stored, "agent": {**agent, "pid": other.pid, "start_time": start}}))
+        refused = paceline("suspend", "old")
+        assert other.poll() is None
+        other.kill()
+    assert refused.returncode == 2 and "older version of paceline" in refused.stderr, refused.stderr
+    status.write_text(json.dumps(stored))
+    paceline.succeeds("stop", "old")
