@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 430,
-    "paceline/backends": 1885,
+    "paceline/backends": 1886,
     "paceline/backends/check": 430,
     "paceline/backends/kubernetes": 4972,
     "paceline/backends/local": 535,
