@@ -139,6 +139,12 @@ def test_what_to_do_is_not_what_the_evidence_says(found: Job, do: str | None) ->
     assert said is None if do is None else do in said, said
 
 
+def test_a_loss_of_a_job_whose_steps_nothing_counts() -> None:
+    found = of(job(progress={"time": NOW, "epoch": 0, "step": 0, "metrics": {"loss": 0.5}}))
+    assert found["steps"] == {"is_stepping": None, "since": None, "per_minute": None, "last": None}
+    assert found["loss"] == {"name": "loss", "value": 0.5, "is_finite": True}
+
+
 def test_where_a_loss_ceased_to_be_finite_is_not_known() -> None:
     found = of(job(progress={**PROGRESS, "metrics": {"loss": None}}))
     assert found["diagnosis"]["evidence"] == "loss is not finite in epoch 1, at step 120 or before"

@@ -318,6 +318,20 @@ def test_the_last_cd_is_where_ranks_start(paceline: Paceline, lines: str, folder
     assert (job.get("working_dir"), job.get("setup"), notes) == (folder, setup, [])
 
 
+def test_pushd_is_followed_and_a_cd_in_a_condition_is_named(paceline: Paceline) -> None:
+    def of(lines: str) -> tuple[Any, Any, list[str]]:
+        job, notes = job_of(paceline, "job.sbatch", f"#SBATCH -N 1\n{lines}\nsrun torchrun t.py\n")
+        return job.get("working_dir"), job.get("setup"), notes
+
+    start = str(paceline.folder)
+    assert of("pushd src > /dev/null") == (f"{start}/src", None, [])
+    assert of("pushd src\nmake\npopd") == (None, ["pushd src", "make"], [])
+    assert of("popd")[2] == ["left out: popd; name the folder with --working-dir"]
+    *_, notes = of("if [ -d src ]; then\n  cd src\nfi")
+    assert notes == ["whether the script enters a folder with cd src is not known here; see --working-dir"]
+    assert of("(cd src; make)")[2] == []
+
+
 MASTER = """\
         spec:
           containers:

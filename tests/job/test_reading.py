@@ -148,7 +148,7 @@ CASES = {
     "nested very deeply": (f"script: a.py\noptions: {'[' * 5000}{']' * 5000}\n", "nested too deeply"),
     "laughing": (
         "options:\n  a0: &a0 [x]\n" + "".join(f"  a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)),
-        ": there are more than 10000 values",
+        ":1: not valid YAML: its aliases (*NAME) stand for more than 10000 values",
     ),
     "large": (b"#" * (1 << 20) + b"\n", " is larger than 1 MiB"),
 }  # fmt: skip

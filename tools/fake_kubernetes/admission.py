@@ -1,22 +1,24 @@
-"""What a request must pass before it is stored: service accounts, priority classes, pod security, quotas."""
+"""What a request must pass before it is stored: service accounts, priority classes, limits, pod security, quotas."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from . import defaults, quantity, resources
+from . import defaults, podsecurity, quantity, resources
 from .errors import Object, forbidden
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .resources import Resource
     from .storage import Storage
 
 _TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-def admit(storage: Storage, resource: Resource, object: Object) -> None:
-    """Complete a new object, or refuse it.
+def admit(storage: Storage, resource: Resource, object: Object) -> list[str]:
+    """Complete a new object, or refuse it; returns what the server warns of.
 
     Raises:
         StatusError: 403.
@@ -29,8 +31,10 @@ def admit(storage: Storage, resource: Resource, object: Object) -> None:
             full = f"node.kubernetes.io/{key}"
             if not any(one.get("key") in (full, None) and one.get("operator") == "Exists" for one in tolerations):
                 tolerations.append({"key": full, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
-        _security(storage, object)
+        _limits(storage, object)
+    warnings = podsecurity.check(storage, resource, object)
     _quota(storage, resource, object)
+    return warnings
 
 
 def _account(storage: Storage, pod: Object) -> None:
@@ -69,39 +73,38 @@ def _priority(storage: Storage, pod: Object) -> None:
     pod["spec"].setdefault("preemptionPolicy", (found or {}).get("preemptionPolicy", "PreemptLowerPriority"))
 
 
-def _security(storage: Storage, pod: Object) -> None:
-    """Pod security admission: what the label of a namespace enforces, as far as the pods of jobs have to do with it."""
-    namespace = storage.get(resources.NAMESPACES, "", pod["metadata"]["namespace"]) or {"metadata": {}}
-    level = (namespace["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce", "privileged")
-    spec, violations = pod["spec"], []
-    own = spec.get("securityContext") or {}
-    if level != "privileged" and spec.get("hostNetwork"):
-        violations.append("host namespaces (hostNetwork=true)")
-    for container in [*(spec.get("initContainers") or []), *spec["containers"]] if level == "restricted" else []:
-        name, given = container["name"], container.get("securityContext") or {}
-        both = {**own, **given}
-        if given.get("allowPrivilegeEscalation") is not False:
-            violations.append(
-                f'allowPrivilegeEscalation != false (container "{name}" must set '
-                "securityContext.allowPrivilegeEscalation=false)"
-            )
-        capabilities = given.get("capabilities") or {}
-        if "ALL" not in (capabilities.get("drop") or ()) or set(capabilities.get("add") or ()) - {"NET_BIND_SERVICE"}:
-            violations.append(
-                f'unrestricted capabilities (container "{name}" must set securityContext.capabilities.drop=["ALL"])'
-            )
-        if both.get("runAsNonRoot") is not True:
-            violations.append(
-                f'runAsNonRoot != true (pod or container "{name}" must set securityContext.runAsNonRoot=true)'
-            )
-        if (both.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
-            violations.append(
-                f'seccompProfile (pod or container "{name}" must set securityContext.seccompProfile.type to '
-                '"RuntimeDefault" or "Localhost")'
-            )
-    if violations:
-        why = f'violates PodSecurity "{level}:latest": {", ".join(dict.fromkeys(violations))}'
-        raise forbidden(resources.PODS, pod["metadata"]["name"], why)
+def _limits(storage: Storage, pod: Object) -> None:
+    """The LimitRanges of the namespace: what containers get that ask for nothing, and what they may ask for.
+
+    Source: plugin/pkg/admission/limitranger/admission.go.
+    """
+    wrong: list[str] = []
+    for found in storage.all(resources.LIMIT_RANGES, pod["metadata"]["namespace"]):
+        for rule in found["spec"].get("limits") or []:
+            if rule["type"] != "Container":
+                continue
+            least, most = rule.get("min") or {}, rule.get("max") or {}
+            usual = {**most, **(rule.get("default") or {})}
+            asked = {**least, **usual, **(rule.get("defaultRequest") or {})}
+            for container in [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]:
+                own = container.setdefault("resources", {})
+                limits = {**usual, **(own.get("limits") or {})}
+                requests = {**asked, **(own.get("limits") or {}), **(own.get("requests") or {})}
+                own.update({key: value for key, value in (("limits", limits), ("requests", requests)) if value})
+                wrong += _beyond("minimum", least, -1, (("request", requests), ("limit", limits)))
+                wrong += _beyond("maximum", most, 1, (("limit", limits), ("request", requests)))
+    if wrong:
+        words = wrong[0] if len(wrong) == 1 else f"[{', '.join(wrong)}]"
+        raise forbidden(resources.PODS, pod["metadata"]["name"], words)
+
+
+def _beyond(word: str, bounds: Object, sign: int, asked: tuple[tuple[str, Object], ...]) -> Iterator[str]:
+    """What a container asks for that is beyond the bounds of a LimitRange."""
+    for name, bound in bounds.items():
+        for kind, values in asked:
+            if name in values and sign * (quantity.parse(values[name]) - quantity.parse(bound)) > 0:
+                yield f"{word} {name} usage per Container is {bound}, but {kind} is {values[name]}"
+                break
 
 
 def usage(resource: Resource, object: Object) -> dict[str, Fraction]:
@@ -133,6 +136,24 @@ def used(storage: Storage, resource: Resource, namespace: str) -> dict[str, Frac
     return total
 
 
+_COMPUTE = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
+
+
+def _unsaid(pod: Object, hard: Object) -> str:
+    """What a quota counts and containers do not say: `limits.cpu for: main; memory for: main`.
+
+    Source: pkg/quota/v1/evaluator/core/pods.go.
+    """
+    found: dict[str, list[str]] = {}
+    for container in [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or [])]:
+        asked = container.get("resources") or {}
+        for name in sorted(name for name in hard if name in _COMPUTE):
+            kind, _, what = name.rpartition(".")
+            if what not in (asked.get(kind or "requests") or {}):
+                found.setdefault(name, []).append(container["name"])
+    return "; ".join(f"{name} for: {','.join(names)}" for name, names in sorted(found.items()))
+
+
 def _quota(storage: Storage, resource: Resource, object: Object) -> None:
     namespace = object["metadata"].get("namespace", "")
     quotas = [quota for quota in storage.all(resources.QUOTAS, namespace)] if namespace else []
@@ -141,6 +162,9 @@ def _quota(storage: Storage, resource: Resource, object: Object) -> None:
     asked, taken = usage(resource, object), used(storage, resource, namespace)
     for quota in quotas:
         hard = (quota.get("spec") or {}).get("hard") or {}
+        if resource is resources.PODS and (missing := _unsaid(object, hard)):
+            why = f"failed quota: {quota['metadata']['name']}: must specify {missing}"
+            raise forbidden(resource, object["metadata"]["name"], why)
         over = [
             name
             for name, value in asked.items()

@@ -24,6 +24,7 @@ class Api:
         self.minor = minor  # of the server's version: 24 is 1.24
         self.custom: dict[str, Resource] = {}  # kinds of operators, by api version and plural
         self.custom_schemas: dict[str, Any] = {}
+        self.warnings: list[str] = []  # of what was created last
         self.conflicts = 0  # so many writes to come are refused
         self._checker = schema.Checker(minor, self.custom_schemas)
 
@@ -53,7 +54,7 @@ class Api:
             words = "Required value: name or generateName is required"
             raise errors.invalid(resource, "", [("metadata.name", "FieldValueRequired", words)])
         validation.check(resource, object)
-        admission.admit(self.storage, resource, object)
+        self.warnings = admission.admit(self.storage, resource, object)
         if dry_run:
             return object
         return self.storage.put(resource, object)

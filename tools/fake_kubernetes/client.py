@@ -35,10 +35,9 @@ class Http:
     def __call__(self, method: str, path: str, body: Any = None, kind: str = "json") -> tuple[int, Any]:
         try:
             with self.open(method, path, body, f"application/{kind}") as answer:
-                code, text = answer.status, answer.read().decode()
+                code, text, self.headers = answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as error:
-            code, text = error.code, error.read().decode()
-            self.headers = error.headers
+            code, text, self.headers = error.code, error.read().decode(), error.headers
         return code, json.loads(text) if text.startswith("{") else text
 
     def watch(self, path: str) -> Iterator[tuple[str, Object]]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .errors import Object
     from .resources import Resource
 
+LONGEST = 58  # letters of a generateName that count: with the suffix it is a DNS label
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -28,7 +29,7 @@ def metadata(object: Object) -> None:
     """Name, identity and time of a new object."""
     data = object["metadata"]
     if not data.get("name") and data.get("generateName"):
-        data["name"] = data["generateName"] + suffix()
+        data["name"] = data["generateName"][:LONGEST] + suffix()
     data["uid"] = str(uuid.uuid4())
     data["creationTimestamp"] = now()
     for name in ("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink"):

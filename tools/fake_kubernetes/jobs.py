@@ -129,7 +129,7 @@ class Jobs:
         active = [pod for pod in pods if not ended(pod) and not pod["metadata"].get("deletionTimestamp")]
         spec = job["spec"]
         is_met = has(status, "SuccessCriteriaMet")
-        verdict = None if is_met else self._verdict(job, pods, failed, status)
+        verdict = None if is_met else self._target(status) or self._verdict(job, pods, failed, status)
         rule = None if verdict else matched(spec, indexes)
         if rule is not None:
             self._remove(active)
@@ -144,8 +144,11 @@ class Jobs:
         elif verdict:
             self._delete(active)
             failed += 0 if self.tracking else len(active)
-            self._conclude(job, status, "Failed", *verdict)
-            active = []
+            going, active = [*going, *active], []
+            if self.api.minor >= 31 and going:  # it has failed when its pods have ended
+                set_condition(status, "FailureTarget", "True", *verdict)
+            else:
+                self._conclude(job, status, "Failed", *verdict)
         elif spec.get("suspend"):
             self._remove(active)
             active = []
@@ -184,6 +187,11 @@ class Jobs:
                 if ended(pod):
                     self._release(pod)
 
+    def _target(self, status: Object) -> tuple[str, str] | None:
+        """Why a job is about to fail, whose pods have not ended yet."""
+        found = (one for one in status.get("conditions") or [] if one["type"] == "FailureTarget")
+        return next(((one["reason"], one["message"]) for one in found), None)
+
     def _count(self, job: Object, pods: list[Object]) -> tuple[int, int, set[int]]:
         """How many pods have succeeded and failed, and the indexes that are done."""
         indexed = job["spec"]["completionMode"] == "Indexed"
@@ -217,10 +225,9 @@ class Jobs:
         policy = spec.get("podFailurePolicy")
         if policy and self.api.minor >= 26:
             for pod in pods:
-                rule = rule_for(policy, pod) if pod["status"].get("phase") == "Failed" else None
-                if rule and rule["action"] == "FailJob":
-                    name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-                    return "PodFailurePolicy", f"Container of pod {name} failed with a rule of the pod failure policy"
+                action, why = rule_for(policy, pod) if pod["status"].get("phase") == "Failed" else ("", "")
+                if action == "FailJob":
+                    return "PodFailurePolicy", why
         if failed > spec["backoffLimit"]:
             return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         restarts = sum(
@@ -233,8 +240,7 @@ class Jobs:
     def _is_ignored(self, job: Object, pod: Object) -> bool:
         """Whether a failed pod does not count, by the policy."""
         policy = job["spec"].get("podFailurePolicy")
-        rule = rule_for(policy, pod) if policy and self.api.minor >= 26 else None
-        return rule is not None and rule["action"] == "Ignore"
+        return bool(policy) and self.api.minor >= 26 and rule_for(policy, pod)[0] == "Ignore"
 
     def _has_all(self, spec: Object, succeeded: int) -> bool:
         if spec.get("completions") is None:
@@ -309,8 +315,8 @@ class Jobs:
         metadata = template.get("metadata") or {}
         metadata["namespace"] = data["namespace"]
         middle = "" if index is None else f"-{index}"
-        metadata["name"] = f"{data['name']}{middle}-{defaults.suffix()}"
-        metadata["generateName"] = f"{data['name']}{middle}-"
+        metadata["generateName"] = f"{data['name'][: defaults.LONGEST - len(middle) - 1]}{middle}-"
+        metadata["name"] = metadata["generateName"] + defaults.suffix()
         metadata["ownerReferences"] = [owner_reference(job)]
         if index is not None:
             metadata.setdefault("annotations", {})[INDEX] = str(index)

@@ -66,22 +66,26 @@ def seconds_since(moment: str) -> float:
     return (datetime.now(timezone.utc) - begun).total_seconds()
 
 
-def rule_for(policy: Object, pod: Object) -> Object | None:
-    """The first rule of a pod failure policy that a failed pod fulfils."""
-    codes = [
-        one["state"]["terminated"]["exitCode"]
-        for one in pod["status"].get("containerStatuses") or []
-        if "terminated" in one["state"]
-    ]
-    found = {(one["type"], one["status"]) for one in pod["status"].get("conditions") or []}
-    for rule in policy["rules"]:
-        wanted = rule.get("onExitCodes")
-        if wanted and any((code in wanted["values"]) == (wanted["operator"] == "In") for code in codes if code):
-            return rule  # type: ignore[no-any-return]
-        for one in rule.get("onPodConditions") or []:
+def rule_for(policy: Object, pod: Object) -> tuple[str, str]:
+    """The action of the first rule of a pod failure policy that a failed pod fulfils, and what it says; "" for none.
+
+    Source: pkg/controller/job/pod_failure_policy.go.
+    """
+    status, name = pod["status"], f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    entries = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+    codes = [(one["name"], one["state"]["terminated"]["exitCode"]) for one in entries if "terminated" in one["state"]]
+    found = {(one["type"], one["status"]) for one in status.get("conditions") or []}
+    for index, rule in enumerate(policy["rules"]):
+        action, wanted = rule["action"], rule.get("onExitCodes") or {}
+        for container, code in codes if wanted else ():
+            is_meant = wanted.get("containerName") in (None, container)
+            if is_meant and code and (code in wanted["values"]) == (wanted["operator"] == "In"):
+                what = f"Container {container} for pod {name} failed with exit code {code}"
+                return action, f"{what} matching {action} rule at index {index}"
+        for one in rule.get("onPodConditions") or ():
             if (one["type"], one.get("status", "True")) in found:
-                return rule  # type: ignore[no-any-return]
-    return None
+                return action, f"Pod {name} has condition {one['type']} matching {action} rule at index {index}"
+    return "", ""
 
 
 def matched(spec: Object, done: set[int]) -> int | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import defaults, events, machine, network, podstatus, resources
+from . import defaults, events, machine, network, podstatus, quantity, resources
 from .containers import Container
 from .images import Image
 from .logs import Log
@@ -127,11 +128,28 @@ class PodRunner:
         names = [spec["name"] for spec in self.pod["spec"]["containers"]]
         for name in names:
             self.waiting[name] = ("ContainerCreating", "")
+        measuring = asyncio.ensure_future(self._measure())
         await asyncio.gather(*(self._repeat(spec, policy) for spec in self.pod["spec"]["containers"]))
+        measuring.cancel()
         await self._end()
         ran = [self.running.get(name) for name in names]
         good = all(one is not None and one.code == 0 for one in ran)
         self.phase = "Succeeded" if good and not self.verdict[0] else "Failed"
+
+    async def _measure(self) -> None:
+        """Evict it when one of its folders on disk has more than its limit, as its node looks from time to time."""
+        limits = {
+            volume["name"]: str(volume["emptyDir"]["sizeLimit"]) for volume in self.pod["spec"].get("volumes") or []
+            if (volume.get("emptyDir") or {}).get("sizeLimit") and volume["emptyDir"].get("medium") != "Memory"
+        }  # fmt: skip
+        while limits:
+            await asyncio.sleep(self.kubelet.restart_delay)
+            for name, limit in limits.items():
+                files = [os.lstat(path).st_blocks for path in self.volumes.paths[name].rglob("*") if path.is_file()]
+                if 512 * sum(files) > quantity.parse(limit):
+                    words = f'Usage of EmptyDir volume "{name}" exceeds the limit "{limit}". '
+                    self.evict("Evicted", words)
+                    return
 
     async def _end(self) -> None:
         """Stop what still runs, with its grace."""
@@ -251,6 +269,15 @@ class PodRunner:
             pod = copy.deepcopy(self.pod)
             pod["status"] = {"podIP": self.address, "hostIP": self.kubelet.address}
             try:
+                own = {**(pod["spec"].get("securityContext") or {}), **(spec.get("securityContext") or {})}
+                if own.get("runAsNonRoot") and own.get("runAsUser", self.kubelet.images(spec["image"]).user) in (
+                    0,
+                    None,
+                ):
+                    where = f'pod: "{self.name}_{pod["metadata"]["namespace"]}({self.uid})", container: {spec["name"]}'
+                    kind = "container's runAsUser breaks non-root policy" if own.get("runAsUser") == 0 else (
+                        "container has runAsNonRoot and image will run as root")  # fmt: skip
+                    raise ConfigError(f"{kind} ({where})")
                 found.append(variables(self.storage, pod, spec))
             except ConfigError as error:
                 self.waiting[spec["name"]] = ("CreateContainerConfigError", str(error))

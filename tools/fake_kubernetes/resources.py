@@ -60,6 +60,7 @@ SECRETS = _core("Secret", "secrets")
 EVENTS = _core("Event", "events", "ev")
 CLAIMS = _core("PersistentVolumeClaim", "persistentvolumeclaims", "pvc", "status")
 ACCOUNTS = _core("ServiceAccount", "serviceaccounts", "sa", "token")
+LIMIT_RANGES = _core("LimitRange", "limitranges", "limits")
 QUOTAS = _core("ResourceQuota", "resourcequotas", "quota", "status")
 JOBS = Resource("batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",))
 DEPLOYMENTS = Resource(
@@ -86,7 +87,7 @@ FROM_28 = (SUBJECT_REVIEWS,)  # from this minor version on
 BUILT_IN = (
     NAMESPACES, NODES, PODS, SERVICES, CONFIGMAPS, SECRETS, EVENTS, CLAIMS, ACCOUNTS, QUOTAS,
     _core("PersistentVolume", "persistentvolumes", "pv", "status", False),
-    _core("LimitRange", "limitranges", "limits"),
+    LIMIT_RANGES,
     _core("Endpoints", "endpoints", "ep"),
     JOBS,
     Resource("batch", "v1", "CronJob", "cronjobs", True, ("cj",), ("status",)),

@@ -139,12 +139,26 @@ class Scheduler:
             itself = selectors.of_object(term.get("labelSelector"))(pod["metadata"].get("labels") or {})
             if not self._neighbours(pod, node, term) and (anywhere or not itself):
                 return ["node(s) didn't match pod affinity rules"]
+        for rule in spec.get("topologySpreadConstraints") or []:
+            if rule["whenUnsatisfiable"] == "DoNotSchedule":
+                if rule["topologyKey"] not in labels:
+                    return ["node(s) didn't match pod topology spread constraints (missing required label)"]
+                if self._skew(pod, node, rule) > rule["maxSkew"]:
+                    return ["node(s) didn't match pod topology spread constraints"]
         room, taken = node["status"].get("allocatable") or {}, self._taken.get(node["metadata"]["name"], {})
         lacks = []
         for name, asked in {**quantity.requests(spec), "pods": Fraction(1)}.items():
             if asked and taken.get(name, Fraction(0)) + asked > quantity.parse(room.get(name, "0")):
                 lacks.append("Too many pods" if name == "pods" else f"Insufficient {name}")
         return lacks
+
+    def _skew(self, pod: Object, node: Object, rule: Object) -> int:
+        """How many pods more than the emptiest domain that of a node would have."""
+        domains: dict[str, int] = {}
+        for other in self.storage.all(resources.NODES):
+            if (value := (other["metadata"].get("labels") or {}).get(rule["topologyKey"])) is not None:
+                domains[value] = self._neighbours(pod, other, rule)
+        return domains[node["metadata"]["labels"][rule["topologyKey"]]] + 1 - min(domains.values())
 
     def _neighbours(self, pod: Object, node: Object, term: Object) -> int:
         """How many pods that a term means are where a node is."""
@@ -171,6 +185,9 @@ class Scheduler:
                 wishes += sign * each["weight"] * self._neighbours(pod, node, each["podAffinityTerm"])
         for each in (affinity.get("nodeAffinity") or {}).get("preferredDuringSchedulingIgnoredDuringExecution") or []:
             wishes -= each["weight"] * _fits(each["preference"], node)
+        for rule in pod["spec"].get("topologySpreadConstraints") or []:
+            is_there = rule["topologyKey"] in (node["metadata"].get("labels") or {})
+            wishes += 100 * (self._skew(pod, node, rule) if is_there else len(self._taken) + 1)
         taken = self._taken.get(node["metadata"]["name"], {})
         return wishes, taken.get("nvidia.com/gpu", Fraction(0)) * 1000 + taken.get("pods", Fraction(0))
 

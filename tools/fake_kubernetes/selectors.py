@@ -10,6 +10,8 @@ from .errors import Object, bad_request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .resources import Resource
+
 _SET = re.compile(r"^\s*([^\s!=,()]+)\s+(in|notin)\s+\(([^)]*)\)\s*$")
 _EQUAL = re.compile(r"^\s*([^\s!=,()]+)\s*(==|=|!=)\s*([^\s=,()]*)\s*$")
 _EXISTS = re.compile(r"^\s*(!?)\s*([^\s!=,()]+)\s*$")
@@ -70,13 +72,28 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def of_fields(text: str) -> Callable[[Object], bool]:
+# The fields that a fieldSelector may name, beside the name and the namespace: pkg/apis/core/v1/conversion.go.
+_FIELDS = {
+    "pods": ("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
+             "spec.hostNetwork", "status.phase", "status.podIP", "status.nominatedNodeName"),
+    "nodes": ("spec.unschedulable",), "namespaces": ("status.phase",), "secrets": ("type",),
+    "jobs.batch": ("status.successful",),
+    "events": ("involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
+               "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath", "reason",
+               "reportingComponent", "source", "type"),
+}  # fmt: skip
+
+
+def of_fields(text: str, resource: Resource) -> Callable[[Object], bool]:
     """What a fieldSelector takes."""
+    known = ("metadata.name", "metadata.namespace", *_FIELDS.get(resource.qualified, ()))
     tests: list[tuple[list[str], bool, str]] = []
     for part in filter(None, text.split(",")):
         found = _EQUAL.match(part)
         if not found:
             raise bad_request(f'invalid selector: "{text}"; can\'t understand "{part}"')
+        if found[1] not in known:
+            raise bad_request(f"field label not supported: {found[1]}")
         tests.append((found[1].split("."), found[2] != "!=", found[3]))
     return lambda object: all((_at(object, path) == value) == wanted for path, wanted, value in tests)
 

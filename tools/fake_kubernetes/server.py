@@ -60,7 +60,7 @@ class Call:
             fields = f"metadata.name={self.name}"
         if not labels and not fields:
             return None
-        by_label, by_field = selectors.of_labels(labels), selectors.of_fields(fields)
+        by_label, by_field = selectors.of_labels(labels), selectors.of_fields(fields, self.resource)
         return lambda object: by_label(object["metadata"].get("labels") or {}) and by_field(object)
 
 
@@ -192,8 +192,8 @@ class Server:
                 return _json(self._review(user, body, resource), 201)
             object = self.api.create(resource, call.namespace, body, strict=call.is_strict, dry_run=call.is_dry)
             answer = self._one(call, object, 201)
-            if self.warning:
-                answer.headers["Warning"] = f"299 - {json.dumps(self.warning)}"
+            for line in filter(None, (self.warning, *self.api.warnings)):
+                answer.headers.add("Warning", f"299 - {json.dumps(line)}")
             return answer
         if method == "DELETE" and not call.name:
             return self._delete_all(call, body)

@@ -189,6 +189,8 @@ def _job(object: Object) -> Iterator[Cause]:
         if len(name) > 63:
             words = f'Invalid value: "{object["metadata"]["name"]}": will not able to create pod with invalid DNS label: {name}'
             yield "metadata.name", "FieldValueInvalid", words
+    if spec.get("podFailurePolicy") is not None:
+        yield from _failure_policy(spec)
     if spec.get("successPolicy") is not None:
         yield from _success_policy(spec, mode)
     template = spec["template"]
@@ -198,6 +200,38 @@ def _job(object: Object) -> Iterator[Cause]:
             f'Unsupported value: "{policy}": supported values: "OnFailure", "Never"')  # fmt: skip
         yield "spec.template.spec.restartPolicy", "FieldValueRequired", words
     yield from _template(template, "spec.template")
+
+
+def _failure_policy(spec: Object) -> Iterator[Cause]:
+    """Source: pkg/apis/batch/validation/validation.go."""
+    here, template = "spec.podFailurePolicy", spec["template"]["spec"]
+    if (policy := template.get("restartPolicy")) != "Never":
+        words = f'Invalid value: "{policy}": only "Never" is supported when podFailurePolicy is specified'
+        yield "spec.template.spec.restartPolicy", "FieldValueInvalid", words
+    if (replaced := spec.get("podReplacementPolicy", "Failed")) != "Failed":
+        words = f'Unsupported value: "{replaced}": supported values: "Failed"'
+        yield "spec.podReplacementPolicy", "FieldValueNotSupported", words
+    names = {one["name"] for kind in ("containers", "initContainers") for one in template.get(kind) or ()}
+    for number, rule in enumerate(spec["podFailurePolicy"]["rules"]):
+        place, codes = f"{here}.rules[{number}]", rule.get("onExitCodes")
+        if (codes is None) == (rule.get("onPodConditions") is None):
+            words = "specifying one of OnExitCodes and OnPodConditions is required" if codes is None else (
+                "specifying both OnExitCodes and OnPodConditions is not supported")  # fmt: skip
+            yield place, "FieldValueInvalid", f"Invalid value: {words}"
+        if codes is None:
+            continue
+        place, values = f"{place}.onExitCodes", codes.get("values") or []
+        if codes.get("containerName") not in (None, *names):
+            words = f'Invalid value: "{codes["containerName"]}": must be one of the container or initContainer names in the pod template'
+            yield f"{place}.containerName", "FieldValueInvalid", words
+        if not 0 < len(values) <= 255:
+            words = "at least one value is required" if not values else "must have at most 255 items"
+            yield f"{place}.values", "FieldValueInvalid", f"Invalid value: {values}: {words}"
+        if values != sorted(set(values)):
+            yield f"{place}.values", "FieldValueInvalid", f"Invalid value: {values}: must be ordered"
+        if codes["operator"] == "In" and 0 in values:
+            words = "Invalid value: 0: must not be 0 for the In operator"
+            yield f"{place}.values[{values.index(0)}]", "FieldValueInvalid", words
 
 
 def _success_policy(spec: Object, mode: str) -> Iterator[Cause]:
@@ -272,6 +306,17 @@ def _pod_spec(spec: Object, path: str) -> Iterator[Cause]:
     if grace is not None and grace < 0:
         words = f"Invalid value: {grace}: must be greater than or equal to 0"
         yield f"{path}.terminationGracePeriodSeconds", "FieldValueInvalid", words
+    yield from _security(spec.get("securityContext") or {}, f"{path}.securityContext")
+    for index, rule in enumerate(spec.get("topologySpreadConstraints") or []):
+        here = f"{path}.topologySpreadConstraints[{index}]"
+        if rule["maxSkew"] <= 0:
+            words = f"Invalid value: {rule['maxSkew']}: must be greater than zero"
+            yield f"{here}.maxSkew", "FieldValueInvalid", words
+        if not rule["topologyKey"]:
+            yield f"{here}.topologyKey", "FieldValueRequired", "Required value: can not be empty"
+        if (when := rule["whenUnsatisfiable"]) not in ("DoNotSchedule", "ScheduleAnyway"):
+            words = f'Unsupported value: "{when}": supported values: "DoNotSchedule", "ScheduleAnyway"'
+            yield f"{here}.whenUnsatisfiable", "FieldValueNotSupported", words
     for index, toleration in enumerate(spec.get("tolerations") or []):
         operator = toleration.get("operator", "Equal")
         here = f"{path}.tolerations[{index}].operator"
@@ -311,11 +356,29 @@ def _container(container: Object, path: str, volumes: set[str]) -> Iterator[Caus
         if variable.get("value") and variable.get("valueFrom"):
             words = 'Invalid value: "": may not be specified when `value` is not empty'
             yield f"{here}.valueFrom", "FieldValueInvalid", words
+    yield from _security(container.get("securityContext") or {}, f"{path}.securityContext")
     yield from _resources(container.get("resources") or {}, f"{path}.resources")
     for index, port in enumerate(container.get("ports") or []):
         if not 0 < port["containerPort"] < 65536:
             words = f"Invalid value: {port['containerPort']}: must be between 1 and 65535, inclusive"
             yield f"{path}.ports[{index}].containerPort", "FieldValueInvalid", words
+
+
+def _security(security: Object, path: str) -> Iterator[Cause]:
+    profile = security.get("seccompProfile")
+    if profile is not None:
+        kinds = ("Localhost", "RuntimeDefault", "Unconfined")
+        if (kind := profile.get("type")) not in kinds:
+            words = f'Unsupported value: "{kind}": supported values: {", ".join(map(json.dumps, kinds))}'
+            yield f"{path}.seccompProfile.type", "FieldValueNotSupported", words
+        elif kind == "Localhost" and not profile.get("localhostProfile"):
+            words = "Required value: must be set when seccomp type is Localhost"
+            yield f"{path}.seccompProfile.localhostProfile", "FieldValueRequired", words
+    added = (security.get("capabilities") or {}).get("add") or ()
+    if security.get("allowPrivilegeEscalation") is False and (security.get("privileged") or "SYS_ADMIN" in added):
+        what = "`privileged` to true" if security.get("privileged") else "`capabilities.Add` CAP_SYS_ADMIN"
+        words = f"cannot set `allowPrivilegeEscalation` to false and {what}"
+        yield path, "FieldValueInvalid", f"Invalid value: core.SecurityContext: {words}"
 
 
 def _resources(resources: Object, path: str) -> Iterator[Cause]:

@@ -149,6 +149,8 @@ def facts(job: Job, happened: Callable[[], Sequence[dict[str, Any]]], where: str
 def _steps(job: Job, hang: dict[str, Any] | None) -> Steps:
     progress = job.progress or {}
     last, rate = progress.get("time"), progress.get("steps_per_minute")
+    if not (progress.get("began") or progress.get("step")):  # what is known is a loss, and no step
+        last = None
     is_stepping: bool | None = False
     if job.state == "LOST":
         is_stepping = None

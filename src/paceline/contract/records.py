@@ -125,7 +125,7 @@ class ProgressRecord(TypedDict, total=False):
     sync: SyncRecord | None
     replicas: ReplicasRecord | None
     metrics: dict[str, float | None]
-    began: float  # when the first step of this process began
+    began: float  # when the first step of this process began; without it nothing counts its steps
     steps_per_minute: float | None
     trial: TrialRecord
 

@@ -17,6 +17,7 @@ from .flags import field_of
 from .model import InvalidError, dotted
 from .spec import JobSpec, Rendezvous
 from .text import printable
+from .yaml_files import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
     from .model import KeyPath
 
 _MOST_BYTES = 1 << 20
-_MOST_VALUES = 10_000  # with what aliases stand for
 _TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Loader):
     """Knows null, booleans and numbers; any other scalar is text."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's
@@ -70,7 +70,7 @@ def read(
         if not isinstance(root, yaml.MappingNode):
             raise _Wrong(root, "a job is a mapping of keys to values; write for example script: train.py")
         written = _name_as_fields(root)
-        data: dict[str, Any] = _value(root, [], iter(range(_MOST_VALUES)))
+        data: dict[str, Any] = _value(root, [])
     except _Wrong as wrong:
         raise UserError(printable(f"{path}:{wrong.line}: {wrong}")) from None
     for name, value in given.items():
@@ -160,10 +160,8 @@ def _name_as_fields(root: yaml.MappingNode) -> dict[str | int, str]:
     return written
 
 
-def _value(node: yaml.Node, above: list[yaml.Node], budget: Any) -> Any:
+def _value(node: yaml.Node, above: list[yaml.Node]) -> Any:
     """What a node stands for: a mapping with text as keys, a list, or a scalar."""
-    if next(budget, None) is None:
-        raise _Wrong(node, f"there are more than {_MOST_VALUES} values; is this a job file?")
     if any(node is other for other in above):
         raise _Wrong(node, "a value that contains itself; write it out")
     if len(above) > 50:
@@ -177,10 +175,10 @@ def _value(node: yaml.Node, above: list[yaml.Node], budget: Any) -> Any:
             name = key.value = _known_text(key)
             if name in mapping:
                 raise _Wrong(key, f"{name} is given twice; leave one of them out")
-            mapping[name] = _value(value, inside, budget)
+            mapping[name] = _value(value, inside)
         return mapping
     if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-        return [_value(item, inside, budget) for item in node.value]
+        return [_value(item, inside) for item in node.value]
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node)
     raise _Wrong(node, f"the tag {node.tag} is not allowed here; leave it out")

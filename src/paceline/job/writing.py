@@ -15,6 +15,7 @@ import yaml
 from .errors import UserError
 from .reading import read
 from .text import printable
+from .yaml_files import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +64,7 @@ def set_variable(path: Path, name: str, value: str) -> None:
 
 def _with_variable(text: str, name: str, value: str) -> str:
     """The text of a YAML file with another variable in its `env`."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = yaml.compose(text, Loader=Loader)
     assert isinstance(root, yaml.MappingNode)  # `read` has found a job in it
     written = value if _PLAIN.fullmatch(value) else json.dumps(value)
     env = next((node for key, node in root.value if key.value == "env"), None)

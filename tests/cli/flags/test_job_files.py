@@ -53,3 +53,22 @@ def test_flags_are_called_by_their_names(paceline: Paceline, flags: tuple[str, .
     for what in ("train.py", "job.yaml"):
         assert refusal(paceline, "submit", *flags, what) == line
     assert not paceline.home.exists()
+
+
+BOMB = "\n".join(["a0: &a0 {k: v}", *(f"a{n}: &a{n} {{<<: [{', '.join(9 * [f'*a{n - 1}'])}]}}" for n in range(1, 9))])
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("submit", "--dry-run", "bomb.yaml"), "bomb.yaml:1: not valid YAML: "),
+        (("accelerate", "launch", "--config_file", "bomb.yaml", "t.py"), "--config-file bomb.yaml: it is no YAML"),
+        (("submit", "--dry-run", "--on", "kubernetes", "--pod-template", "bomb.yaml", "true"), "--pod-template "),
+    ],
+)
+def test_aliases_that_stand_for_too_much_are_refused(paceline: Paceline, words: tuple[str, ...], where: str) -> None:
+    """Each line stands for nine times the one before it."""
+    (paceline.folder / "bomb.yaml").write_text(f"{BOMB}\n")
+    done = typed(paceline, *words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert where in done.stderr

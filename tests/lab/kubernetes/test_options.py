@@ -65,12 +65,19 @@ def test_a_namespace_that_is_restricted_takes_jobs_that_do_not_run_as_root(user:
     try:
         said = [finding.what for finding in user.backend().check(Silence()).findings]
         assert "admits no pods that may run as root (pod security: restricted)" in said
+        Path("it.py").write_text("pass\n")
+        (warning,) = user.backend().prepare(JobSpec(script="it.py", name="it", image="usual")).warnings
+        assert warning.startswith(
+            'the cluster warns: would violate PodSecurity "restricted:latest": runAsNonRoot != true'
+        )
         there = user.backend(run_as="1000:1000")
         report = there.check(Silence())
         assert ("pods: enforce", "restricted") in report.sections["Cluster"]
         assert not [it for it in report.findings if "pod security" in it.what]
         Path("it.py").write_text("import getpass, os\nprint(os.getuid(), os.getgid(), getpass.getuser())\n")
-        there.start(there.prepare(JobSpec(script="it.py", name="it", image="usual")), Silence())
+        prepared = there.prepare(JobSpec(script="it.py", name="it", image="usual"))
+        assert prepared.warnings == ()
+        there.start(prepared, Silence())
         assert user.ended("it").state == "SUCCEEDED"
         assert user.lines("it") == ["1000 1000 paceline"]
     finally:

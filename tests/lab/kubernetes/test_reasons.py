@@ -115,6 +115,45 @@ def test_quota_and_what_lacks_permission(user: User) -> None:
     user.until("two", lambda job: job.state == "RUNNING" and job.waiting is None)
 
 
+def test_limits_that_pods_do_not_keep(user: User) -> None:
+    user.submit("open('big', 'wb').write(bytes(80 << 20))\n" + FOREVER, name="big", work_size="64Mi")
+    said = (
+        'evicted by its node: Usage of EmptyDir volume "work" exceeds the limit "64Mi"; give it more with --work-size'
+    )
+    assert said in str(user.ended("big").error)
+    user.cluster.quota(**{"requests.cpu": "10", "limits.memory": "10Gi"})
+    user.submit("pass", name="unsaid")
+    said = "failed quota: q: must specify limits.memory for: main; requests.cpu for: main; ask for it with --cpus and"
+    user.until("unsaid", lambda job: said in (job.waiting or ""))
+    user.submit("pass", name="said", cpus=1, memory="1Gi")
+    assert user.ended("said").state == "SUCCEEDED"
+
+
+def test_a_job_whose_pods_never_end_has_failed(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = User(make_cluster(minor=31), tmp_path, monkeypatch)
+    user.submit(FOREVER, name="it", nodes=2, placement="spread")
+    user.wrote("it", "here", 2)
+    nodes = {pod["spec"]["nodeName"]: pod["metadata"]["name"] for pod in user.cluster.all("Pod")}
+    assert len(nodes) == 2
+    user.cluster.lose("node-1")  # its pod is never known to have ended
+    user.cluster.kill(nodes["node-2"])
+    assert (user.ended("it").state, user.cluster.ended("it")) == ("FAILED", "")
+
+
+def test_events_of_lost_pods_with_long_names(user: User) -> None:
+    name = "a" * 60
+    user.submit(FOREVER, name=name)
+    user.until(name, lambda job: job.state == "RUNNING")
+    (pod,) = user.cluster.all("Pod")
+    user.cluster.evict(pod["metadata"]["name"])
+    user.ended(name)
+    user.cluster.delete("Pod", pod["metadata"]["name"])
+    events = {(event["event"], event.get("host")) for event in user.backend().events(name)}
+    assert ("Evicted", pod["metadata"]["name"]) in events
+
+
 @pytest.mark.parametrize("minor", [24, 31])
 def test_pods_that_are_taken_away_from_a_running_job(
     make_cluster: Callable[..., Cluster], minor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
 import venv
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -71,3 +75,33 @@ def test_the_setup_of_this_machine_comes_first_and_attach_has_what_it_has_set(pa
     follower.communicate()
     again = paceline("resubmit", "--dry-run", "it").stdout
     assert again.count("export A=1") == 1, "it has them already"
+
+
+BACKGROUND = """
+(echo $BASHPID >>left; while :; do sleep 1000; done) &
+setsid -f sh -c 'echo $$ >>left; exec sleep 1000'
+env -i "$(command -v setsid)" -f sh -c 'echo $$ >>left; exec sleep 1000'
+while [ "$(wc -l <left)" -lt 3 ]; do :; done
+"""
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "setup", "fork server", "agent", "guard and agent", "stop"])
+def test_what_it_leaves_behind_ends_with_its_job(paceline: Paceline, end: str) -> None:
+    (paceline.folder / "left").touch()
+    forever = "import os, time; open('ppid', 'w').write(f'{os.getppid()}\\n'); time.sleep(1000)"
+    script = paceline.script({"success": "pass", "failure": "raise SystemExit(3)"}.get(end, forever))
+    setup = ("--setup", BACKGROUND, *(("--setup", "false") if end == "setup" else ()))
+    paceline("submit", "--name", "it", *setup, script)
+    if end not in ("success", "failure", "setup"):
+        ppid = paceline.folder / "ppid"
+        eventually(lambda: ppid.exists() and ppid.read_text().endswith("\n"), "the rank runs")
+        agent = json.loads((paceline.home / "jobs" / "it" / "status.json").read_text())["agent"]
+        pids = {"fork server": [int(ppid.read_text())], "agent": [agent["pid"]]}
+        for pid in pids.get(end, [agent["guard"]["pid"], agent["pid"]] if end != "stop" else []):
+            os.kill(pid, signal.SIGKILL)
+        if end == "stop":
+            paceline("stop", "it")
+    paceline("wait", "it")
+    left = [int(line) for line in (paceline.folder / "left").read_text().split()]
+    assert len(left) == 3
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in left), f"nothing is left of {left}")

@@ -562,3 +562,13 @@ def test_a_loop_may_end_after_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(time, "monotonic", lambda: now + 100)
     batches.close()
     assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [1.0]
+
+
+def test_a_loss_without_a_loop_is_known(paceline: Paceline) -> None:
+    script = "import paceline\nrun = paceline.init()\nfor step in range(4):\n    run.log(loss=float(step + run.rank))\n"
+    paceline.script(script, "own.py")
+    paceline("run", "-n", "2", "--name", "own", "own.py")
+    facts = json.loads(paceline("get", "-o", "json", "own").stdout)["facts"]
+    assert facts["loss"] == {"name": "loss", "value": 2.0, "is_finite": True}
+    assert facts["steps"]["last"] is None, "nothing has counted its steps"
+    assert "progress" not in paceline("get", "own").stdout

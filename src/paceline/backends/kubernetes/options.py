@@ -72,6 +72,8 @@ def _template(value: Any) -> Any:
 
     import yaml
 
+    from paceline.job.yaml_files import load
+
     text = value
     if not value.lstrip().startswith("{"):
         try:
@@ -80,7 +82,7 @@ def _template(value: Any) -> Any:
         except OSError as error:
             raise ValueError(f"cannot read {value}: {error.strerror}; name a YAML file") from None
     try:
-        found = yaml.safe_load(text)
+        found = load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{value} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict):

@@ -44,8 +44,10 @@ def _settings(path: str) -> list[str]:
     """The flags that a file of `accelerate config` stands for."""
     import yaml
 
+    from paceline.job.yaml_files import load
+
     try:
-        found = yaml.safe_load(Path(path).read_text())
+        found = load(Path(path).read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or "it is no YAML"
         raise UserError(f"--config-file {path}: {reason}; write the line where the file is") from None

@@ -50,8 +50,10 @@ def read(path: str) -> Foreign | None:
         return _read(path, "a batch script of Slurm", _sbatch, text) if _BATCH.search(text) else None
     import yaml
 
+    from paceline.job.yaml_files import load_all
+
     try:
-        documents = [it for it in yaml.safe_load_all(text) if isinstance(it, dict)]
+        documents = [it for it in load_all(text) if isinstance(it, dict)]
     except (yaml.YAMLError, ValueError):
         return None
     jobs = [(it, kind) for it in documents if (kind := next((one for one in _KINDS if one[0](it)), None)) is not None]

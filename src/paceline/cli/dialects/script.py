@@ -28,6 +28,7 @@ _MARK = "\u02d0"  # around the name of a variable of _GPUS; a letter, so that va
 _MARKED = re.compile(f"{_MARK}([A-Z_]+){_MARK}")
 _OF_OTHERS = re.compile(r"\$\{?((?:SKYPILOT|DSTACK)_\w+)")
 _SUBMIT_DIR = re.compile(r"\$(SLURM_SUBMIT_DIR\b|\{SLURM_SUBMIT_DIR\})")
+_ENTERING = (["cd"], ["pushd"], ["popd"])
 _SIMPLE = re.compile(r"[\w./:@%+,=-]*")  # a value that means the same in quotes and outside
 
 
@@ -217,6 +218,10 @@ def _add_setup(line: Line, before: list[Command], known: list[str], start: str, 
             _give_to_shell(line)
         line.program[2] = f"cd {shlex.quote(at)} && {line.program[2]}"
         at = start or "."
+    line.notes += [
+        f"whether the script enters a folder with {words} is not known here; see --working-dir"
+        for words in filter(None, map(_entered_perhaps, found))
+    ]
     line.take("--working-dir")
     if at != ".":
         line.add("--working-dir", at)
@@ -229,7 +234,18 @@ def _add_setup(line: Line, before: list[Command], known: list[str], start: str, 
 def _is_cd(block: list[Command]) -> bool:
     """Whether a block enters a folder, as in `cd x` or `cd x || exit 1`."""
     is_one = len(block) == 1 or (len(block) == 2 and block[0].end == "||")
-    return is_one and parts(block[0])[1][:1] == ["cd"]
+    return is_one and parts(block[0])[1][:1] in _ENTERING
+
+
+def _entered_perhaps(block: list[Command]) -> str | None:
+    """The first command in a loop or a condition that enters a folder of the shell itself."""
+    depth = 0
+    for command in block if not _is_cd(block) else ():
+        words = parts(command)[1]
+        if words[:1] in _ENTERING and not depth:
+            return plain(" ".join(words))
+        depth += (command.end == "(") - (command.end == ")")
+    return None
 
 
 def _entered(command: Command, folder: str | None) -> str | None:
@@ -246,9 +262,16 @@ def _entered(command: Command, folder: str | None) -> str | None:
 
 
 def _ended(entered: list[Command], start: str) -> str | None:
-    """The folder in which commands `cd` end; None for one that is not known here."""
+    """The folder in which commands such as `cd` end; None for one that is not known here."""
     folder: str | None = start
+    left: list[str | None] = []  # by pushd
     for command in entered:
+        name = parts(command)[1][0]
+        if name == "popd":
+            folder = left.pop() if left else None
+            continue
+        if name == "pushd":
+            left.append(folder)
         folder = _entered(command, folder)
     return folder
 

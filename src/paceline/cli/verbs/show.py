@@ -264,7 +264,7 @@ def _tensorboard(job: Job) -> str | None:
 
 
 def _progress(progress: ProgressRecord | None, is_over: bool) -> str:
-    if not progress:
+    if not progress or not (progress.get("began") or progress.get("step")):  # no loop counts the steps
         return ""
     of = f"/{progress['epochs']}" if progress.get("epochs") else ""
     steps = f"/{progress['steps']}" if progress.get("steps") else ""

@@ -139,6 +139,7 @@ class Ranks:
         self._seed = seed
         self._server: subprocess.Popen[bytes] | Child | None = None
         self._channel: Channel | None = None
+        self._watched: int | None = None  # the process of a fork server with a setup
 
     @property
     def is_ready(self) -> bool:
@@ -223,6 +224,10 @@ class Ranks:
             self._dir.append({"event": "importing", "what": missing})
         self._channel = Channel(ours)
         self._loop.watch(self._channel, self._receive)
+        if self._spec.setup:  # what it leaves behind keeps the other end of the channel open
+            with contextlib.suppress(OSError, AttributeError):
+                self._watched = os.pidfd_open(self._server.pid)
+                self._loop.watch(self._watched, self._server_lost)
 
     def _exec_server(self, env: dict[str, str], channel: socket.socket) -> subprocess.Popen[bytes]:
         """A fork server that is a new process."""
@@ -236,6 +241,8 @@ class Ranks:
             return subprocess.Popen(
                 command, env=env, cwd=spec.working_dir, pass_fds=[channel.fileno(), *self._kept],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                # What a setup leaves behind becomes the fork server's, which ends it when the agent is gone.
+                preexec_fn=processes.adopt_orphans if spec.setup else None,  # noqa: PLW1509 - the agent has one thread
             )  # fmt: skip
 
     def warm_up(self) -> None:
@@ -421,6 +428,10 @@ class Ranks:
         self._changed()
 
     def _end_server(self, at_once: bool = False) -> None:
+        if self._watched is not None:
+            self._loop.forget(self._watched)
+            os.close(self._watched)
+            self._watched = None
         if self._channel is not None:
             self._loop.forget(self._channel)
             self._channel.close()  # the server then ends all ranks, and itself

@@ -41,7 +41,7 @@ class Moment:
     epoch_means: Mapping[str, float]  # those of this epoch
     sync: SyncRecord | None  # what the exchange costs; None if unknown, or if there is none
     replicas: ReplicasRecord | None  # how often all ranks were equal; None if they were not compared yet
-    began: float  # when the first loop of this process began, in seconds since the epoch
+    began: float | None  # when the first loop of this process began, in seconds since the epoch; None without one
     steps_per_minute: float | None  # over the same time as `rate`
 
 
@@ -144,6 +144,8 @@ class Progress:
         """Show metrics that have come when the loop had ended, or without one."""
         if self._screen:
             print(" ".join(filter(None, (self._label, *_values(means)))), file=sys.stderr, flush=True)
+        if self._last is None and not self._first:  # the script has no loop of ours: nothing counts its steps
+            self._last = self._moment(time.monotonic(), has_ended=True)
         if self._file is not None and self._last is not None:
             self._last = replace(self._last, means=dict(self._means), sync=self._sync)
             self._file.show(self._last)
@@ -166,7 +168,7 @@ class Progress:
             epoch=self._epoch, epochs=self._epochs, done=self._done, steps=self._steps,
             rate=(self._samples - samples) / seconds, epoch_seconds_left=epoch_seconds_left, seconds_left=seconds_left,
             took=seconds if has_ended else None, means=dict(self._means), epoch_means=dict(self._epoch_means),
-            sync=self._sync, replicas=self._replicas(), began=self._first,
+            sync=self._sync, replicas=self._replicas(), began=self._first or None,
             steps_per_minute=60 / step_seconds if step_seconds else None,
         )  # fmt: skip
 
@@ -274,7 +276,7 @@ class _File(_View):
                 "seconds_left": _rounded(moment.seconds_left),
                 "sync": moment.sync,
                 "replicas": moment.replicas,
-                "began": moment.began,
+                **({} if moment.began is None else {"began": moment.began}),
                 "steps_per_minute": _rounded(moment.steps_per_minute),
                 "metrics": {n: value if math.isfinite(value) else None for n, value in moment.means.items()},
             }

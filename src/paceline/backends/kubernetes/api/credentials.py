@@ -225,10 +225,12 @@ def _merged(files: list[Path]) -> dict[str, Any]:
     """Several kubeconfigs as one: of two entries of a name the first one counts."""
     import yaml
 
+    from paceline.job.yaml_files import load
+
     found: dict[str, Any] = {"clusters": [], "contexts": [], "users": [], "current-context": None}
     for file in files:
         try:
-            content = yaml.safe_load(file.read_text()) or {}
+            content = load(file.read_text()) or {}
             current = content.get("current-context") or None
         except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
             raise UserError(f"{file} is not a kubeconfig that can be read: {str(error).splitlines()[0]}") from None

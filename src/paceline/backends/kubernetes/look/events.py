@@ -61,8 +61,9 @@ def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     except ApiError:
         return []
     parts = job.kind.parts(job.name)
-    hosts = "|".join(re.escape(job.kind.host(job.name, number)) for number in range(job.nodes))
-    lost = re.compile(rf"({hosts})(-[a-z0-9]{{5}})?")
+    hosts = {job.kind.host(job.name, number) for number in range(job.nodes)}
+    begins = "|".join(map(re.escape, hosts | set(map(_cut, hosts))))
+    lost = re.compile(rf"({begins})(-[a-z0-9]{{5}})?")
     pods = {pod.name for pod in job.pods}
     found = []
     for item in items:
@@ -77,6 +78,12 @@ def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
             event, host = item.get("reason", "Warning"), target.get("name")
             found.append({"time": time_of(item), "event": event, "host": host, "message": message})
     return found
+
+
+def _cut(host: str) -> str:
+    """What a controller puts before the five letters of a pod's name, of which it takes 58 letters with the dash."""
+    name, _, number = host.rpartition("-")
+    return f"{name[: 56 - len(number)]}-{number}"
 
 
 # -- what it has used and logged ---------------------------------------------------------------------------------------

@@ -247,6 +247,9 @@ def _events(cluster: Cluster, job: Found) -> dict[tuple[str, str], list[Object]]
 
 def _explained(cluster: Cluster, message: str) -> str:
     """A warning about the Job, with what to do; a quota is looked at, as its controller tries again after minutes."""
+    message = message.removeprefix("(combined from similar events): ")
+    if "must specify" in message:
+        return f"{message}; ask for it with --cpus and --memory"
     quota = _QUOTA.search(message)
     if quota is None:
         return message

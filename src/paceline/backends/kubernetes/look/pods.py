@@ -186,10 +186,12 @@ def why_ended(pod: dict[str, Any], container: dict[str, Any] | None, python: str
     """Why a pod has failed, in one line, for one whose program could not say it; None if it did not fail."""
     status = pod.get("status") or {}
     if status.get("reason") in _BY_NODE:
-        message = " ".join(str(status.get("message") or "").split())
-        advice = (
-            "; ask for what it needs with --memory, or keep data on a volume" if "low on resource" in message else ""
-        )
+        message = " ".join(str(status.get("message") or "").split()).rstrip(".")
+        advice = ""
+        if "low on resource" in message:
+            advice = "; ask for what it needs with --memory, or keep data on a volume"
+        elif "exceed" in message:  # its folders, or its containers, have more on disk than their limit
+            advice = "; give it more with --work-size, or keep data on a volume"
         return f"{status['reason'].lower()} by its node: {message}{advice}"
     for entry in status.get("initContainerStatuses") or ():
         ended = (entry.get("state") or {}).get("terminated") or {}

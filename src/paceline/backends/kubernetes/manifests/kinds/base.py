@@ -140,7 +140,8 @@ class Kind(ABC):
         status = found.get("status") or {}
         if done := condition(found, self.success):
             return Ending(True, moment(status.get("completionTime")) or moment(done.get("lastTransitionTime")))
-        if failed := condition(found, "Failed"):
+        # From 1.31 on a Job has failed when its pods have ended, which those of a lost node may never do.
+        if failed := condition(found, "Failed") or condition(found, "FailureTarget"):
             reason, message = str(failed.get("reason") or ""), " ".join(str(failed.get("message") or "").split())
             is_late = reason == "DeadlineExceeded" or "active longer than specified deadline" in message
             return Ending(False, moment(failed.get("lastTransitionTime")), reason, message, is_late)
