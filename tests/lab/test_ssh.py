@@ -126,7 +126,7 @@ def test_a_job_whose_host_is_gone_for_good_is_given_up(client: Client) -> None:
     refused = client("delete", "--on", "lab", name)
     assert refused.returncode == 2
     assert "cannot reach h2" in refused.stderr
-    assert f"to give it up: paceline delete --on lab --force {name}" in refused.stderr
+    assert f"to give it up: paceline delete --force {name}" in refused.stderr
     done = client.succeeds("delete", "--on", "lab", "--force", name)
     assert done.stderr.splitlines()[-1] == f"paceline: job {name} is forgotten; what h2 has of it is left there"
     assert client.json("list", "--on", "lab") == []

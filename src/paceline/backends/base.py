@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from paceline.job.errors import UserError, nearest
+from paceline.job.paths import where_flags_of
 from paceline.node.logs.query import LogLines as LogLines  # noqa: PLC0414 - a part of this interface
 from paceline.node.logs.query import LogQuery as LogQuery  # noqa: PLC0414 - likewise
 
@@ -92,6 +93,7 @@ class Prepared:
         node_ranks: the greatest number of ranks on a node.
         is_part: whether this is one machine's part of a job that is started on each machine by hand.
         notes: lines for the user, about what may be unexpected.
+        python: the command that runs Python for the ranks of each node; none for a program that is not Python's.
     """
 
     spec: JobSpec
@@ -99,10 +101,12 @@ class Prepared:
     node_ranks: int = MOST_RANKS
     is_part: bool = False
     notes: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
 
     def text(self) -> str:
         """What `--dry-run` prints: here the job and its ranks in JSON, elsewhere a batch script or manifests."""
-        return json.dumps({"job": self.spec.dumped(), "ranks": list(self.ranks)}, indent=2)
+        shown = {"job": self.spec.dumped(), "python": list(self.python), "ranks": list(self.ranks)}
+        return json.dumps(shown, indent=2)
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,10 @@ class Backend(ABC):
         """Make no connection yet."""
         self.name, self.options, self.where = name, options, where
         self.setup: tuple[str, ...] = ()
+
+    def where_of(self, name: str) -> str:
+        """The flags that a command needs to find a job, with a space before them; none if it is found without."""
+        return where_flags_of(name, self.name, self.where, getattr(self.options, "hosts", None))
 
     # -- start ---------------------------------------------------------------------------------------------------------
 

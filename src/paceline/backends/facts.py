@@ -107,7 +107,7 @@ WAYS = {
     "nodes missing": _Way(
         "resubmit", "see to it that the missing hosts can be reached, or ask for fewer with --nnodes"
     ),
-    "time limit": _Way("resubmit", "give it more time: add --time-limit"),
+    "time limit": _Way("resubmit", "give it a longer --time-limit"),
     "refused": _Way("correct the job", "correct what the evidence names"),
     "setup": _Way(
         "correct the job",

@@ -9,6 +9,7 @@ import errno
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from paceline._version import __version__
 from .terminal.write import has_colours
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _ELSEWHERE = {
@@ -147,6 +148,16 @@ def main() -> NoReturn:
     _end(run())
 
 
+def _with_given(text: str, words: Sequence[str]) -> str:
+    """A message with its advice to add a flag as advice to change it, where the flag is typed with another value."""
+    typed = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return re.sub(
+        r"\badd (--[a-z-]+)(?= [\w'\"])(?! and| or| to)",
+        lambda found: f"change it to {found[1]}" if found[1] in typed else found[0],
+        text,
+    )
+
+
 def run() -> int:
     """Run the command line, and return its exit code; bad input is one line on stderr and exit code 2."""
     from paceline.cli.terminal.write import say
@@ -159,7 +170,7 @@ def run() -> int:
         code = cli.main(standalone_mode=False, color=None if has_colours() else False)
     except UserError as error:
         with contextlib.suppress(OSError):
-            for line in str(error).rstrip("\n").split("\n"):
+            for line in _with_given(str(error), sys.argv[1:]).rstrip("\n").split("\n"):
                 say(line)
         code = 2
     except click.exceptions.NoArgsIsHelpError as error:

@@ -7,11 +7,15 @@ import glob
 import json
 import math
 import os
+import shlex
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _CONTENTS = (
     "jobs",
@@ -46,6 +50,15 @@ def target_folder(target: str) -> Path:
 def targets_with(name: str) -> list[str]:
     """The targets that a job of this name was submitted to from here."""
     return sorted(path.parent.name for path in target_folder("x").parent.glob(f"*/{glob.escape(name)}"))
+
+
+def where_flags_of(name: str, target: str, where: str, hosts: Sequence[str] | None = None) -> str:
+    """The flags that find a job of this target: `where`, but none if it was noted here that it is there, on `hosts`."""
+    if os.path.lexists(jobs_folder() / name) or targets_with(name) != [target]:
+        return where
+    noted = _options(target_folder(target) / name)
+    is_there = where == f" --on {shlex.quote(target)}" or (noted is not None and noted["hosts"] == list(hosts or ()))
+    return "" if is_there else where
 
 
 def targets_in_use() -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -133,3 +135,29 @@ def test_a_job_goes_on_on_hosts_and_back(without_ssh: Paceline) -> None:
     assert without_ssh("delete", second).returncode == 0
     assert without_ssh("delete", first, third).returncode == 0
     assert without_ssh("list").stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "settings", ["", '[targets.desk]\nbackend = "ssh"\nhosts = ["node1"]\n[defaults]\non = "desk"\n']
+)
+def test_the_python_that_is_typed_runs(without_ssh: Paceline, settings: str) -> None:
+    other = without_ssh.folder / "programs" / "python"  # of PATH, not that of paceline
+    other.write_text("#!/bin/sh\necho other $RANK\n")
+    other.chmod(0o755)
+    (without_ssh.folder / "paceline.toml").write_text(settings)
+    without_ssh.script("import sys; print(sys.executable)")
+    for where in (["-H", "localhost:1"], ["--on", "local"]):
+        for python, said in (("python", "other 0"), (str(other), "other 0"), (sys.executable, sys.executable)):
+            done = without_ssh.run(*where, python, "script.py")
+            assert (done.returncode, done.stdout) == (0, f"{said}\n"), (where, python, done.stderr)
+            shown = json.loads(without_ssh.run(*where, "--dry-run", python, "script.py").stdout)
+            assert (shown["job"]["command"], shown["python"]) == (
+                (None, [sys.executable]) if python == sys.executable else (python, [])
+            )
+    # On other machines PATH is not this one's: `python` is that of the target, and a line says so.
+    where = [] if settings else ["-H", "node1"]
+    says = (
+        f"paceline: python is that of the target, not {other} of this machine; to choose another, write its whole path"
+    )
+    assert says in without_ssh.run(*where, "python", "script.py").stderr
+    assert "is that of the target" not in without_ssh.run(*where, str(other), "script.py").stderr

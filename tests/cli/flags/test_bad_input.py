@@ -146,6 +146,33 @@ def test_one_line_and_nothing_left(paceline: Paceline, case: str) -> None:
     assert sorted(p.name for p in paceline.folder.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--on", "", "ok.py"), "--on is empty; give a value, or leave the flag out"),
+        (("run", "--checkpoint-dir=", "ok.py"), "--checkpoint-dir is empty; give a value, or leave the flag out"),
+        (("run", "--name", "", "ok.py"), "--name is empty; give a value, or leave the flag out"),
+        (("top", "it"), "top it: write paceline top job it for a job of that name, or paceline top node"),
+        (
+            ("suspend", "it"),
+            "paceline has no verb 'suspend'; write paceline stop JOB, which saves and frees its devices",
+        ),
+        (("tensorboard", "--port", "99999", "it"), "Invalid value for '--port': 99999 is more than 65535"),
+        (("explain", "none.yaml"), "no file none.yaml in "),
+        (("run", "python3.99", "ok.py"), "no program python3.99"),
+        (
+            ("run", "--framework", "torch", "--pass-index", "ok.py"),
+            "--pass-index needs independent processes; change it to --framework indexed",
+        ),
+        (("run", "--pass-index", "ok.py"), "--pass-index needs independent processes; add --framework indexed"),
+    ],
+)
+def test_what_is_said(paceline: Paceline, words: tuple[str, ...], said: str) -> None:
+    paceline.script("open('ran', 'w')", "ok.py")
+    assert refusal(paceline, *words).startswith(said)
+    assert not (paceline.folder / "ran").exists()
+
+
 def test_port_in_use(paceline: Paceline) -> None:
     paceline.script("open('ran', 'w')")
     with socket.create_server(("", 0)) as taken:

@@ -28,22 +28,33 @@ def user(make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pyte
     return User(make_cluster(minor=31, operators=["kueue", "training-operator"]), tmp_path, monkeypatch)
 
 
-def add_queue(cluster: Cluster) -> None:
-    meta = {"name": "fast"}
-    cluster.create({"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": meta, "spec": {}})
+def add_queue(cluster: Cluster, policy: str = "None") -> None:
+    meta, spec = {"name": "fast"}, {"stopPolicy": policy}
+    cluster.create({"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": meta, "spec": spec})
+
+
+def test_a_queue_that_is_not_there(user: User) -> None:
+    refusal = "--queue slow: no LocalQueue of that name in namespace [^ ]+; "
+    with pytest.raises(UserError, match=refusal + "there is none; leave --queue out, or have one made"):
+        user.submit(WAIT, name="it", queue="slow")
+    add_queue(user.cluster)
+    with pytest.raises(UserError, match=refusal + "there are fast$"):
+        user.submit(WAIT, name="it", queue="slow")
+    assert not user.cluster.all("Job")
 
 
 @pytest.mark.parametrize("kind", ["job", "pytorchjob"])
 def test_a_job_that_is_stopped_stays_so(user: User, kind: str) -> None:
     """Its queue would let it run again, or begin later, if it were only suspended."""
     title = {"job": "Job", "pytorchjob": "PyTorchJob"}[kind]
+    add_queue(user.cluster, "Hold")
     user.submit(WAIT, name="waits", kind=kind, queue="fast")
     eventually(lambda: user.cluster.all("Workload"), "Kueue has seen it")
     job = user.get("waits")
     assert (job.state, job.waiting) == ("PENDING", "queue fast has not admitted it yet")
     assert user.backend().stop(["waits"]) == {}
     assert user.get("waits").state == "STOPPED"
-    add_queue(user.cluster)
+    user.cluster.patch("LocalQueue", "fast", {"spec": {"stopPolicy": "None"}})
     user.submit(WAIT, name="runs", kind=kind, queue="fast", grace="5s")
     user.wrote("runs", "here")
     assert user.backend().stop(["runs"]) == {}
@@ -70,6 +81,7 @@ def test_a_job_that_its_queue_has_not_seen_yet_leaves_it(user: User) -> None:
 
 def test_in_the_foreground(paceline: Paceline, user: User) -> None:
     paceline.env["KUBECONFIG"] = str(user.cluster.kubeconfig)
+    add_queue(user.cluster, "Hold")
     script = paceline.script("print('hello')")
     words = ("run", "--on", "kubernetes", "--image", "usual", "--queue", "fast", "--name", "it", script)
     running = paceline.start(*words)
@@ -78,7 +90,7 @@ def test_in_the_foreground(paceline: Paceline, user: User) -> None:
     assert job["metadata"]["name"] == "it"
     assert [it["uid"] for it in job["metadata"]["ownerReferences"]] == [holder["metadata"]["uid"]]
     assert holder["spec"]["parallelism"] == 0 and holder["spec"]["activeDeadlineSeconds"] > 0
-    add_queue(user.cluster)
+    user.cluster.patch("LocalQueue", "fast", {"spec": {"stopPolicy": "None"}})
     out, err = running.communicate(timeout=120)
     assert (running.returncode, out) == (0, "hello\n"), err
     (left,) = user.cluster.all("Job")

@@ -235,7 +235,7 @@ def test_the_login_node_does_not_know_the_user_for_a_moment(user: Client, cluste
         for verb in ("delete", "resubmit"):
             user.forget()
             refused = user.paceline(verb, "--on", "lab", name, check=False)
-            assert refused.returncode == 2 and f"paceline stop --on lab {name}" in refused.stderr, refused.stderr
+            assert refused.returncode == 2 and f"paceline stop {name}" in refused.stderr, refused.stderr
     cluster.break_command("squeue", 'exec "$real" "$@"')
     cluster.slurm("scancel", job(user, "runs")["external_id"])
     assert waiting.wait() == 143, "it has waited until Slurm said that it is over"

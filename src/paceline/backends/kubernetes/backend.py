@@ -206,9 +206,14 @@ class Kubernetes(Backend):
         return lines(self._cluster, self._find(name), query)
 
     def check(self, progress: ProgressReporter) -> Report:
+        from .api.errors import ApiError
         from .check import check
 
-        return check(self._cluster, self._given)
+        try:
+            return check(self._cluster, self._given)
+        except ApiError as error:  # which advises what has just failed
+            advice = f"paceline check{self._cluster.where} shows the Role that allows it"
+            raise UserError(str(error).replace(advice, "ask who runs the cluster for access")) from None
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         from .look.machines import nodes
@@ -329,7 +334,7 @@ class Kubernetes(Backend):
 
     def reach_tensorboard(self, name: str, url: str) -> str | None:
         _, pod = self._first(name)
-        return None if pod is None else f"reach it with: paceline tensorboard{self.where} {name}"
+        return None if pod is None else f"reach it with: paceline tensorboard{self.where_of(name)} {name}"
 
     def close_tensorboard(self, name: str) -> bool:
         from .look.inside import answer_of

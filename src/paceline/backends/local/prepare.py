@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -64,7 +65,8 @@ class LocalPrepared(Prepared):
 
     def text(self) -> str:
         """The complete job, and the variables of its ranks."""
-        return Prepared(self.spec, self.plan.ranks()).text()
+        python = () if self.spec.command else (shlex.join(python_command()),)
+        return Prepared(self.spec, self.plan.ranks(), python=python).text()
 
 
 def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) -> LocalPrepared:

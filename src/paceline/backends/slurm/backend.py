@@ -120,7 +120,8 @@ class Slurm(Backend):
 
         assert isinstance(prepared, SlurmPrepared)
         opened, answer = start(prepared, progress, rank_streams)
-        return SlurmRun(self._noted(self._job(answer["record"])), opened, self.where, self._allocation)
+        job = self._noted(self._job(answer["record"]))
+        return SlurmRun(job, opened, self.where_of(job.name), self._allocation)
 
     def _noted(self, job: Job) -> Job:
         if self.where == f" --on {shlex.quote(self.name)}":
@@ -234,7 +235,7 @@ class Slurm(Backend):
         found = self._login.ask({"do": "slurm_shell", "name": name, "rank": rank})
         if found["is_over"]:
             raise UserError(
-                f"job {name} does not run any more, so it has no node; see paceline logs{self.where} {name}"
+                f"job {name} does not run any more, so it has no node; see paceline logs{self.where_of(name)} {name}"
             )
         step = [
             "srun", "--overlap", f"--jobid={found['id']}", f"--nodelist={found['node']}", "--nodes=1",

@@ -113,7 +113,8 @@ class Ssh(Backend):
         self._jobs.add([(host, parts.started[host]["report"]) for host in parts.hosts])
         times = self._ssh.cooldown
         cooldown = None if times is None else [duration(it) or 0.0 for it in times]
-        return RemoteRun(parts, prepared.spec, self.where, rank_streams, wanted=self._hosts.wanted, cooldown=cooldown)
+        where = self.where_of(parts.name)
+        return RemoteRun(parts, prepared.spec, where, rank_streams, wanted=self._hosts.wanted, cooldown=cooldown)
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
         """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX."""
@@ -326,7 +327,7 @@ class Ssh(Backend):
         """Remove jobs that have ended everywhere, or none; returns what is left on hosts that do not answer."""
         for name in names:
             if unended := ", ".join(self.unended_on(name)):
-                at_once = f"paceline delete{self.where} --force {name}"
+                at_once = f"paceline delete{self.where_of(name)} --force {name}"
                 raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
         if names:
             hosts_of_all = _distinct(self._jobs.hosts_of(name) for name in names)

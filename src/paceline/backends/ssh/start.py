@@ -93,6 +93,7 @@ class RemoteStart:
         same = {name: asked[name] for name in ("nodes", "ranks", "node_rank", "main_address", "main_port")}
         return {
             "job": JobSpec.planned({**answers[0]["job"], **same}).dumped(),
+            "python": [] if spec.command else [host.python for host in hosts],
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
 

@@ -82,6 +82,8 @@ _VERBS = {
     "squeue": "paceline list",
     "rm": "paceline delete JOB",
     "requeue": "paceline resubmit JOB",
+    "suspend": "paceline stop JOB, which saves and frees its devices; paceline resubmit JOB goes on",
+    "resume": "paceline resubmit JOB",
     "config": "paceline check",
     "env": "paceline check",
     "runopts": "paceline run --help-all",
@@ -396,6 +398,8 @@ def _unknown(found: Sequence[Command]) -> str:
         return f"{name} may hold a launcher; then write paceline before it: paceline {' '.join(words)}"
     if (answer := _instead(words)) is not None:
         return f"{name} is no launcher; write {answer}"
+    if name.lower().endswith((".yaml", ".yml", ".json", ".py", ".sh", ".sbatch", ".slurm")):
+        return f"no file {words[0]} in {os.getcwd()}; check the name and the folder"
     known = ", ".join((*TOOLS, *_EXPLAINED))
     return f"{name} is no launcher that paceline knows; they are {known}, and python -m of their modules"
 

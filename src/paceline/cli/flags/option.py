@@ -32,6 +32,13 @@ _PLURALS = {"rank": "the processes of the job, numbered from 0", "target": "name
 _WORD = re.compile(rf"(?<![-\w`\[.<=])(?i:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
 
 
+# Flags that name a thing or a place: empty, they would mean that they are not given.
+_NAMING = frozenset({
+    "name", "on", "working_dir", "log_dir", "checkpoint_dir", "queue", "image", "priority_class", "framework",
+    "hostfile", "ssh_identity_file", "ssh_python", "ssh_root", "namespace", "context", "resume_from",
+})  # fmt: skip
+
+
 class Option(click.Option):
     """A click option that stands under a heading in the help of its verb.
 
@@ -52,6 +59,12 @@ class Option(click.Option):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.section, self.is_rare, self.kind, self.kind_of = section, is_rare, kind, kind_of
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Refuse what a variable of the shell that is not set leaves where something is named."""
+        if value == "" and self.name in _NAMING:
+            raise UserError(f"{self.opts[-1]} is empty; give a value, or leave the flag out")
+        return super().process_value(ctx, value)
 
 
 def in_section(section: str, *options: Option) -> list[Option]:

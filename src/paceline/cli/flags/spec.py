@@ -24,7 +24,7 @@ from paceline.job.spec import JobSpec
 
 from .option import TYPED, flags_of, parse_address, parse_pairs
 from .selection import warn
-from .where import is_elsewhere, kind_of_hosts, named, nnodes, options_of, taking_part
+from .where import kind_of_hosts, kind_of_place, named, nnodes, options_of, taking_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,8 +122,6 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
     nodes, most = _nodes(count or "1")
     if given["logdir"] is not None and not given["tensorboard"]:
         raise UserError("--logdir is what a TensorBoard shows; add --tensorboard")
-    if given["name"] == "":
-        raise UserError("--name is empty; give a name, or leave the flag out")
     found: dict[str, Any] = {
         "name": given["name"],
         "args": given["args"] or None,
@@ -329,7 +327,7 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
 def _program_of(given: dict[str, Any], verb: click.Command) -> dict[str, Any]:
     """The flags with SCRIPT and ARGS as if the user had named the script alone.
 
-    `python [-u] [-m] SCRIPT` is SCRIPT if that is the Python that runs paceline, so that ranks can be forked. With
+    `python [-u] [-m] SCRIPT` is SCRIPT if that is the Python of the ranks anyway, so that they can be forked. With
     another Python, or other options of Python, it is a command.
     """
     words = [given["script"], *given["args"]]
@@ -361,7 +359,7 @@ def _program_of(given: dict[str, Any], verb: click.Command) -> dict[str, Any]:
         options.append(rest.pop(0))
     if not rest:
         raise UserError(f"{' '.join(words)} names no script; write for example paceline run train.py")
-    if rest[0].startswith("-") or not (is_elsewhere(given) or _is_ours(python)):
+    if rest[0].startswith("-") or not _is_that_of_ranks(python, given):
         return {**given, "no_python": True, "script": python, "args": tuple(words[1:])}
     return {**given, "module": "-m" in options, "script": rest[0], "args": tuple(rest[1:])}
 
@@ -382,7 +380,21 @@ def _typed_flags(verb: click.Command) -> list[tuple[str, ...]]:
     return flags_of(verb, () if context is None else context.meta.get(TYPED, ()))
 
 
-def _is_ours(python: str) -> bool:
-    """Whether a command is the Python that runs paceline, or is not there at all."""
-    found = shutil.which(python)
-    return found is None or os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+def _is_that_of_ranks(python: str, given: dict[str, Any]) -> bool:
+    """Whether ranks have this Python without being told; on other machines `python` alone is the one of their target.
+
+    The PATH of this machine says nothing of others, where often no program is named `python`.
+    """
+    found, is_named = shutil.which(python), python not in ("python", "python3")
+    is_ours = (
+        not is_named if found is None else os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+    )
+    kind = kind_of_place(given)
+    if kind == HERE:
+        return is_ours
+    if not (is_named or is_ours or given.get("ssh_python")) and kind not in (
+        None,
+        "kubernetes",
+    ):  # an image has its own
+        warn(f"{python} is that of the target, not {found} of this machine; to choose another, write its whole path")
+    return not is_named

@@ -119,6 +119,17 @@ def kind_of_hosts(given: dict[str, Any]) -> str:
     return kinds[0] if kinds else next(kind for kind, flag in _flags() if flag.names_hosts is not None)
 
 
+def kind_of_place(given: dict[str, Any]) -> str | None:
+    """The kind of backend that the flags select, HERE also for hosts that are this machine; None: unknown."""
+    if hosts := named(given):
+        from paceline.backends.remote.here import is_here
+
+        needs_ssh = any(given.get(it) is not None for it in ("ssh_port", "ssh_identity_file", "ssh_python"))
+        return kind_of_hosts(given) if needs_ssh or not all(is_here(host.name) for host in hosts) else registry.HERE
+    target = given.get("on") or registry.default_target()
+    return registry.HERE if target == registry.HERE else _kind_of_target(target)
+
+
 def named(given: dict[str, Any]) -> list[NamedHost]:
     """The hosts that a flag names, with their slots."""
     script, naming = given.get("host_discovery_script"), _naming_hosts(given)

@@ -59,7 +59,7 @@ def wait_for(names: Sequence[str], seconds: float | None = None) -> bool:
 def _say_outcome(job: Job, more: str = "") -> None:
     """How a job ended, and how it goes on if it can."""
     say(outcome(job) + more)
-    if (how := how_to_resume(job, backend().where)) is not None:
+    if (how := how_to_resume(job, backend().where_of(job.name))) is not None:
         say(how)
 
 
@@ -95,7 +95,7 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
             say(f"job {before.name} is being stopped; its ranks have {before.grace:g} s{but}")
         else:
             where = f" on {', '.join(running)}" if running and after.nodes > 1 else ""
-            at_once = f"paceline stop{here.where} --now {before.name}"
+            at_once = f"paceline stop{here.where_of(before.name)} --now {before.name}"
             say(f"job {before.name} does not end{where}; end it at once with: {at_once}{but}")
             code = 1
         code = 1 if but else code
@@ -106,9 +106,8 @@ def refuse_lost(jobs: Sequence[Job]) -> None:
     """Refuse jobs whose state cannot be known from here."""
     for job in jobs:
         if job.state == "LOST":
-            raise UserError(
-                f"job {job.name}: {job.error}; to give it up: paceline delete{backend().where} --force {job.name}"
-            )
+            end = f"paceline delete{backend().where_of(job.name)} --force {job.name}"
+            raise UserError(f"job {job.name}: {job.error}; to give it up: {end}")
 
 
 def _say_what_was_suspended(name: str, since: float) -> None:

@@ -89,7 +89,7 @@ def _logs(
         return 0
     if known.state != "SUCCEEDED":
         say(outcome(known))
-        if (how := how_to_resume(known, backend().where)) is not None:
+        if (how := how_to_resume(known, backend().where_of(known.name))) is not None:
             say(how)
     return 1 if known.exit_code is None else known.exit_code  # None: its agent was killed
 

@@ -59,7 +59,7 @@ def _profile(name: str, steps: int, ranks: str, output: str | None, timeout: str
     """
     patience = _seconds("--timeout", timeout, "s")
     (job,) = known([name], warns=True)
-    runs(job, f"see paceline why{backend().where} {name}")
+    runs(job, f"see paceline why{backend().where_of(name)} {name}")
     every = ranks == "all"
     chosen = sorted({*range(job.ranks)} if every else {rank_of(job, it, "--ranks") for it in ranks.split(",")})
     folder = Path(output or f"profile-{name}")

@@ -79,7 +79,7 @@ def _refuse_running(jobs: Sequence[Job]) -> None:
     """Refuse jobs that have not ended."""
     for job in jobs:
         if not job.is_over:
-            end = f"paceline stop{backend().where} {job.name}"
+            end = f"paceline stop{backend().where_of(job.name)} {job.name}"
             raise UserError(f"job {job.name} has not ended; stop it first with {end}, or add --force")
 
 

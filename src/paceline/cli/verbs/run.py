@@ -113,7 +113,7 @@ def _say_how_to_resume(name: str, there: Backend) -> None:
     """Say what is saved of a job that ended before its training did, and how it goes on."""
     with contextlib.suppress(UserError, OSError):  # its host does not answer, or nobody reads
         for job in there.describe([name]).jobs:
-            if (how := how_to_resume(job, there.where)) is not None:
+            if (how := how_to_resume(job, there.where_of(job.name))) is not None:
                 say(how)
 
 

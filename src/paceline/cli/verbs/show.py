@@ -154,7 +154,7 @@ def get(name: str, output: str, *, watch: bool) -> int:
             from paceline.backends.facts import facts  # people get them as lines
 
             there = backend()
-            known_of = facts(job, lambda: there.events(name), there.where)
+            known_of = facts(job, lambda: there.events(name), there.where_of(name))
             show_data({**job.to_dict(), "facts": known_of}, output)
             return not job.is_over
         for key, value in _facts(job):
@@ -173,7 +173,8 @@ def get(name: str, output: str, *, watch: bool) -> int:
 def _traceback(name: str, traceback: TracebackRecord) -> Iterator[str]:
     """The lines of `get` about a traceback: where all of it is, and its last lines."""
     rank = traceback["rank"]
-    yield f"the traceback of rank {rank} ends so; see all of it with: paceline logs{backend().where} -i {rank} {name}"
+    where = backend().where_of(name)
+    yield f"the traceback of rank {rank} ends so; see all of it with: paceline logs{where} -i {rank} {name}"
     yield from map(printable, traceback["text"].split("\n"))
 
 

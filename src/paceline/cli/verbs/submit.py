@@ -67,7 +67,7 @@ def started(prepared: Prepared, there: Backend, *, verbose: bool = False) -> int
     """Start a prepared job, and say what to type next; with `verbose`, also how its agents have started."""
     with ended_by_signals(), ProgressLine() as progress:
         job = there.start(prepared, progress)
-    it = f"{there.where} {job.name}".lstrip()
+    it = f"{there.where_of(job.name)} {job.name}".lstrip()
     with contextlib.suppress(OSError):  # the job runs, even if its name cannot be printed
         click.echo(job.name)
         click.echo(f"paceline: submitted; follow it with: paceline logs -f {it}", err=True)

@@ -8,7 +8,7 @@ import sys
 import click
 
 from paceline.backends.base import Forwards, TensorBoards, able
-from paceline.cli.flags.option import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand, Whole
 from paceline.cli.flags.selection import known, warn
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.write import ended_by_signals
@@ -59,7 +59,7 @@ tensorboard = SectionedCommand(
         Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
         Option(
             ["--port"],
-            type=click.IntRange(1, 65535),
+            type=Whole(1, 65535),
             metavar="PORT",
             help="Of this machine, on Kubernetes.  [default: TensorBoard's, or a free one]",
         ),

@@ -33,7 +33,17 @@ class _Row(NamedTuple):
     usage: Usage | None  # None where it does not run
 
 
-@click.group()
+class _Verbs(click.Group):
+    """Says what shows one job: `top JOB` is what most people type first."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            raise UserError(f"top {name}: write paceline top job {name} for a job of that name, or paceline top node")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Verbs)
 def top() -> None:
     """Show what jobs and machines use now."""
 

@@ -9,14 +9,13 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.manifests.kinds.base import condition
-from paceline.backends.kubernetes.manifests.names import QUEUE
+from paceline.backends.kubernetes.manifests.names import KUEUE, QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.kubernetes.api.client import Cluster, Object
 
-VERSIONS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 _EVICTION_SECONDS = 10.0
 _PAUSE = 0.2
@@ -24,7 +23,7 @@ _PAUSE = 0.2
 
 def version(cluster: Cluster) -> str | None:
     """The API version of Workloads; None where Kueue is not installed."""
-    return next((it for it in VERSIONS if cluster.serves(it, "Workload")), None)
+    return next((it for it in KUEUE if cluster.serves(it, "Workload")), None)
 
 
 def _workloads(cluster: Cluster, job: Object) -> list[str]:

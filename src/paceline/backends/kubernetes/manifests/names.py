@@ -22,6 +22,7 @@ LABELS, LOGS = f"{GROUP}/labels", f"{GROUP}/logs"
 FIRST_NODE = f"{GROUP}/first-node"  # label of pods: the node rank of the first pod with their template
 INJECT = "sidecar.istio.io/inject"
 QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")  # the API versions of Kueue, newest first
 CONTAINERS = ("main", "pytorch", "tensorflow", "paddle", "mpi", "node")  # as kinds call that of the ranks
 LONGEST = 63  # letters of a host name, and of a label's value
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")

@@ -1,14 +1,16 @@
-"""The volumes that a job asks for: a pod that names one that is not there would wait for ever."""
+"""The volumes and the queue that a job asks for: with one that is not there it would wait for ever."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError, Gone
+from paceline.backends.kubernetes.manifests.names import KUEUE
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.manifests.order import Order
     from paceline.job.spec import JobSpec
 
 _CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
@@ -35,6 +37,24 @@ def check(cluster: Cluster, spec: JobSpec) -> None:
                 f"--data {name}: the PersistentVolumeClaim is {phase}, and not bound to a volume; its events say why: "
                 f"kubectl describe pvc {name}"
             )
+
+
+def check_queue(cluster: Cluster, order: Order) -> None:
+    """Refuse a job whose queue is not there, as far as this user may see queues."""
+    api_version = next((it for it in KUEUE if order.is_queued and cluster.serves(it, "LocalQueue")), None)
+    if api_version is None:
+        return
+    try:
+        known = sorted(str(it["metadata"]["name"]) for it in cluster.items(cluster.path(api_version, "localqueues")))
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        return
+    if order.spec.queue not in known:
+        there = f"there are {', '.join(known)}" if known else "there is none; leave --queue out, or have one made"
+        raise UserError(
+            f"--queue {order.spec.queue}: no LocalQueue of that name in namespace {cluster.namespace}; {there}"
+        )
 
 
 def _is_bound_later(cluster: Cluster, claim: Object) -> bool:

@@ -12,6 +12,7 @@ from paceline.backends.foreground import Event, Output, Update
 from paceline.backends.kubernetes.look.logs import Follower
 from paceline.backends.kubernetes.look.pod_log import Entry, PodLog
 from paceline.job.errors import UserError
+from paceline.job.paths import where_flags_of
 from paceline.job.text import counted
 from paceline.node.logs.readers import Ended
 
@@ -44,7 +45,7 @@ class KubeRun:
         self.name, self.max_restarts = job.name, job.max_restarts
         self.first_line = (
             f"{counted(job.ranks, 'rank')} in {counted(job.nodes, 'pod')}; "
-            f"see it with: paceline get{cluster.where} {job.name}"
+            f"see it with: paceline get{where_flags_of(job.name, cluster.name, cluster.where)} {job.name}"
         )
         self._look, self._stop, self._pass_on, self._lease = look, stop, pass_on, lease
         self._let_go = let_go

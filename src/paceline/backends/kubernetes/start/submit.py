@@ -106,6 +106,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     with _taken():  # of its own kind, the trial says so
         cluster.at_once(
             lambda: claims.check(cluster, spec),
+            lambda: claims.check_queue(cluster, order),
             lambda: _refuse_taken(cluster, order.name, kind),
             lambda: cluster.create(kind.path(cluster), _provisional(order), dryRun="All"),
         )

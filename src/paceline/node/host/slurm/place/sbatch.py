@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import re
 import threading
 import time
@@ -83,7 +84,21 @@ def _refusal(error: Rejected, request: Request) -> Refused:
     hint = f"see what there is with paceline top node --on {request['target']}"
     if wrong is not None:
         hint = f"correct {wrong[1]}"
+    elif known := _known(output.lower()):
+        hint = f"there are {', '.join(known)}"
     return Refused(f"Slurm refuses the job: {output}; {hint}")
+
+
+def _known(output: str) -> list[str]:
+    """The partitions, or the user's accounts, if Slurm does not know the one that was asked for."""
+    with contextlib.suppress(Refused):  # who may not see them gets the other hint
+        if "invalid partition" in output:
+            return sorted({name for node in partitions.nodes() for name in node["partitions"]})
+        if "invalid account" in output:
+            user = f"user={getpass.getuser()}"
+            lines = call("sacctmgr", "--noheader", "--parsable2", "show", "associations", user, "format=Account")
+            return sorted(set(filter(None, lines.split())))
+    return []
 
 
 class Unknown(Refused):
