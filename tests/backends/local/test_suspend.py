@@ -22,9 +22,9 @@ def reaches(paceline: Paceline, name: str, state: str) -> None:
     eventually(lambda: job(paceline, name)["state"] == state, lambda: f"{state}; {job(paceline, name)}", 0.2)
 
 
-def waits(paceline: Paceline, name: str, other: str) -> None:
-    """Wait until a job waits for another one, or for its devices."""
-    eventually(lambda: other in (job(paceline, name)["waiting"] or ""), lambda: f"waits; {job(paceline, name)}", 0.2)
+def waits(paceline: Paceline, name: str, why: str) -> None:
+    """Wait until it is said why a job waits."""
+    eventually(lambda: why in (job(paceline, name)["waiting"] or ""), lambda: f"waits; {job(paceline, name)}", 0.2)
 
 
 def test_devices_are_given_back_and_the_place_is_kept(paceline: Paceline) -> None:
@@ -37,18 +37,18 @@ def test_devices_are_given_back_and_the_place_is_kept(paceline: Paceline) -> Non
     submit("first")
     reaches(paceline, "first", "RUNNING")
     submit("second")
-    waits(paceline, "second", "first")
+    waits(paceline, "second", "held by: first")
     paceline.succeeds("suspend", "first")
     assert job(paceline, "first")["devices"] == []
     reaches(paceline, "second", "RUNNING")
     submit("third")
     paceline.succeeds("resume", "first")
-    waits(paceline, "first", "second")
-    waits(paceline, "third", "first")
+    waits(paceline, "first", "held by: second")
+    waits(paceline, "third", "1 job ahead")
     paceline.succeeds("suspend", "third")
     assert job(paceline, "third")["state"] == "SUSPENDED", "it has never begun"
     paceline.succeeds("resume", "third")
-    waits(paceline, "third", "first")
+    waits(paceline, "third", "1 job ahead")
     paceline.succeeds("stop", "second")
     reaches(paceline, "first", "RUNNING")
     assert job(paceline, "third")["state"] == "PENDING"

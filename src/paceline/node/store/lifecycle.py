@@ -113,7 +113,7 @@ def _signal(run: RunDirectory, number: int, done: str) -> bool:
             run.load_status()
         except NewerVersion as error:
             raise Refused(f"job {name} cannot be {done} here: {error}") from None
-    while not (is_sent := records.signal_agent(run.path, (number,))):
+    while (is_sent := records.signal_agent(run.path, (number,))) is False:
         records.wake_agent(run.path)  # it may have ended while its guard is suspended
         if not run.is_held:
             return False
