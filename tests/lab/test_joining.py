@@ -267,6 +267,11 @@ def test_a_script_that_fails_while_the_job_runs_is_told_once(client: Client) -> 
     assert "'a b' is not a host; write for example node1:2; the job goes on\n" in said("echo a b")
     assert f"{failed} names no host; " in said("true")
     assert "names the hosts again\n" in said("echo h1 slots=1")
+    said_now = said("echo h1:2")
+    assert said_now == (
+        "paceline: h1 has 2 slots now, and the job runs on it alone: stop it and run it again to use that; "
+        "the job goes on\n"
+    )
     does("echo h1:1; echo h2 slots=2")
     line(running, "checkpoint")  # the job restarts with h2
     assert running.stdout is not None

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
+from paceline.job.text import counted
 
 from .parts import Parts
 
@@ -110,6 +111,14 @@ class Cooldown:
         return [host for host in hosts if host not in without]
 
 
+def _only_slots(wanted: Sequence[Host], present: Sequence[Host]) -> str | None:
+    """What is said if the slots of a job's only host have changed: it cannot leave to come back with others."""
+    if len(wanted) != 1 or len(present) != 1 or wanted[0] == present[0] or wanted[0].name != present[0].name:
+        return None
+    name, now = wanted[0].name, wanted[0].slots
+    return f"{name} has {counted(now, 'slot')} now, and the job runs on it alone: stop it and run it again to use that"
+
+
 class Recruiter:
     """Adds hosts to a job in the foreground while it has fewer than its maximum; runs in its own thread."""
 
@@ -163,7 +172,9 @@ class Recruiter:
             except UserError as error:  # a script that fails now and then changes nothing
                 self._note(str(error))
                 continue
-            self._note(None)
+            self._note(_only_slots(wanted, present))
+            if self._problem is not None:
+                continue
             now = time.monotonic()
             if self._cooldown is not None:
                 wanted = self._cooldown.remaining(wanted, self._least, now)
