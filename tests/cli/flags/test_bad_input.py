@@ -154,8 +154,8 @@ def test_one_line_and_nothing_left(paceline: Paceline, case: str) -> None:
         (("run", "--name", "", "ok.py"), "--name is empty; give a value, or leave the flag out"),
         (("top", "it"), "top it: write paceline top job it for a job of that name, or paceline top node"),
         (
-            ("suspend", "it"),
-            "paceline has no verb 'suspend'; write paceline stop JOB, which saves and frees its devices",
+            ("requeue", "it"),
+            "paceline has no verb 'requeue'; write paceline resubmit JOB",
         ),
         (("tensorboard", "--port", "99999", "it"), "Invalid value for '--port': 99999 is more than 65535"),
         (("explain", "none.yaml"), "no file none.yaml in "),

@@ -409,6 +409,20 @@ def test_a_module_that_cannot_be_kept(warm: Warm) -> None:
         warm.keep("no_such_module")
 
 
+def test_an_import_that_asks_for_gpus_cannot_be_kept(warm: Warm) -> None:
+    """torch starts the driver then, but not what `torch.cuda.is_initialized` tells; only a fork knows."""
+    package = warm.paceline.folder / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import cuda\n")
+    (package / "cuda.py").write_text("""if True:
+        import os
+        pid, is_initialized = os.getpid(), lambda: False
+        _is_in_bad_fork = lambda: os.getpid() != pid
+    """)
+    with pytest.raises(Refused, match=r"an import initialised CUDA, as torch\.cuda\.is_available\(\) does"):
+        warm.keep("torch", PYTHONPATH=str(package.parent))
+
+
 def _imported(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...] = ()
 ) -> imports.Imported:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,17 +31,19 @@ def accelerators() -> tuple[str, ...]:
     """Names of the GPUs a process started here would see: the visibility variable's entries, or 0 … count - 1."""
     for variable in _VISIBLE:
         if variable in os.environ:
-            return tuple(d for d in os.environ[variable].split(",") if d and d != "-1")
+            names = map(str.strip, os.environ[variable].split(","))
+            return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), names))  # as CUDA reads it
     return tuple(str(index) for index in range(_installed()))
 
 
 def _installed() -> int:
-    if not (_NVIDIA.exists() or _AMD.exists() or _NVIDIACTL.exists()):
+    can_ask = _NVIDIACTL.exists() or shutil.which("nvidia-smi")  # containers often hide /proc/driver, and WSL has none
+    if not (can_ask or _NVIDIA.exists() or _AMD.exists()):
         return 0
     from . import gpus
 
     found = gpus.nvidia_of_kernel(_NVIDIA) or gpus.amd_of_kernel(_AMD)
-    if not found and _NVIDIACTL.exists():  # containers often hide /proc/driver
+    if not found and can_ask:
         found, _ = gpus.parse_nvidia_smi(gpus.ask(gpus.NVIDIA_SMI_MODEL)[0], gpus.MODEL_FIELDS)
     return len(found)
 

@@ -365,9 +365,10 @@ def unsafe_to_fork() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+    if pid == 0:  # torch.cuda.is_available() starts the driver, of which `is_initialized` says nothing: a fork knows
+        os._exit(getattr(cuda, "_is_in_bad_fork", bool)())
+    if os.waitpid(pid, 0)[1]:
+        return "an import initialised CUDA, as torch.cuda.is_available() does"
     threads = len(os.listdir("/proc/self/task"))
     return f"the imports left {threads - 1} threads running" if threads > 1 else ""
 

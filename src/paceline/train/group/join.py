@@ -133,7 +133,7 @@ def join(
     if dist.is_initialized() or store is None:
         return Membership(placement, mine, False)
     dist.init_process_group(
-        backend or _backend(mine, placement),
+        backend or _backend(mine, placement, store, limit),
         store=store,
         rank=placement.rank,
         world_size=placement.world_size,
@@ -233,19 +233,27 @@ def _placement(init_method: str, rank: int | None, world_size: int | None) -> tu
     return Placement(rank=rank, world_size=world_size, **where), False  # type: ignore[arg-type]  # None is refused above
 
 
-def _backend(device: torch.device, placement: Placement) -> str:
+def _backend(device: torch.device, placement: Placement, store: Store, timeout: timedelta) -> str:
     """The backend that exchanges tensors: nccl for those on GPUs, unless ranks share a GPU, which nccl refuses."""
-    if device.type != "cuda":
+    if torch.version.cuda is None and torch.version.hip is None:  # then no rank has one: all have the same torch
         return "gloo"
-    if placement.local_world_size > torch.cuda.device_count():
-        if placement.rank == 0:
-            log.warning(
-                "%d ranks share %d GPUs here: gloo exchanges gradients, which is slower; nccl needs one GPU per rank",
-                placement.local_world_size,
-                torch.cuda.device_count(),
-            )
-        return "gloo"
-    return "cpu:gloo,cuda:nccl"
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    is_shared = gpu_is_shared(store, placement.world_size, gpu, timeout)
+    if is_shared and placement.rank == 0:
+        log.warning("ranks share a GPU: gloo exchanges gradients, which is slower; nccl needs one GPU per rank")
+    return "gloo" if is_shared or not gpu else "cpu:gloo,cuda:nccl"
+
+
+def gpu_is_shared(store: Store, world_size: int, gpu: str, timeout: timedelta) -> bool:
+    """Whether any two ranks have one GPU; this one has `gpu`, a UUID, or "" for none. A collective of all ranks.
+
+    The number of GPUs that a rank sees does not tell: each may see its own alone.
+    """
+    store.add("gpus-shared", int(gpu != "" and store.add(f"gpu-{gpu}", 1) > 1))
+    if store.add("gpus-named", 1) == world_size:
+        store.set("gpus-known", str(store.add("gpus-shared", 0)))
+    store.wait(["gpus-known"], timeout)
+    return bool(store.get("gpus-known") != b"0")
 
 
 def _own_device(placement: Placement) -> torch.device:
