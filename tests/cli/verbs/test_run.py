@@ -22,7 +22,7 @@ from tests.typed import refusal, typed
 from paceline.cli.flags.spec import HANDLED_SIGNALS
 from paceline.cli.verbs.run import run
 from paceline.node.machine import numa
-from paceline.node.signals import HANDLED, LEAVE
+from paceline.node.signals import HANDLED, LEAVE, RESUME, SUSPEND
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -406,7 +406,7 @@ def test_parts_of_torchrun_that_mean_nothing_are_named(paceline: Paceline) -> No
 
 def test_the_signals_of_an_agent_are_those_that_the_flags_name() -> None:
     named = {signal.Signals[name] for name in HANDLED_SIGNALS}
-    assert named == {number for number in HANDLED if number != LEAVE}
+    assert named == {number for number in HANDLED if number not in (LEAVE, SUSPEND, RESUME)}
 
 
 def test_ranks_see_their_device_alone(paceline: Paceline) -> None:
