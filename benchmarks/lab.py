@@ -63,7 +63,7 @@ class Lab:
             for name, value in os.environ.items()
             if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
         }
-        self.env.update(PATIENT_LIMITS, PACELINE_TRUST="1")
+        self.env.update(PATIENT_LIMITS, PACELINE_TRUST="1", CUDA_VISIBLE_DEVICES="")  # rows of `gpu` show theirs
         for name in ("PACELINE_HOME", "PACELINE_WARM_DIR", "XDG_CONFIG_HOME", "TMPDIR"):
             folder = self.folder / name.lower()
             folder.mkdir(mode=0o700)
