@@ -247,8 +247,9 @@ def timed(*command: str) -> Callable[[Lab], Sample]:
 
 
 def installed(name: str) -> str:
-    """The path of a command beside this Python."""
-    return str(Path(sysconfig.get_path("scripts")) / name)
+    """The path of a command beside this Python, or in the folder in which `pip install --target` has put paceline."""
+    beside = Path(processes.__file__).parents[3] / "bin" / name
+    return str(beside if beside.exists() else Path(sysconfig.get_path("scripts")) / name)
 
 
 def free_port() -> int:
