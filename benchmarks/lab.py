@@ -63,7 +63,7 @@ class Lab:
             for name, value in os.environ.items()
             if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
         }
-        self.env.update(PATIENT_LIMITS, PACELINE_TRUST="1")
+        self.env.update(PATIENT_LIMITS, PACELINE_TRUST="1", CUDA_VISIBLE_DEVICES="")  # rows of `gpu` show theirs
         for name in ("PACELINE_HOME", "PACELINE_WARM_DIR", "XDG_CONFIG_HOME", "TMPDIR"):
             folder = self.folder / name.lower()
             folder.mkdir(mode=0o700)
@@ -247,8 +247,9 @@ def timed(*command: str) -> Callable[[Lab], Sample]:
 
 
 def installed(name: str) -> str:
-    """The path of a command beside this Python."""
-    return str(Path(sysconfig.get_path("scripts")) / name)
+    """The path of a command beside this Python, or in the folder in which `pip install --target` has put paceline."""
+    beside = Path(processes.__file__).parents[3] / "bin" / name
+    return str(beside if beside.exists() else Path(sysconfig.get_path("scripts")) / name)
 
 
 def free_port() -> int:

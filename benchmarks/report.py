@@ -40,27 +40,28 @@ def headline(facts: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A table that is readable as text and as Markdown, followed by the errors."""
+    """A table that is readable as text and as Markdown, followed by the errors, and by why rows are skipped."""
     cells = [COLUMNS, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in cells
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    errors = [f"{row.case.name}: {row.error}" for row in rows if row.error]
+    errors = [f"{row.case.name}: {row.error or row.skipped}" for row in rows if row.error or row.skipped]
     return "\n\n".join(["\n".join(lines), *errors])
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     case = row.case
     goal = NONE
+    why = "error" if row.error else "skipped" if row.skipped else ""
     if case.goal is not None:
-        goal = str(case.goal) + ("" if row.error else ", met" if row.is_goal_met else ", missed")
+        goal = str(case.goal) + ("" if why else ", met" if row.is_goal_met else ", missed")
         delay = None if case.goal.beyond is None else Spread.of(row.delays)
         goal += "" if delay is None else f": {delay.median:.2f} s ({delay.low:.2f}-{delay.high:.2f})"
         goal += "" if case.goal.apart is None or row.apart is None else f": {row.apart:.1g}"
-    if row.error:
-        return case.name, case.work, NONE, case.other.label if case.other else NONE, "error", goal, str(row.pairs)
+    if why:
+        return case.name, case.work, NONE, case.other.label if case.other else NONE, why, goal, str(row.pairs)
     against = f"{case.other.label}: {_time(row.other)}" if case.other else NONE
     ratio = _ratio(row.ratios)
     return case.name, case.work, _time(row.paceline), against, ratio, goal, str(row.pairs)
@@ -111,4 +112,5 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "goal": vars(case.goal) if case.goal else None,
         "goal_met": None if row.error else row.is_goal_met,
         "error": row.error or None,
+        "skipped": row.skipped or None,
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .case import Case, Side
-from .sample import Failed, Sample
+from .sample import Failed, Sample, Skipped
 
 if TYPE_CHECKING:
     from .lab import Lab
@@ -51,6 +51,7 @@ class Row:
     paceline: list[Sample] = field(default_factory=list)
     other: list[Sample] = field(default_factory=list)
     error: str = ""
+    skipped: str = ""  # why it was not measured
 
     @property
     def ratios(self) -> list[float]:
@@ -82,7 +83,7 @@ class Row:
     @property
     def is_goal_met(self) -> bool | None:
         """Whether the goal is met; None without a goal."""
-        if self.case.goal is None:
+        if self.case.goal is None or self.skipped:
             return None
         ratio, seconds = Spread.of(self.ratios), Spread.of([s.seconds for s in self.paceline])
         memory = Spread.of([s.megabytes for s in self.paceline if s.megabytes is not None])
@@ -104,6 +105,8 @@ def measure(case: Case, pairs: int, lab: Lab, progress: Callable[[str], None]) -
             progress(f"{case.name}: {number} of {pairs} pairs")
     except Failed as failure:
         row.error = str(failure)
+    except Skipped as why:
+        row.skipped = str(why)
     return row
 
 

@@ -18,3 +18,7 @@ class Sample:
 
 class Failed(Exception):
     """A measurement has failed; the message says why and ends with the last output of the program."""
+
+
+class Skipped(Exception):
+    """A measurement needs what this machine does not have; the message says what."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.node.machine import nvml
 from paceline.node.machine.devices import accelerators
+from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -133,3 +136,97 @@ def test_the_use_of_a_gpu_is_measured(paceline: Paceline) -> None:
         for gpu in json.loads(line).get("gpus", ())
     ]
     assert max(uses, default=0) > 0.5, uses
+
+
+@pytest.mark.parametrize("name", ["number", "uuid"])
+def test_a_rank_has_the_gpu_that_is_named(paceline: Paceline, name: str) -> None:
+    gpu = next(gpu for gpu in reversed(nvml.gpus()) if any(map(gpu.is_called, accelerators())))
+    paceline.script("""
+        import torch
+        print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)
+    """)
+    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):  # numbers are the driver's then
+        paceline.env.pop(variable, None)
+    named = str(gpu.index) if name == "number" else gpu.uuid
+    if name == "uuid":
+        paceline.env["CUDA_VISIBLE_DEVICES"] = named
+    done = paceline.succeeds("run", "--devices", named, "script.py")
+    assert done.stdout == f"1 {gpu.uuid.removeprefix('GPU-')}\n"
+
+
+@pytest.mark.skipif(len(accelerators()) < 2, reason="nccl wants a GPU for each of 2 ranks")
+def test_ranks_that_see_their_own_gpu_alone_use_nccl(paceline: Paceline) -> None:
+    paceline.script("""
+        import torch, paceline
+        with paceline.init(progress=False) as run:
+            print(torch.cuda.device_count(), torch.distributed.get_backend(), run.all_reduce(1.0))
+    """)
+    done = paceline.succeeds("run", "-n", "2", "--virtual-local-rank", "script.py")
+    count, backend, total = done.stdout.split()
+    assert (count, "nccl" in backend, float(total)) == ("1", True, 2.0)
+
+
+def test_an_import_that_has_asked_for_gpus_spoils_no_rank(paceline: Paceline) -> None:
+    """CUDA fails in a fork of such a process, so ranks are no forks of it."""
+    paceline.script("import torch; torch.cuda.is_available()", "asks.py")
+    paceline.script("""
+        import asks, torch
+        print(torch.ones(2, device="cuda").sum().item())
+    """)
+    paceline.env["PYTHONPATH"] = str(paceline.folder)
+    done = paceline.succeeds("run", "--preload", "torch,asks", "script.py")
+    assert done.stdout == "2.0\n"
+    assert "an import initialised CUDA, as torch.cuda.is_available() does" in done.stderr
+
+
+TRAINS = """
+    import torch
+    model = torch.nn.Linear(512, 512, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    while True:
+        model(torch.ones(64, 512, device="cuda")).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        open("steps", "a").close()
+"""
+
+
+def test_a_profile_has_the_kernels(paceline: Paceline) -> None:
+    paceline.script(TRAINS)
+    paceline.succeeds("submit", "--name", "it", "-n", "1", "--devices", accelerators()[0], "script.py")
+    try:
+        eventually((paceline.folder / "steps").exists, "it trains")
+        said = paceline.succeeds("profile", "it", "--steps", "3", "-o", "traces").stdout
+    finally:
+        paceline.succeeds("stop", "--now", "it")
+    (trace,) = (paceline.folder / "traces").glob("*.pt.trace.json.gz")
+    found = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    kernels = [event for event in found if event.get("cat") == "kernel"]
+    assert len(kernels) >= 9, said  # of the forward pass, the backward pass and the optimizer, three times
+    assert "aten::addmm" in said
+
+
+def test_why_of_an_idle_gpu(paceline: Paceline) -> None:
+    """It takes a minute: five measurements, ten seconds apart."""
+    paceline.script("""
+        import time, torch
+        a = torch.ones(8, device="cuda")
+        def prepare():
+            time.sleep(0.05)
+        while True:
+            prepare()
+            a.add_(1)
+    """)
+    paceline.succeeds("submit", "--name", "it", "-n", "1", "--devices", accelerators()[0], "script.py")
+    said = ""
+
+    def is_named() -> bool:
+        nonlocal said
+        said = paceline("why", "it").stdout
+        return "GPUs compute in" in said
+
+    try:
+        eventually(is_named, lambda: said, 1.0)
+    finally:
+        paceline.succeeds("stop", "--now", "it")

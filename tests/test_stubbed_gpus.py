@@ -218,6 +218,17 @@ def test_a_variable_chooses_devices(paceline: Paceline, machine: Machine, visibl
     assert found == (seen if seen != ["None"] else ["-1"])
 
 
+def test_numbers_are_those_of_the_driver(paceline: Paceline, machine: Machine) -> None:
+    """CUDA's own begin with the fastest GPU; whoever has set variables of CUDA's has its numbers."""
+    paceline.script("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ.get('CUDA_DEVICE_ORDER'))")
+    assert paceline.succeeds("run", "--devices", "1", "script.py").stdout == "1 PCI_BUS_ID\n"
+    paceline.env["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
+    assert paceline.succeeds("run", "--devices", "1", "script.py").stdout == "1 FASTEST_FIRST\n"
+    del paceline.env["CUDA_DEVICE_ORDER"]
+    paceline.env["CUDA_VISIBLE_DEVICES"] = "0,1"
+    assert paceline.succeeds("run", "--devices", "1", "script.py").stdout == "1 None\n"
+
+
 def test_check_says_what_is_wrong_with_gpus(paceline: Paceline, machine: Machine) -> None:
     found = paceline.json("check")["devices"]
     assert [(gpu["name"], gpu["memory"] >> 20) for gpu in found["nvidia"]] == [("NVIDIA H200", 143771)] * 3

@@ -37,7 +37,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/host/slurm": 2815,
     "paceline/node/journal": 635,
     "paceline/node/logs": 660,
-    "paceline/node/machine": 1100,
+    "paceline/node/machine": 1105,
     "paceline/node/planning": 740,
     "paceline/node/ranks": 2005,
     "paceline/node/rendezvous": 1570,

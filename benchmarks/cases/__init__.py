@@ -15,6 +15,7 @@ GROUPS = (
     "ddp",
     "sync",
     "shard",
+    "gpu",
     "horovod",
     "horovod_tensorflow",
     "epoch",

@@ -55,7 +55,7 @@ def make_batch(rank: int, words: int) -> tuple[Tensor, Tensor]:
 
 def shard_by_hand(model: Blocks) -> Blocks:
     """FSDP2 as its tutorial says: each block, then the rest."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

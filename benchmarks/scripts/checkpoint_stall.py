@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from training import WORK, with_library
+from turns import finish
 
 import paceline
 
@@ -86,8 +87,11 @@ class AsyncSave(Saver):
     def __init__(self, run: paceline.Run, folder: Path) -> None:
         self._run = run
         self._folder = folder
-        self._group = dist.new_group(backend="gloo")  # its thread communicates while training does
-        self._stager = DefaultStager(StagingOptions(False, False, False, False))  # the others need a GPU
+        self._group = (
+            dist.new_group(backend="gloo") if dist.is_initialized() else None
+        )  # its thread communicates while training does
+        on_gpu = run.device.type == "cuda"  # pinned memory and copies that are not waited for one by one need one
+        self._stager = DefaultStager(StagingOptions(on_gpu, False, False, on_gpu))
         self._writing: Future[Any] = Future()
 
     def save(self, trained: dict[str, Any]) -> None:
@@ -109,7 +113,7 @@ class AsyncSave(Saver):
 
 def measure_stall(run: paceline.Run, saver: Saver, trained: dict[str, Any]) -> float:
     """Seconds that the slowest rank spends in the call."""
-    run.barrier()
+    finish(run)
     began = time.perf_counter()
     saver.save(trained)
     return run.all_reduce(time.perf_counter() - began, "max")

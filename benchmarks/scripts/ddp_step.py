@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from training import WORK, by_hand, with_library
+from turns import finish
 
 import paceline
 
@@ -22,9 +24,11 @@ STEPS = {"digits": 23, "chargpt": 10, "100mb": 4}  # in a window; the epoch of d
 
 def take_step(run: paceline.Run, training: Iterator[Any]) -> float:
     """Seconds of one step, which all ranks begin together."""
-    run.barrier()
+    finish(run)
     began = time.perf_counter()
     next(training)
+    if run.device.type == "cuda":
+        torch.cuda.synchronize(run.device)
     return time.perf_counter() - began
 
 

@@ -1,7 +1,7 @@
 """`shard_step.py fsdp|ddp FILE`: the seconds of a step with the library's sharded model, and with one by hand.
 
-By hand it is FSDP2 with gloo's own collectives, or `DistributedDataParallel`. Both train in the same ranks and take
-turns step by step, A B B A …. Rank 0 writes the times of the window with the median ratio to FILE.
+By hand it is FSDP2 with the backend's own collectives, or `DistributedDataParallel`. Both train in the same ranks and
+take turns step by step, A B B A …. Rank 0 writes the times of the window with the median ratio to FILE.
 """
 
 import sys
@@ -22,14 +22,15 @@ STEPS = 5
 
 def trainer(run: paceline.Run, what: str) -> Callable[[], None]:
     """Takes a step."""
-    model: torch.nn.Module = build(WIDTH, DEPTH)
-    x, y = make_batch(run.rank, WORDS)
+    whole = build(WIDTH, DEPTH).to(run.device)
+    model: torch.nn.Module = whole
+    x, y = (part.to(run.device) for part in make_batch(run.rank, WORDS))
     if what == "paceline":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters())
         model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(shard=True))
         backward = run.backward
     else:
-        model = shard_by_hand(build(WIDTH, DEPTH)) if what == "fsdp" else DistributedDataParallel(model)
+        model = shard_by_hand(whole) if what == "fsdp" else DistributedDataParallel(model)
         optimizer = torch.optim.AdamW(model.parameters())
         run.leave_out(optimizer)
         backward = torch.Tensor.backward

@@ -5,9 +5,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 import paceline
 
 WINDOWS = 5
+
+
+def finish(run: paceline.Run) -> None:
+    """Wait until all ranks are here, and a GPU has done what it was given."""
+    if run.device.type == "cuda":
+        torch.cuda.synchronize(run.device)
+    run.barrier()
 
 
 def write_median(run: paceline.Run, ours: Callable[[], None], other: Callable[[], None], steps: int, file: str) -> None:
@@ -23,8 +32,10 @@ def _window(run: paceline.Run, ours: Callable[[], None], other: Callable[[], Non
     seconds = {ours: 0.0, other: 0.0}
     for number in range(steps):
         for step in (ours, other) if number % 2 else (other, ours):
-            run.barrier()
+            finish(run)
             began = time.perf_counter()
             step()
+            if run.device.type == "cuda":
+                torch.cuda.synchronize(run.device)
             seconds[step] += time.perf_counter() - began
     return seconds[ours] / steps, seconds[other] / steps

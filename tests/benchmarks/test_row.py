@@ -4,7 +4,7 @@ import pytest
 from benchmarks.case import Case, Goal, Side
 from benchmarks.report import as_json, table
 from benchmarks.row import Row, Spread, measure, ratios
-from benchmarks.sample import Failed, Sample
+from benchmarks.sample import Failed, Sample, Skipped
 
 
 def samples(*seconds):
@@ -162,3 +162,15 @@ def test_a_reference_time_has_no_ratio():
     row = measure(Case("ref", "a limit", None, Side("it", lambda _: Sample(1.0))), 2, None, lambda _: None)
     assert (row.ratios, row.pairs, row.is_goal_met) == ([], 2, None)
     assert "it: 1.000 s" in table([row])
+
+
+def test_a_row_that_this_machine_cannot_measure_is_no_failure():
+    def needs_more(lab):
+        raise Skipped("needs 2 GPUs, and this machine has none")
+
+    row = measure(a_case(needs_more, needs_more, Goal(0.5)), 3, None, lambda text: None)
+    assert (row.error, row.is_goal_met) == ("", None)
+    assert "| skipped " in table([row])
+    assert table([row]).endswith("row: needs 2 GPUs, and this machine has none")
+    [written] = as_json({}, [row])["rows"]
+    assert (written["skipped"], written["error"]) == ("needs 2 GPUs, and this machine has none", None)

@@ -135,6 +135,19 @@ def test_a_real_gpu(gpus: Callable[[], tuple[Gpu, ...]]) -> None:
     assert seen.uuid.startswith("GPU-")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not accelerators(), reason="this machine has no GPU")
+def test_a_real_gpu_is_the_same_for_nvml_and_nvidia_smi() -> None:
+    of_library, of_command = nvml.gpus(), in_use()
+    assert [(gpu.index, gpu.uuid, gpu.name) for gpu in of_library] == [
+        (gpu.index, gpu.uuid, gpu.name) for gpu in of_command
+    ]
+    for one, other in zip(of_library, of_command, strict=True):
+        assert (one.memory is None) == (other.memory is None)
+        assert abs((one.memory or 0) - (other.memory or 0)) < 1 << 20  # nvidia-smi rounds
+        assert set(one.processes) >= set(other.processes)  # it leaves out those that it may not name
+
+
 # -- nvidia-smi --------------------------------------------------------------------------------------------------------
 
 SMI = """0, GPU-5a1, NVIDIA H200, 93, 143771, 1024, 51, 402.13

@@ -452,3 +452,26 @@ def test_tensors_of_a_gpu_are_saved_as_they_were(tmp_path: Path) -> None:
         assert torch.equal(found.shared_state["model"]["tail"].cpu(), expected[10:])
         assert found.rank_state.device.type == "cpu"
     assert all(tensor.is_pinned() for tensor in Staging().stage({"x": weight})["x"].tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_save_has_what_the_gpu_has_yet_to_compute_and_nothing_later(tmp_path: Path) -> None:
+    """Kernels are queued: those before the save count, also of a stream that is waited for; those after it do not."""
+    gate = Gate()
+    store = CheckpointStore(tmp_path, rank=0, world_size=1, exchange=gate)
+    weight, side = torch.zeros(1 << 24, device="cuda"), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)  # cycles
+        weight += 1
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda._sleep(200_000_000)
+    weight += 1
+    assert not torch.cuda.current_stream().query(), "the GPU has done all before the save begins"
+    for step, expected in ((1, 2.0), (2, 3.0)):  # the second one uses the memory of the first again
+        store.save(step, {"model": {"weight": weight}}, None)
+        weight += 1  # as the next step of the optimizer, while the checkpoint is not written
+        gate.open.set()
+        found = store.load()
+        assert found is not None
+        assert torch.equal(found.shared_state["model"]["weight"], torch.full((1 << 24,), expected))

@@ -58,4 +58,7 @@ def granted(spec: NodeSpec, names: tuple[str, ...]) -> NodeSpec:
 def visibility(names: tuple[str, ...]) -> dict[str, str]:
     """The variables that make these devices, and no others, visible to a process."""
     variables = ["CUDA_VISIBLE_DEVICES"] + (["HIP_VISIBLE_DEVICES"] if _AMD.is_dir() else [])
-    return dict.fromkeys(variables, ",".join(names))
+    found = dict.fromkeys(variables, ",".join(names))
+    if names and not {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"} & os.environ.keys():
+        found["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver numbers them; CUDA itself begins with the fastest
+    return found
