@@ -126,6 +126,7 @@ class Resubmission:
     """The client, and the job that it starts. It is its backend, and the target's `Hosts` and `SubmittedJobs`, too."""
 
     name = label = where = ""
+    where_of = staticmethod(lambda _: "")
     is_gone = has_ended = staticmethod(lambda *_: None)
     unended_on: Any = Ssh.unended_on
 

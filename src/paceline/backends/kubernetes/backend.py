@@ -387,7 +387,7 @@ class Kubernetes(Backend):
                 raise UserError(
                     f"job {name} saves in {checkpoint['folder']} of its pods, which go when it is suspended, and with "
                     f"them all that it has saved; submit it with --checkpoint-dir on a volume, or end it with "
-                    f"paceline stop{self.where} {name}"
+                    f"paceline stop{self.where_of(name)} {name}"
                 )
         for job in found.values():
             if SUSPENDED not in job.annotations:

@@ -293,7 +293,7 @@ class Ssh(Backend):
             if job.state == "PENDING" and job.nodes > 1:
                 raise UserError(
                     f"job {job.name} waits for devices, and has not started on its hosts; suspend it once it runs, or "
-                    f"end it with paceline stop{self.where} {job.name}"
+                    f"end it with paceline stop{self.where_of(job.name)} {job.name}"
                 )
         return self._tell(names, {"do": "suspend", "resumes": False})
 

@@ -130,7 +130,7 @@ def suspend(names: tuple[str, ...], no_wait: bool) -> int:
     code = 0
     for before, job in zip(jobs, after, strict=True):
         but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
-        resume = f"go on with: paceline resume{backend().where} {job.name}"
+        resume = f"go on with: paceline resume{backend().where_of(job.name)} {job.name}"
         if job.state == "SUSPENDED":
             say(f"job {job.name} is suspended; {_saved(before, job)}; {resume}{but}")
         elif job.is_over:
@@ -138,7 +138,7 @@ def suspend(names: tuple[str, ...], no_wait: bool) -> int:
         elif no_wait:
             say(f"job {job.name} is being suspended; its ranks have {job.grace:g} s to save{but}")
         else:
-            why = f"paceline why{backend().where} {job.name}"
+            why = f"paceline why{backend().where_of(job.name)} {job.name}"
             say(f"job {job.name} is not suspended yet, but {job.state}; see {why}{but}")
             code = 1
         code = 1 if but else code
@@ -162,7 +162,7 @@ def resume(names: tuple[str, ...]) -> int:
     for job in _wait_while(jobs, lambda job: job.state == "SUSPENDED"):
         but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
         if job.state == "SUSPENDED":
-            say(f"job {job.name} is still suspended; see paceline why{backend().where} {job.name}{but}")
+            say(f"job {job.name} is still suspended; see paceline why{backend().where_of(job.name)} {job.name}{but}")
         else:
             say(f"job {job.name} goes on: {job.state}{f', {job.waiting}' if job.waiting else ''}{but}")
         code = 1 if but or job.state == "SUSPENDED" else code
@@ -175,7 +175,7 @@ def _unended(names: Sequence[str]) -> list[Job]:
     refuse_lost(jobs)
     for job in jobs:
         if job.is_over:
-            again = f"paceline resubmit{backend().where} {job.name}"
+            again = f"paceline resubmit{backend().where_of(job.name)} {job.name}"
             raise UserError(f"job {job.name} has ended ({job.state}); {again} runs it again, from its last checkpoint")
     return jobs
 
