@@ -74,7 +74,7 @@ def test_progress_while_it_runs_and_a_checkpoint_when_it_is_stopped(user: User) 
     )
     assert (job.state, [rank.state for rank in job.instances]) == ("RUNNING", ["RUNNING", "RUNNING"])
     url = user.backend().open_tensorboard("train", None, print)
-    assert user.backend().reach_tensorboard("train", url) == "reach it with: paceline tensorboard --on kubernetes train"
+    assert user.backend().reach_tensorboard("train", url) == "reach it with: paceline tensorboard train"
     assert user.get("train").tensorboard == url
     assert user.backend().close_tensorboard("train")
     assert user.backend().stop(["train"]) == {}

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 10.0  # seconds for an agent to end everything at once
 _AGENT_COMES = 45.0  # seconds for an agent to record its pid; a busy machine may be slow to start it
+_ENDING = 2.0  # seconds for an agent that handles no signals any more to be gone
 _PAUSE = 0.02  # seconds between two checks
 
 
@@ -121,6 +122,8 @@ def _signal(run: RunDirectory, number: int, done: str) -> bool:
             raise Refused(f"the agent of job {name} does not answer; see {run.agent_log}")
         _wait(run, _PAUSE)  # it has just been started
     if is_sent is None:
+        if _wait(run, _ENDING):
+            return False
         raise Refused(f"job {name} was started by an older version of paceline, with which it cannot be {done}")
     return True
 

@@ -326,7 +326,7 @@ def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool | None:
     agent = (run.read_status() or {}).get("agent")
     if not isinstance(agent, dict) or not _runs(agent):
         return False
-    if not all(number == signal.SIGKILL or processes.handles(agent["pid"], number) for number in numbers):
+    if not all(number < signal.SIGRTMIN or processes.handles(agent["pid"], number) for number in numbers):
         return None
     for number in numbers:
         processes.signal_process(agent["pid"], number)
