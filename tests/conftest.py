@@ -77,6 +77,19 @@ def eventually(condition: Callable[[], object], what: str | Callable[[], str], p
         time.sleep(pause)
 
 
+def why_says(paceline: Paceline, name: str, text: str) -> str:
+    """Wait until `paceline why` says something of a job; returns all that it says then."""
+    said = ""
+
+    def is_said() -> bool:
+        nonlocal said
+        said = paceline("why", name).stdout
+        return text in said
+
+    eventually(is_said, lambda: said, 1.0)
+    return said
+
+
 def takes_signals(process: subprocess.Popen[str]) -> None:
     """Wait until a client handles the signals for its job, which may run before: then it says what it has started."""
     assert process.stderr is not None

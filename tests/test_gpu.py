@@ -10,7 +10,7 @@ import pytest
 
 from paceline.node.machine import nvml
 from paceline.node.machine.devices import accelerators
-from tests.conftest import eventually
+from tests.conftest import eventually, why_says
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -219,14 +219,7 @@ def test_why_of_an_idle_gpu(paceline: Paceline) -> None:
             a.add_(1)
     """)
     paceline.succeeds("submit", "--name", "it", "-n", "1", "--devices", accelerators()[0], "script.py")
-    said = ""
-
-    def is_named() -> bool:
-        nonlocal said
-        said = paceline("why", "it").stdout
-        return "GPUs compute in" in said
-
     try:
-        eventually(is_named, lambda: said, 1.0)
+        why_says(paceline, "it", "GPUs compute in")
     finally:
         paceline.succeeds("stop", "--now", "it")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import eventually
+from tests.conftest import eventually, why_says
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -297,15 +297,7 @@ def test_why_of_an_idle_gpu(paceline: Paceline, machine: Machine) -> None:
             prepare()
     """)
     paceline.succeeds("submit", "--name", "it", "-n", "1", "--devices", "0", "script.py")
-    said = ""
-
-    def is_named() -> bool:
-        nonlocal said
-        said = paceline("why", "it").stdout
-        return "GPUs compute in 0 % of the time" in said
-
     try:
-        eventually(is_named, lambda: said, 1.0)
-        assert "1 % of their memory is used" in said
+        assert "1 % of their memory is used" in why_says(paceline, "it", "GPUs compute in 0 % of the time")
     finally:
         paceline.succeeds("stop", "--now", "it")

@@ -383,8 +383,9 @@ class Contract:
             assert not [rank for rank in found["instances"] if rank["state"] == "RUNNING"]
             assert place("suspend", "idle").returncode == 0
             assert "has not ended" in place.refuses("delete", "idle")
-            hint = found["waiting"].removeprefix("go on with: ")
+            hint = found["waiting"].removesuffix(" lets it go on")
             assert hint == "paceline resume idle"
+            assert f"{hint} lets it go on, or stop it first" in place.refuses("resubmit", "idle")
             resumed = place.typed(hint)
             assert (resumed.returncode, "job idle goes on" in resumed.stderr) == (0, True), resumed.stderr
             eventually(runs, "its ranks run again", 0.5)

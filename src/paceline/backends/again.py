@@ -27,8 +27,9 @@ def refuse_running(job: Job, here: Backend) -> None:
     if not job.is_over and (job.state != "LOST" or runs_on):
         more = f" and {len(runs_on) - 1} more" if len(runs_on) > 1 else ""
         on = f", and has not ended on {runs_on[0]}{more}" if runs_on else ""
-        stop = f"paceline stop{here.where_of(job.name)} {job.name}"
-        raise UserError(f"job {job.name} is {job.state}{on}; wait for it, or stop it first: {stop}")
+        it = f"{here.where_of(job.name)} {job.name}"
+        instead = f"paceline resume{it} lets it go on" if job.state == "SUSPENDED" else "wait for it"
+        raise UserError(f"job {job.name} is {job.state}{on}; {instead}, or stop it first: paceline stop{it}")
 
 
 def kept_there(spec: JobSpec, here: Backend, there: Backend, warn: Callable[[str], None]) -> JobSpec:

@@ -119,6 +119,7 @@ WAYS = {
         "wait", "look again later: the job may go on there; start it again only if that host is gone for good"
     ),
     "waiting": _Way("wait"),
+    "suspended": _Way("none", "it was suspended on purpose: let it go on only if your user wants that, with {resume}"),
     "loss not finite": _Way(
         "edit",
         "lower the learning rate, clip the gradients, or correct the data or the loss; the job begins anew, since any "
@@ -190,7 +191,7 @@ def _diagnosis(job: Job, hang: Hang | None, loss: Loss | None) -> Diagnosis | No
         stack = hang["places"][0]["stack"] if hang["places"] else ()
         place = next((f"{file}:{line}" for file, line, _ in stack if is_of_user(file)), None)
     elif job.waiting:
-        kind = "waiting"
+        kind = "suspended" if job.state == "SUSPENDED" else "waiting"
     elif job.slow and job.state == "RUNNING":
         kind, evidence = "slow", job.slow[0]
     if not kind:
@@ -239,10 +240,11 @@ def _mend(job: Job, found: Diagnosis, where: str) -> Mend:
         command, do = None, f"{do}; the job has a copy of the code: submit it anew with the line that started it"
     if kind == "waiting":
         command = f"paceline wait{where} {shlex.quote(job.name)}"
-    elif kind in ("stopped", "setup"):
-        command, do = None, way.do.format(resubmit=command)
+    elif kind in ("stopped", "setup", "suspended"):
+        resume = f"paceline resume{where} {shlex.quote(job.name)}"
+        command, do = None, way.do.format(resubmit=command, resume=resume)
     elif kind == "elsewhere":
         command = None
-    runs = not job.is_over and job.state != "LOST" and kind != "waiting"
+    runs = not job.is_over and job.state != "LOST" and kind not in ("waiting", "suspended")
     first = f"paceline stop{where} {shlex.quote(job.name)}" if runs else None
     return {"action": way.action, "first": first, "do": do or None, "command": command}

@@ -61,6 +61,17 @@ def test_devices_are_given_back_and_the_place_is_kept(paceline: Paceline) -> Non
     assert (job(paceline, "third")["state"], job(paceline, "third")["started"]) == ("STOPPED", None)
 
 
+def test_one_that_was_just_submitted_is_suspended_and_nobody_waits_for_it_unsaid(paceline: Paceline) -> None:
+    paceline.succeeds("submit", "--name", "it", "-n", "1", paceline.script(FOREVER))
+    paceline.succeeds("suspend", "it")
+    found = job(paceline, "it")
+    assert (found["state"], found["facts"]["mend"]["command"]) == ("SUSPENDED", None), found
+    assert "with paceline resume it" in found["facts"]["mend"]["do"]
+    waited = paceline("wait", "it", "--timeout", "1s")
+    assert "job it is suspended; paceline resume it lets it go on\n" in waited.stderr, waited.stderr
+    paceline.succeeds("stop", "it")
+
+
 def test_an_agent_that_does_not_know_the_signal_is_not_ended_by_it(paceline: Paceline) -> None:
     """It is of an older version; another process has its place here."""
     import subprocess

@@ -70,6 +70,34 @@ def test_a_job_that_is_stopped_stays_so(user: User, kind: str) -> None:
     eventually(lambda: not user.cluster.all("Workload"), "they go with their jobs")
 
 
+@pytest.mark.parametrize("kind", ["job", "pytorchjob"])
+def test_a_suspended_job_goes_back_to_its_queue(user: User, kind: str) -> None:
+    add_queue(user.cluster)
+    user.submit(WAIT, name="it", kind=kind, queue="fast", grace="5s")
+    for round_ in (1, 2, 3):
+        user.wrote("it", "here", round_)
+        assert user.backend().suspend(["it"]) == {}
+        eventually(lambda: user.get("it").state == "SUSPENDED", lambda: str(user.get("it")))
+        assert user.backend().suspend(["it"]) == {}
+        (workload,) = user.cluster.all("Workload")
+        assert workload["spec"]["active"] is False
+        assert user.backend().resume(["it"]) == {}
+    user.wrote("it", "here", 4)
+    assert user.backend().stop(["it"]) == {}
+    assert user.ended("it").state == "STOPPED"
+
+
+def test_a_job_that_kubectl_has_resumed_is_suspended_again(user: User) -> None:
+    user.submit(WAIT, name="it", grace="5s")
+    for round_ in (1, 2):
+        user.wrote("it", "here", round_)
+        assert user.backend().suspend(["it"]) == {}
+        eventually(lambda: user.get("it").state == "SUSPENDED", lambda: str(user.get("it")))
+        user.cluster.patch("Job", "it", {"spec": {"suspend": False}})
+    assert user.backend().stop(["it"]) == {}
+    assert user.ended("it").state == "STOPPED"
+
+
 def test_a_job_that_its_queue_has_not_seen_yet_leaves_it(user: User) -> None:
     add_queue(user.cluster)
     user.submit(WAIT, name="it", queue="fast", annotations={"lab/idle": "no controller looks at it"})

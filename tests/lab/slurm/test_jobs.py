@@ -122,6 +122,29 @@ def test_why_a_job_waits(user: Client, cluster: Cluster) -> None:
     assert user.paceline("wait", "second", check=False).returncode != 0
 
 
+def test_a_suspended_job_is_held_by_slurm(user: Client, cluster: Cluster) -> None:
+    submit(user, FOREVER)
+    submit(user, FOREVER, "--slurm", "no-requeue", name="no")
+    submit(user, FOREVER, "--slurm", "begin=now+1hour", name="waits")
+    reaches(user, "RUNNING")
+    reaches(user, "RUNNING", "no")
+    refused = user.paceline("suspend", "it", "no", check=False)
+    assert refused.returncode == 2 and "job no may not be requeued in Slurm" in refused.stderr, refused.stderr
+    assert job(user)["state"] == "RUNNING", "all or none"
+    user.paceline("stop", "no")
+    user.paceline("suspend", "it", "waits")
+    assert "JobHeldUser" in cluster.slurm("scontrol", "show", "job", job(user, "waits")["external_id"])
+    user.paceline("resume", "waits")
+    assert job(user, "waits")["state"] == "PENDING"
+    user.paceline("stop", "waits")
+    cluster.slurm("scontrol", "release", reaches(user, "SUSPENDED")["external_id"])
+    reaches(user, "RUNNING")
+    assert user.paceline("logs", "it").stdout == "here\n", "it goes on: its user has released it"
+    user.paceline("suspend", "it")
+    user.paceline("stop", "it")
+    reaches(user, "STOPPED")
+
+
 def test_other_jobs_of_slurm_are_left_alone(user: Client, cluster: Cluster) -> None:
     number = cluster.slurm("sbatch", "--parsable", "--comment=other", "--wrap=sleep 600").strip()
     submit(user, FOREVER)

@@ -286,6 +286,17 @@ def test_a_suspended_job_holds_nothing_and_its_time_limit_stands_still() -> None
     assert one.state.deadlines == {"limit": one.now + 70.0}
 
 
+@pytest.mark.parametrize("then", [SUSPEND, RESUME])
+def test_a_job_that_is_suspended_before_it_has_met_the_others_is_so_once_it_has(then: int) -> None:
+    one = World(node(), lifeline=False, stubborn=("meet",))
+    one.happens({"on": "signal", "signal": SUSPEND})
+    one.happens({"on": "signal", "signal": then})
+    assert not one.sent
+    one.has_met = one.leads = True
+    one.happens({"on": "met"})
+    assert one.sent == ([{"do": "suspend"}] if then == SUSPEND else [])
+
+
 def test_a_job_that_waits_for_devices_is_suspended_unless_others_wait_for_it() -> None:
     for nodes in (1, 2):
         one = World(node(nodes=nodes, request=Request("", 1, ("0",))))

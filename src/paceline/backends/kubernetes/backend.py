@@ -206,13 +206,13 @@ class Kubernetes(Backend):
         return lines(self._cluster, self._find(name), query)
 
     def check(self, progress: ProgressReporter) -> Report:
-        from .api.errors import ApiError
+        from .api.errors import ApiError, advice_to_check
         from .check import check
 
         try:
             return check(self._cluster, self._given)
-        except ApiError as error:  # which advises what has just failed
-            advice = f"paceline check{self._cluster.where} shows the Role that allows it"
+        except ApiError as error:
+            advice = advice_to_check(self._cluster.where)  # it has just failed
             raise UserError(str(error).replace(advice, "ask who runs the cluster for access")) from None
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
@@ -390,7 +390,7 @@ class Kubernetes(Backend):
                     f"paceline stop{self.where_of(name)} {name}"
                 )
         for job in found.values():
-            if SUSPENDED not in job.annotations:
+            if not job.is_suspended or SUSPENDED not in job.annotations:
                 self._stop(job, now=False, mark=SUSPENDED)
         return {}
 
@@ -413,7 +413,8 @@ class Kubernetes(Backend):
         from .look.describe import described
 
         started = described(job, "").started
-        times = {mark: time.time(), STARTED: started}  # its pods go, and its object forgets when it started
+        # Its pods go, and its object forgets when it started. Since the other mark kubectl may have resumed it.
+        times = {STOPPED: None, SUSPENDED: None, mark: time.time(), STARTED: started}
         marks: dict[str, Any] = {"annotations": {key: None if it is None else text(it) for key, it in times.items()}}
         changes = {"metadata": marks, "spec": job.kind.suspension(job.object, True)}
         if labels := queues.deactivate(self._cluster, job.object):

@@ -164,7 +164,7 @@ class Screen:
         elif name == "suspended":
             if details["failure"] is not None:
                 self._show_failure(details)
-            self._say(f"suspended; go on with: paceline resume {self._job.name}")
+            self._say(f"suspended; paceline resume {self._job.name} lets it go on")
         elif name == "restarting" and details["why"]:
             nodes = counted(details["nodes"], "node")
             self._say(f"{details['why']}; starting again with {nodes}, from the last checkpoint")

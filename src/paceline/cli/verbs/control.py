@@ -36,7 +36,9 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
     if seconds is not None:
         deadline = time.monotonic() + seconds
         backend().look_until(deadline)
-    known(names, warns=True)
+    for job in known(names, warns=True):
+        if job.state == "SUSPENDED":
+            say(f"job {job.name} is suspended; paceline resume{backend().where_of(job.name)} {job.name} lets it go on")
     backend().ask_on(say)
     if not wait_for(names, None if seconds is None else max(0.0, deadline - time.monotonic())):
         going = [job.name for job in known(names) if not job.is_over]
@@ -130,7 +132,7 @@ def suspend(names: tuple[str, ...], no_wait: bool) -> int:
     code = 0
     for before, job in zip(jobs, after, strict=True):
         but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
-        resume = f"go on with: paceline resume{backend().where_of(job.name)} {job.name}"
+        resume = f"paceline resume{backend().where_of(job.name)} {job.name} lets it go on"
         if job.state == "SUSPENDED":
             say(f"job {job.name} is suspended; {_saved(before, job)}; {resume}{but}")
         elif job.is_over:

@@ -17,6 +17,7 @@ import signal
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from paceline.node.failure import TIMED_OUT, node_failure
+from paceline.node.journal.records import until_resumed
 from paceline.node.lifeline import ALL_STARTED, CLIENT_LOST, DOUBT_SECONDS, IN_DOUBT, KEPT, TOGETHER
 from paceline.node.rendezvous.coordinator import GONE_GRACE
 from paceline.node.rendezvous.silence import PATIENCE
@@ -158,6 +159,9 @@ class _Step(Attempt):
         if not self.others.leads:  # the coordinator decides how long it waits, and which nodes are missing
             self.disarm("join")
         self.enter("open")
+        if self.state.is_to_be_suspended:
+            self.set(is_to_be_suspended=False)
+            self.send({"do": "suspend"})
 
     # -- messages of the coordinator -----------------------------------------------------------------------------------
 
@@ -212,7 +216,7 @@ class _Step(Attempt):
         changes: dict[str, Any] = {} if self.spec.request is None else {"devices": []}
         self.write(
             *([] if was_suspended else [suspended]), state="SUSPENDED", attempt=suspended["attempt"],
-            restarts=suspended["restarts"], waiting={"problem": f"go on with: paceline resume {self.spec.job}"},
+            restarts=suspended["restarts"], waiting={"problem": until_resumed(self.spec.job)},
             **changes,
         )  # fmt: skip
 
@@ -366,13 +370,15 @@ class _Step(Attempt):
             self.ask_to_stop(number)
 
     def change_over(self, number: int) -> None:
-        """Have the job suspended or resumed; before other nodes can know of it, if it only waits for devices."""
+        """Have the job suspended or resumed, by the coordinator once there is one; without it only what waits alone."""
+        self.set(is_to_be_suspended=number == SUSPEND and not self.others.has_met)
         if self.others.has_met:
             self.send({"do": "suspend" if number == SUSPEND else "resume"})
         elif number == RESUME:
             self.resume()
         elif self.state.phase == "claiming" and self.spec.nodes == 1:
             spec = self.spec
+            self.set(is_to_be_suspended=False)
             self.rest({
                 "event": "suspended", "attempt": spec.first_attempt, "restarts": spec.restarts, "failure": None,
                 "others": [],

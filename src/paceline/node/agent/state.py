@@ -49,6 +49,7 @@ class State:
     ends_with_starter: bool = False  # whether the other end of the lifeline is the first process of a container
     has_met_all: bool = False  # whether an attempt was proposed
     is_suspended: bool = False  # whether its devices are given back until it is resumed
+    is_to_be_suspended: bool = False  # whether the coordinator is to be told so, once there is one
     limit_left: float | None = None  # seconds of the time limit that were left when the job was suspended first
     timed_out: bool = False  # whether the time limit was reached
     hung: str = ""  # why this attempt is a failure: a rank of this node keeps the others waiting; "" if it is none

@@ -161,6 +161,11 @@ _OF_STATE = frozenset({"state", "ranks", "reopened"})  # events that only change
 _MOST_BYTES = 64 * 1024 * 1024  # that one call reads
 
 
+def until_resumed(name: str) -> str:
+    """What a suspended job waits for."""
+    return f"paceline resume {name} lets it go on"
+
+
 def append(path: Path, spare: Path, records: Sequence[Record]) -> tuple[list[Record], int]:
     """Append records with one write, also if other processes append; returns them as written, and where they end.
 

@@ -43,6 +43,11 @@ _OF_GROUP = re.compile(r"/apis/([^/]+)/[^/]+/namespaces/[^/]+/([^/]+).*")
 _VERBS = {"GET": "get or list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
+def advice_to_check(where: str) -> str:
+    """What to do if something is not allowed; it is no advice for `check` itself."""
+    return f"paceline check{where} shows the Role that allows it"
+
+
 def explained(
     code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str, template: Any
 ) -> str:
@@ -53,8 +58,7 @@ def explained(
     if code == 403 and "exceeded quota" in message:
         return f"{message}; ask for less, delete other jobs, or have the quota of the namespace raised"
     if code == 403 and status.get("reason") == "Forbidden":
-        check = f"paceline check{where}"
-        return f"{message}; {check} shows the Role that allows it"
+        return f"{message}; {advice_to_check(where)}"
     if code == 404 and (status.get("details") or {}).get("kind") == "namespaces":
         return f"{message}; create it (kubectl create namespace NAME), or choose another with --namespace"
     if code == 404 and not status.get("reason"):

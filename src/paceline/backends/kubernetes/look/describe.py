@@ -17,6 +17,7 @@ from paceline.backends.kubernetes.manifests.names import CODE, LABELS, STARTED, 
 from paceline.backends.kubernetes.manifests.objects import VOLUMES
 from paceline.job.job import FINAL, Job
 from paceline.node.journal.fold import Scheduler, facts_of, fold, part_of
+from paceline.node.journal.records import until_resumed
 
 from .pods import TAKEN_AWAY
 
@@ -138,11 +139,11 @@ def _scheduler(job: Found, parts: Sequence[Part]) -> Scheduler:
     if stopped is not None and (ended is not None or not any(part["alive"] for part in parts)):
         return Scheduler("ended", result="STOPPED", exit_code=_STOP_CODE, finished=ended.time if ended else stopped)
     if ended is None:
-        if job.is_suspended and SUSPENDED in job.annotations and not all(pod.is_over for pod in job.pods):
-            return Scheduler("running", "it is being suspended")
-        if job.is_suspended:
-            return Scheduler("held" if SUSPENDED in job.annotations else "suspended", _waiting(job))
-        return Scheduler("running", _waiting(job))
+        if not job.is_suspended or SUSPENDED not in job.annotations:
+            return Scheduler("suspended" if job.is_suspended else "running", _waiting(job))
+        if all(pod.is_over for pod in job.pods):
+            return Scheduler("held", _waiting(job))
+        return Scheduler("running", "it is being suspended")
     end = Scheduler("ended", result="FAILED", finished=ended.time)
     if ended.is_late and _is_left_alone(job):
         return end._replace(reason=_CLIENT_GONE, exit_code=_STOP_CODE, cause="client gone")
@@ -170,9 +171,9 @@ def _waiting(job: Found) -> str | None:
         if job.annotations.get(STOPPED):
             return "it is being stopped"
         queue = job.spec.get("queue")
-        if queue and SUSPENDED not in job.annotations:
-            return f"queue {queue} has not admitted it yet"
-        return f"go on with: paceline resume {job.name}"
+        if SUSPENDED in job.annotations:
+            return until_resumed(job.name)
+        return f"queue {queue} has not admitted it yet" if queue else "it is suspended; resume it with kubectl"
     if job.why:
         return job.why
     pods = job.newest()

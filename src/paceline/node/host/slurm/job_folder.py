@@ -7,7 +7,7 @@ batch.sh                  the script that sbatch got
 ids                       the numbers of its Slurm jobs, one per line; --chain adds some
 slurm.out                 what the batch scripts and srun printed
 stop                      somebody has asked to stop it; the number of the signal, once that has been sent
-suspended                 "hold" while it is suspended; empty if it was resumed while it was still ending
+suspended                 "hold" while it is being suspended, "held" once Slurm holds it; empty if it was resumed before
 checkpoints               where the library saves, unless the job says
 lives/<id>.<restarts>/    one time that Slurm started it
     followed              the start that has taken its place, whose agents alone may work; empty until then
@@ -83,6 +83,9 @@ class Identity(NamedTuple):
     folder: str  # where it works
 
 
+HELD = "held"  # see above
+
+
 class JobFolder:
     """The folder of a job, see above."""
 
@@ -117,7 +120,12 @@ class JobFolder:
     @property
     def is_suspended(self) -> bool:
         """Whether it is suspended, or about to be."""
-        return self._read(self.suspended) == HOLD
+        return self._read(self.suspended) in (HOLD, HELD)
+
+    def is_let_go(self) -> None:
+        """Note that Slurm has started it although it was held: its user has released it with Slurm's own command."""
+        if self._read(self.suspended) == HELD:
+            self.suspended.unlink(missing_ok=True)
 
     def pass_on(self, number: int) -> None:
         """Let the agents of all nodes have a signal for their ranks: Slurm would send it to all processes of a step."""

@@ -16,7 +16,7 @@ from paceline.node.errors import Refused
 from paceline.node.failure import TIMED_OUT
 from paceline.node.files import write_json
 from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
-from paceline.node.host.slurm.job_folder import UNSEEN, JobFolder, current_start, own_number
+from paceline.node.host.slurm.job_folder import HELD, UNSEEN, JobFolder, current_start, own_number
 from paceline.node.host.slurm.job_folders import disk_time
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.partitions import seconds_of
@@ -212,7 +212,9 @@ def _requeue(folder: JobFolder, start: Start, outcome: dict[str, Any], exit_code
     for _ in range(_TRIES):
         try:
             is_held = folder.is_suspended
-            if not is_held:
+            if is_held:
+                folder.suspended.write_text(HELD)
+            else:
                 folder.suspended.unlink(missing_ok=True)
             call("scontrol", "requeuehold" if is_held else "requeue", own_number())
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.host.slurm.call import Away, Rejected, call
+from paceline.node.host.slurm.job_folder import HELD
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
@@ -55,35 +56,42 @@ def slurm_suspend(home: Home, request: Request) -> Answer:
     found = [(folder, job_record.record(folder, queue)) for folder in folders]
     going = [folder for folder, it in found if it is not None and it["state"] not in FINAL]
     slurm = _Tries(PATIENCE)
-    for folder in going:
-        _resume(folder, slurm) if request["resumes"] else _suspend(folder, slurm)
+    if request["resumes"]:
+        for folder in going:
+            _resume(folder, slurm)
+    else:
+        entries = {folder: _held_by(folder, slurm) for folder in going if not folder.is_suspended}
+        for folder, entry in entries.items():
+            _suspend(folder, entry, slurm)
     return {"names": [folder.name for folder in folders]}
 
 
-def _suspend(folder: JobFolder, slurm: _Tries) -> None:
-    """Ask a job to save and end, and have Slurm hold it; one that waits is held at once."""
-    name = folder.name
-    if folder.is_suspended:
-        return
+def _held_by(folder: JobFolder, slurm: _Tries) -> Entry:
+    """The Slurm job of a job that Slurm can hold."""
+    name, stop = folder.name, f"paceline stop {folder.name}"
     if folder.read().get("allocation") is not None:
-        raise Refused(
-            f"job {name} runs in an allocation, which is not paceline's to give back; end it: paceline stop {name}"
-        )
+        raise Refused(f"job {name} runs in an allocation, which is not paceline's to give back; end it with {stop}")
     entry = slurm.entry(folder)
     if entry is None:
         raise Refused(f"Slurm does not list job {name} any more; see paceline get {name}")
     if not entry.is_pending and "Requeue=0" in slurm.call("scontrol", "show", "job", entry.number):
         raise Refused(
-            f"job {name} may not be requeued in Slurm, so it cannot keep its place; paceline stop {name} saves and ends"
-            f" it, and paceline resubmit {name} goes on"
+            f"job {name} may not be requeued in Slurm, so it cannot keep its place; {stop} saves and ends it, and "
+            f"paceline resubmit {name} goes on"
         )
+    return entry
+
+
+def _suspend(folder: JobFolder, entry: Entry, slurm: _Tries) -> None:
+    """Ask a job to save and end, and have Slurm hold it; one that waits is held at once."""
     folder.suspended.write_text(HOLD)
     try:
         if entry.is_pending:
             slurm.call("scontrol", "hold", entry.number)
+            folder.suspended.write_text(HELD)
             slurm.forget()
         else:
-            _cancel(name, entry, slurm, int(signal.SIGTERM))
+            _cancel(folder.name, entry, slurm, int(signal.SIGTERM))
     except Refused:
         folder.suspended.unlink(missing_ok=True)
         raise

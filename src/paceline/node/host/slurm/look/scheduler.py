@@ -10,6 +10,7 @@ from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import call, has
 from paceline.node.host.slurm.job_folders import disk_time
 from paceline.node.journal.fold import Scheduler
+from paceline.node.journal.records import until_resumed
 from paceline.node.journal.state import FINAL
 from paceline.node.store import records
 
@@ -176,7 +177,7 @@ class SlurmJob:
         return Scheduler("restarting", why)
 
     def _held(self) -> Scheduler:
-        return Scheduler("held", f"go on with: paceline resume {self._folder.name}")
+        return Scheduler("held", until_resumed(self._folder.name))
 
     def _gone(self, start: Start, entry: Entry | None) -> Scheduler:
         """The report of a start that ended, and whose batch script could not say anything."""

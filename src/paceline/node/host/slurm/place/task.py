@@ -78,6 +78,7 @@ def _claim(folder: JobFolder, start: Start) -> None:
     newer = folder.take_over(start)
     if newer is not None:
         raise _Other(f"Slurm has started the job {folder.name} again meanwhile, as {newer}; this start, {start}, ends")
+    folder.is_let_go()
 
 
 def _give_up(why: str) -> NoReturn:
