@@ -614,7 +614,7 @@ def _warn_of_secrets(spec: JobSpec) -> None:
 class NoProgress:
     """Progress that is not shown."""
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
+    def __call__(self, what: str, done: int, total: int | None, now: str = "") -> None:
         pass
 
     def say(self, line: str) -> None:

@@ -57,8 +57,11 @@ class Shell:
 class ProgressReporter(Protocol):
     """Receives the progress of an operation."""
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Report what is being done, how much of it is done, and how much there is (None if unknown)."""
+    def __call__(self, what: str, done: int, total: int | None, now: str = "") -> None:
+        """Report what is being done, how much of it is done, and how much there is (None if unknown).
+
+        `now` says more about this moment; only terminals show it.
+        """
 
     def say(self, line: str) -> None:
         """Show a line to the user."""
@@ -175,6 +178,7 @@ class Backend(ABC):
         name: of the target; `local` for this machine.
         where: the flags that select it, with a space before them.
         setup: the commands of its target that run on a node before the ranks of each job.
+        environment: the packages of its jobs that do not say.
     """
 
     Options: ClassVar[type[Model] | None] = None
@@ -186,6 +190,7 @@ class Backend(ABC):
         """Make no connection yet."""
         self.name, self.options, self.where = name, options, where
         self.setup: tuple[str, ...] = ()
+        self.environment: str | None = None
 
     def where_of(self, name: str) -> str:
         """The flags that a command needs to find a job, with a space before them; none if it is found without."""
@@ -255,9 +260,14 @@ class Backend(ABC):
                 raise UserError(f"--option {option}: {self.name} has no such option; {hint}")
 
     def with_setup(self, spec: JobSpec) -> JobSpec:
-        """A job with the commands of its target before its own; one that is submitted again has them already."""
+        """A job with the commands of its target before its own, which it has already if it is submitted again.
+
+        And with its target's environment, unless it names one.
+        """
         has_them = spec.setup[: len(self.setup)] == self.setup
-        return spec if has_them else spec.changed({"setup": (*self.setup, *spec.setup)})
+        spec = spec if has_them else spec.changed({"setup": (*self.setup, *spec.setup)})
+        environment = spec.environment or self.environment
+        return spec.changed({"environment": None if environment == "none" else environment})
 
     @classmethod
     def job_options(cls) -> dict[str, Flag]:

@@ -91,7 +91,7 @@ def load(
         raise UserError(f"{by}no target {name!r}; {hint}")
     where = f" --on {shlex.quote(name)}{where}"
     there = _configured(target.backend, name, {**target.options, **options}, given_by, where, in_settings=known.named)
-    there.setup = target.setup
+    there.setup, there.environment = target.setup, target.environment
     return there
 
 

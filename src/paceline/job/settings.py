@@ -48,29 +48,32 @@ class LocalSettings(_Model, frozen=True, kw_only=True):
     Attributes:
         devices: how many slots it has where it has no GPUs; GPUs are counted.
         setup: shell commands that run before the ranks of each job.
+        environment: the packages of jobs that do not say; see `JobSpec`.
     """
 
     devices: Annotated[int, Meta(ge=0, le=4096)] | None = None
     setup: tuple[str, ...] = ()
+    environment: str | None = None
 
     parsers: ClassVar[dict[str, Any]] = {"setup": as_list}
 
 
 class Target(_Model, frozen=True, kw_only=True):
-    """A named target for jobs: a backend, its options, and commands that run on a node before the ranks of each job."""
+    """A named target for jobs: a backend, its options, and what goes before the ranks of each job there."""
 
     backend: Annotated[str, Meta(min_length=1)]
     setup: tuple[str, ...] = ()
+    environment: str | None = None
     options: dict[str, Any] = {}
 
     parsers: ClassVar[dict[str, Any]] = {"setup": as_list}
 
     @classmethod
     def arranged(cls, given: Any) -> Any:
-        """All keys but `backend` and `setup` are options."""
+        """All keys but those of a target are options."""
         if not isinstance(given, dict):
             return given
-        own = {name: given[name] for name in ("backend", "setup") if name in given}
+        own = {name: given[name] for name in ("backend", "setup", "environment") if name in given}
         return {**own, "options": {name: value for name, value in given.items() if name not in own}}
 
 

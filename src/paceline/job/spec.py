@@ -207,6 +207,16 @@ class JobSpec(Model, frozen=True, kw_only=True):
         Meta(description="shell commands, run once on each node before its ranks, which get their variables"),
         _written({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "default": []}),
     ] = ()
+    environment: Annotated[
+        str | None,
+        Meta(
+            description="packages of the ranks, which paceline installs on each machine into a folder of its own: a "
+            "lock, requirements or project file, a folder of wheels, a virtual environment, 'here', 'auto' or 'none'"
+        ),
+    ] = None
+    environment_digest: Annotated[
+        str | None, Meta(description="what that was when the job was submitted; paceline sets it")
+    ] = None
     working_dir: Annotated[str, Meta(description="where the ranks start")] = "."
     code: Annotated[Code | None, Meta(description="what to copy for the job; without it, it runs what is there")] = None
     data: Annotated[tuple[Mount, ...], Meta(description="volumes, as VOLUME:/PATH")] = ()

@@ -86,7 +86,7 @@ def commit(folder: Path, files: dict[str, str]) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-def silent(what: str, done: int, total: int | None) -> None:
+def silent(what: str, done: int, total: int | None, now: str = "") -> None:
     pass
 
 
@@ -754,7 +754,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_interrupt_leaves_nothing(mode: str, tmp_path: Path) -> None:
     repository(tmp_path / "work")
 
-    def interrupt(what: str, done: int, total: int | None) -> None:
+    def interrupt(what: str, done: int, total: int | None, now: str = "") -> None:
         if what != "listing files":
             raise KeyboardInterrupt
 

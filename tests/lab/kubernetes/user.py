@@ -32,7 +32,7 @@ class Silence:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
+    def __call__(self, what: str, done: int, total: int | None, now: str = "") -> None:
         pass
 
     def say(self, line: str) -> None:

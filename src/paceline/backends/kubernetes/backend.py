@@ -57,6 +57,7 @@ class Kubernetes(Backend):
     unsupported: ClassVar[Mapping[str, str]] = {
         "priority": "pods have a --priority-class",
         "share_devices": "a cluster gives devices to one pod alone",
+        "environment": "the packages of a pod are those of its image",
         "keep_warm": "no process of a job outlives its pod",
         "rendezvous.main_address": "pods find each other by themselves",
         "rendezvous.node_rank": "pods are numbered by themselves",

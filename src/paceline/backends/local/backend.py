@@ -76,7 +76,8 @@ class Local(Backend):
         if settings_files.exist():
             from paceline.job.settings import load  # takes long to import, and few jobs need it
 
-            self.setup = load().local.setup
+            local = load().local
+            self.setup, self.environment = local.setup, local.environment
         return super().with_setup(spec)
 
     def export(self, name: str, *, fresh: bool) -> JobExport:

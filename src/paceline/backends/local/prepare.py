@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.backends.base import JobExport
+    from paceline.backends.environments.machines import Environments
     from paceline.job.spec import JobSpec
 
 
@@ -35,10 +36,11 @@ def home() -> Home:
     return Home(jobs.parent, jobs)
 
 
-def here() -> fitting.Here:
-    """This machine."""
+def here(python: str = sys.executable) -> fitting.Here:
+    """This machine, with an interpreter for the ranks."""
     declare = "declare slots as [local] devices = N in paceline.toml"
-    return fitting.Here(jobs_folder().parent, python_command(), _slots, declare, "run paceline with another Python")
+    command = (python, *python_command()[1:])
+    return fitting.Here(jobs_folder().parent, command, _slots, declare, "run paceline with another Python")
 
 
 def _slots() -> int:
@@ -55,6 +57,7 @@ class LocalPrepared(Prepared):
         asked: the specification as submitted.
         plan: the complete job, with a placeholder for a name that is chosen at the start.
         export: of the job on another target that it resumes.
+        environments: its environment, which may still have to be built.
         stays: whether a process stays after it that nobody has asked for.
     """
 
@@ -62,6 +65,7 @@ class LocalPrepared(Prepared):
     plan: Plan = field(kw_only=True)
     export: JobExport | None = field(kw_only=True, default=None)
     stays: bool = field(kw_only=True, default=False)
+    environments: Environments | None = field(kw_only=True, default=None)
 
     def text(self) -> str:
         """The complete job, and the variables of its ranks."""
@@ -77,6 +81,13 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     if is_usual:
         spec = spec.changed({"keep_warm": SECONDS})
     spec, name, source = checked(spec, detached=detached)
+    environments: Environments | None = None
+    if spec.environment is not None:
+        from paceline.backends.environments.machines import environments_of, this_machine  # brings along connections
+
+        environments, spec = environments_of(spec)
+        assert environments is not None
+        environments.ask([this_machine()])
     job, own = {**spec.for_node(), "name": name}, home()
     data: list[dict[str, Any]] = []
     if spec.data:
@@ -96,7 +107,9 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
         plan = make_plan(own, here(), order)
     complete = spec.planned(plan.foreseen_job())
     ranks, is_part = int(complete.ranks), spec.nodes != 1
-    return LocalPrepared(complete, (), ranks, is_part, asked=spec, plan=plan, export=export, stays=is_usual)
+    return LocalPrepared(
+        complete, (), ranks, is_part, asked=spec, plan=plan, export=export, stays=is_usual, environments=environments
+    )
 
 
 @contextlib.contextmanager

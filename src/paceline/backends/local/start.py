@@ -17,9 +17,9 @@ from paceline.contract.values import join_address
 from paceline.job.paths import jobs_folder, make_private
 from paceline.node.store import make
 from paceline.node.store.code_folder import building, unpack
-from paceline.node.store.plan import Taken, has_checkpoint, link_notes
+from paceline.node.store.plan import Taken, has_checkpoint, link_notes, make_plan
 
-from .prepare import LocalPrepared, writing
+from .prepare import LocalPrepared, here, writing
 
 if TYPE_CHECKING:
     import socket
@@ -41,6 +41,13 @@ def start(
     assert isinstance(prepared, LocalPrepared)
     spec, plan = prepared.asked, prepared.plan
     make_private(jobs_folder().parent)
+    if prepared.environments is not None:
+        from paceline.backends.environments.machines import this_machine
+
+        machine = this_machine()
+        python = prepared.environments.build([machine], progress)[machine].python
+        with refusals():
+            plan = make_plan(plan.home, here(python), plan.order)
     _warn_of_no_token(spec, progress)
     lines = link_notes(plan.home, plan.asked)
     if plan.order.data:

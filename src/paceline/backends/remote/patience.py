@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .login import Login
 
 _LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "volumes")
-_ENDLESS = ("wait", "slurm_wait", "slurm_logs")
+_ENDLESS = ("wait", "slurm_wait", "slurm_logs", "environment_build")
 _MANY_FILES = ("contents", "delete", "slurm_delete")
 _COPY = 3  # times as long if it gets paceline's archive first
 _WORK = 4  # times as long as for its login has a host for what changes something

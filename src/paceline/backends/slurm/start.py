@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.base import MOST_RANKS, Prepared
+from paceline.backends.environments.machines import environments_of
 from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken, check_script, checked, names, packed, volumes_of
 from paceline.job.errors import UserError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.base import Allocation, ProgressReporter
+    from paceline.backends.environments.machines import Environments
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer
     from paceline.job.spec import JobSpec
@@ -42,6 +44,7 @@ class SlurmPrepared(Prepared):
 
     job: dict[str, Any] = dataclasses.field(default_factory=dict)  # the specification as the login node gets it
     opened: Opened | None = None  # has checked it
+    environments: Environments | None = None
 
     def text(self) -> str:
         """The batch script; the job cannot be started any more."""
@@ -55,7 +58,7 @@ class Opened:
 
     def __init__(self, login: Login, request: dict[str, Any], *, apart: bool) -> None:
         """Check the job; writes nothing."""
-        self._login, self._request, self._apart = login, request, apart
+        self.login, self._request, self._apart = login, request, apart
         with contextlib.ExitStack() as stack:
             self.answers = stack.enter_context(login.listen({**request, "do": "slurm_submit"}, apart=apart))
             self.checked = self._next()  # `script`, the batch script, and `notes`, lines for the user
@@ -69,7 +72,12 @@ class Opened:
 
     def again(self, name: str) -> Opened:
         """Another one, for the same job by another name."""
-        return Opened(self._login, {**self._request, "job": {**self._request["job"], "name": name}}, apart=self._apart)
+        return Opened(self.login, {**self._request, "job": {**self._request["job"], "name": name}}, apart=self._apart)
+
+    def by(self, login: Login) -> Opened:
+        """The same job, checked by another Python; this connection is closed."""
+        self._connection.close()
+        return Opened(login, self._request, apart=self._apart)
 
     def order(self, order: Mapping[str, Any], archive: Path | None = None) -> Answer:
         """The answer to an order, with the archive of the code."""
@@ -118,6 +126,9 @@ def prepare(
     folder = spec.working_dir
     if options.ssh is None and not folder.startswith("~") and (spec.code is None or folder != "."):
         spec = spec.changed({"working_dir": os.path.normpath(Path.cwd() / folder)})
+    environments, spec = environments_of(spec)
+    if environments is not None:
+        environments.ask([login])
     request: dict[str, Any] = {
         "job": {**spec.for_node(), "name": name},
         "data": volumes_of(spec),
@@ -135,7 +146,7 @@ def prepare(
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
     opened = Opened(login, request, apart=not detached)
     notes = tuple(opened.checked["notes"])
-    return SlurmPrepared(spec, (), ranks, notes=notes, job=request["job"], opened=opened)
+    return SlurmPrepared(spec, (), ranks, notes=notes, job=request["job"], opened=opened, environments=environments)
 
 
 def _refuse(spec: JobSpec, options: Options, *, detached: bool) -> None:
@@ -204,6 +215,8 @@ def start(
     """
     spec, opened = prepared.spec, prepared.opened
     assert opened is not None
+    if prepared.environments is not None:
+        opened = opened.by(prepared.environments.build([opened.login], progress)[opened.login])
     for line in prepared.notes:
         progress.say(line)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

@@ -57,6 +57,13 @@ RANKS = in_section(
         metavar="COMMAND",
         help="Run a shell command once on each node before its ranks, which get its variables; repeatable.",
     ),
+    Option(
+        ["--environment"],
+        metavar="SOURCE",
+        help="Install the packages of SOURCE on each machine into a folder of paceline's own, and run the ranks with "
+        "them: uv.lock, pylock.toml, requirements.txt, pyproject.toml, environment.yml, a folder of wheels, a virtual "
+        "environment, here (the packages of this Python), auto (what the project has) or none.",
+    ),
     Option(["--pass-index"], is_flag=True, help="Append --process_index I --process_num N (with --framework indexed)."),
 )
 

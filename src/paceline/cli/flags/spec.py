@@ -137,6 +137,7 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
         "env": parse_pairs("--env", given["env"], variable=True) or None,
         "secrets": given["secret"] or None,
         "setup": given["setup"] or None,
+        "environment": given["environment"],
         "working_dir": os.path.abspath(given["working_dir"]) if given["working_dir"] else None,
         "code": _code(given["sync_mode"], given["sync_source"]),
         "data": given["data"] or None,

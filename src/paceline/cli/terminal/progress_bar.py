@@ -44,16 +44,16 @@ class ProgressLine:
     ) -> None:
         self._wipe()
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
+    def __call__(self, what: str, done: int, total: int | None, now: str = "") -> None:
         """Show it, unless it is too early or nothing is new."""
-        now = time.monotonic()
-        if now < self._next:
+        time_now = time.monotonic()
+        if time_now < self._next:
             return
         what = printable(what)
         if self._is_terminal:
-            self._next = now + _PERIOD
+            self._next = time_now + _PERIOD
             columns = shutil.get_terminal_size().columns - 1
-            self._write("\r" + _picture(what, done, total)[:columns] + "\x1b[K")
+            self._write("\r" + _picture(what, done, total, printable(now))[:columns] + "\x1b[K")
             self._is_drawn = True
         elif what != self._shown:
             self._shown = what
@@ -73,9 +73,9 @@ class ProgressLine:
         click.echo(text, file=self._stream, nl=False, color=True)
 
 
-def _picture(what: str, done: int, total: int | None) -> str:
+def _picture(what: str, done: int, total: int | None, now: str) -> str:
     if not total:
-        return f"{what}: {done:,}" if done else f"{what} …"
+        return f"{what}: {done:,}" if done else f"{what}: {now}" if now else f"{what} …"
     share = min(done / total, 1.0)
     bar = "#" * int(share * _BAR)
     return f"{what} [{bar:-<{_BAR}}] {share:4.0%}" + ("" if total == 100 else f"  {done:,}/{total:,}")

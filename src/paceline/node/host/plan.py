@@ -13,7 +13,7 @@ from paceline.node.machine import volumes
 from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
-from paceline.node.store import records
+from paceline.node.store import environments, records
 from paceline.node.store.plan import Order, check_writable, has_checkpoint, link_notes, make_plan, this_machine
 
 from .check import converse, disks, machine_facts, software_facts
@@ -43,6 +43,8 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
     Without a job, everything that this machine has.
     """
     facts: Answer = {"address": own_address()}
+    if request.get("environment") is not None:
+        facts["environment"] = environments.look(home.root, **request["environment"])
     if request["job"] is None:
         facts.update(software_facts(home.root), **machine_facts(), disks=disks(home.root, home.jobs))
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
+from paceline.node.store.environments import activate
 from paceline.node.store.home import Home
 
 from .protocol import send
@@ -38,6 +39,7 @@ _VERBS = {
     "held": ("rejoin",),
     "moving": ("inventory", "carry"),
     "warming": ("warm_start", "warm_ask"),
+    "environments": ("environment", "environment_build", "environment_list", "environment_prune"),
     "slurm.place.submit": ("slurm_submit",),
     "slurm.place.check_job": ("slurm_check",),
     "slurm.look.describe": (
@@ -55,6 +57,7 @@ def main(root: str, line: bytes) -> None:
     request = json.loads(line)
     name = request["do"]
     try:
+        activate(Path(root))
         verb: Verb = getattr(importlib.import_module(f"paceline.node.host.{_MODULES[name]}"), name)
         jobs = Path(root, request["jobs"]) if "jobs" in request else None  # a folder that machines share
         answer = verb(Home(Path(root), jobs), request)

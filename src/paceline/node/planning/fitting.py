@@ -26,7 +26,7 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS, is_installed
+from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS, chooses_python, is_installed
 from .script import (
     Imports,
     imports_of,
@@ -105,12 +105,12 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job = {**job, "horovod": "real"}
     package = _package({**job, "framework": framework})
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
-    needed = needed and not job["setup"]  # which may choose another Python
+    needed = needed and not chooses_python(job)
     if needed and package is not None and not is_installed(package, job):
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
     if job["tensorboard"]:
         check_installed()
-    for module in () if job["setup"] else job["preload"]:
+    for module in () if chooses_python(job) else job["preload"]:
         if not is_installed(module.partition(".")[0], job) and module_file(module, folder) is None:
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
     if job["framework"] == "mpi" and (why := _no_mpi(job)):
@@ -223,7 +223,7 @@ def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     if kind == "module":
         # Parent packages are not imported: only ranks do that.
         is_there = module_file(name, folder) is not None or is_installed(name.partition(".")[0], job)
-        if not is_there and not job["setup"]:
+        if not is_there and not chooses_python(job):
             raise Refused(
                 f"no module {name} in {folder} or installed for {sys.executable}; check the name and the folder"
             )

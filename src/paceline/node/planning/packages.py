@@ -43,6 +43,12 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
+def chooses_python(job: Mapping[str, Any]) -> bool:
+    """Whether the ranks may run on another Python than this one, which is not known yet."""
+    digest = job.get("environment_digest")
+    return bool(job["setup"]) or (digest is not None and not os.path.basename(sys.prefix).startswith(digest))
+
+
 def is_installed(top: str, job: Mapping[str, Any] | None = None) -> bool:
     """Whether this interpreter finds a top-level module; that of a job, which may have a PYTHONPATH of its own."""
     with contextlib.suppress(ImportError, ValueError):

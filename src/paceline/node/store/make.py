@@ -21,7 +21,7 @@ from paceline.node.rundir.directory import SAVED, RunDirectory, job_around
 from paceline.node.rundir.staging import SPARE, Reopened, Staging
 from paceline.node.spec import NodeSpec
 
-from . import code_folder, lifecycle, records
+from . import code_folder, environments, lifecycle, records
 from .code_folder import code_of, copy_of
 from .plan import Taken, agent_variables, code_link, completed, node_of, places
 
@@ -103,7 +103,7 @@ class New:
     def become(self, code: Mapping[str, Any] | None = None) -> NoReturn:
         """Give the job its name, and become its agent. See `start`."""
         node, _ = self._settle(code, None)
-        lifecycle.become_agent(self._staging, node.python, _environment(self._plan.home, self._plan.order))
+        lifecycle.become_agent(self._staging, node.python, _environment(self._plan.home, self._plan.order, node))
 
     def _settle(
         self, code: Mapping[str, Any] | None, checkpoint: Readable | None
@@ -192,7 +192,7 @@ def restart_part(home: Home, order: Order, lifeline: socket.socket | None = None
 def become_again(home: Home, order: Order) -> NoReturn:
     """Become the agent of a part that was here before. See `restart_part`."""
     with _reopened(home, order) as (again, node, *_):
-        lifecycle.become_agent(again, node.python, _environment(home, order))
+        lifecycle.become_agent(again, node.python, _environment(home, order, node))
 
 
 @contextlib.contextmanager
@@ -278,9 +278,11 @@ def _registered(home: Home, path: Path) -> Iterator[None]:
         raise
 
 
-def _environment(home: Home, order: Order) -> dict[str, str]:
-    """The environment of the agent."""
+def _environment(home: Home, order: Order, node: NodeSpec) -> dict[str, str]:
+    """The variables of the agent."""
     kept = {name: value for name, value in os.environ.items() if name not in GIT_CREDENTIALS}
+    if environments.is_built(home.root, node.python[0]):
+        kept.update(environments.variables(node.python[0], kept.get("PATH", os.defpath)))
     return {**kept, **agent_variables(home, order)}
 
 
@@ -290,7 +292,7 @@ def _start(
     """Start the agent of a job that has its folder."""
     run = folder.directory
     begin = run.journal.stat().st_size
-    agent = lifecycle.start_agent(folder, node.python, _environment(home, order), lifeline)
+    agent = lifecycle.start_agent(folder, node.python, _environment(home, order, node), lifeline)
     report = records.look(run.path, records.queue_of(home.root))
     if report is None:
         raise Refused(f"the folder of job {node.job} is gone")

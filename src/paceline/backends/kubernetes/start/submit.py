@@ -123,7 +123,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
 class _Silence:
     """Progress of a dry run, which only prints the manifests."""
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
+    def __call__(self, what: str, done: int, total: int | None, now: str = "") -> None:
         pass
 
     def say(self, line: str) -> None:

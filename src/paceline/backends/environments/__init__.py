@@ -1,0 +1,1 @@
+"""Environments of jobs: the packages that paceline installs on machines, see `source`."""

@@ -1,0 +1,115 @@
+"""What pip does on this machine for others: make wheels of local projects, and collect wheels for a platform."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_QUIET = ("--disable-pip-version-check", "--no-input", "--quiet")
+_MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # glibc 2.N → the older name
+_TOLD = 3  # lines of pip in a message
+
+
+def archive(to: Path) -> None:
+    """Write pip as one file, which a Python without pip can run: `python FILE/pip`."""
+    package = importlib.util.find_spec("pip")
+    if package is None or package.origin is None:
+        bundled = _bundled()
+        if bundled is None:
+            raise UserError(f"pip is not installed for {sys.executable}; install it, or uv on the hosts")
+        shutil.copyfile(bundled, to)
+        return
+    root = Path(package.origin).parent
+    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and path.suffix not in (".pyc", ".exe"):
+                file.write(path, Path("pip", path.relative_to(root)))
+
+
+def wheel_of(project: Path, to: Path, where: str) -> Path:
+    """Make a wheel of a project of this machine."""
+    made = to / f"project-{len(list(to.iterdir()))}"
+    _run(["wheel", "--no-deps", "--wheel-dir", str(made), str(project)], where)
+    return next(made.glob("*.whl"))
+
+
+def collect(
+    lines: Sequence[str], minor: str, platform: Mapping[str, str], *, near: Path | None, to: Path, where: str
+) -> None:
+    """Collect the wheels of requirements for a machine, also of what they need, from the indexes of this one."""
+    wanted = to / "requirements.txt"
+    wanted.write_text("".join(f"{line}\n" for line in lines))
+    options = ["-r", str(wanted), *([] if near is None else ["--find-links", str(near)])]
+    if _suits(minor, platform):
+        _run(["wheel", "--wheel-dir", str(to), *options], where)
+    else:
+        tags = [word for tag in _tags(platform) for word in ("--platform", tag)]
+        options += ["--only-binary", ":all:", "--python-version", minor, "--implementation", "cp"]
+        _run(["download", "--dest", str(to), *tags, *options], where)
+    wanted.unlink()
+
+
+def _suits(minor: str, platform: Mapping[str, str]) -> bool:
+    """Whether what is built here runs there."""
+    from paceline.node.store.environments import platform_here
+
+    here = platform_here()
+    is_same = minor == f"3.{sys.version_info[1]}" and all(here[key] == platform[key] for key in ("machine", "libc"))
+    return is_same and _glibc(here) <= _glibc(platform)
+
+
+def _glibc(platform: Mapping[str, str]) -> int:
+    return int(platform["libc_version"].partition(".")[2] or 0)
+
+
+def _tags(platform: Mapping[str, str]) -> list[str]:
+    """The platform tags of a machine, the newest first. Source: PEP 600 and PEP 656."""
+    machine = platform["machine"]
+    if platform["libc"] == "musl":
+        return [f"musllinux_1_{number}_{machine}" for number in (2, 1, 0)]
+    tags = []
+    for number in range(_glibc(platform), 4, -1):
+        tags.append(f"manylinux_2_{number}_{machine}")
+        if number in _MANYLINUX:
+            tags.append(f"{_MANYLINUX[number]}_{machine}")
+    return tags
+
+
+def _run(words: Sequence[str], where: str) -> None:
+    command = [*_command(), words[0], *_QUIET, *words[1:]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    except OSError as error:
+        raise UserError(f"{where}: cannot run pip: {error.strerror}") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        told = "; ".join(line.removeprefix("ERROR: ").strip() for line in lines[-_TOLD:])
+        raise UserError(f"{where}: pip failed on this machine: {told or f'exit code {done.returncode}'}")
+
+
+def _command() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    bundled = _bundled()
+    if bundled is None:
+        raise UserError(f"pip is not installed for {sys.executable}; install it")
+    return [sys.executable, os.path.join(bundled, "pip")]
+
+
+def _bundled() -> Path | None:
+    """The pip that comes with Python."""
+    found = importlib.util.find_spec("ensurepip")
+    if found is None or found.origin is None:
+        return None
+    return next(Path(found.origin).parent.glob("_bundled/pip-*.whl"), None)

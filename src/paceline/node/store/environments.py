@@ -1,0 +1,341 @@
+"""Environments of Python that are built on this machine for jobs: folders below paceline's own, named by their content.
+
+`<root>/environments/<digest>-<python>-<platform>/` is a virtual environment. It is one as soon as it has the file
+`environment.json`, which is written last; without that file it is half of one, and the next build removes it. Beside it
+are `<name>.lock`, which a build holds, and `<name>.log`, which has all that the builder has printed.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import fcntl
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from paceline.node.errors import Refused
+from paceline.node.files import is_disk_full, list_names, read_json, write_json
+from paceline.node.machine import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from .home import Answer
+
+RECORD = "environment.json"  # in the folder of an environment
+_INDEX = "https://pypi.org/simple"
+_SECONDS = 4.0  # for an index to be reached
+_MINORS = range(9, 30)  # of Python 3 that are looked for
+_SAYS_SECONDS = 1.0  # between two lines about a build
+_SAID = re.compile(r"^(ERROR|error|Error|hint)?\W*")  # what pip and uv begin lines with
+_ERROR = re.compile(r"ERROR|error|hint|\xd7|\u2570")  # pip's lines, and uv's trees
+_TOLD = 3  # lines of the builder in a message
+_CONDA = ("micromamba", "mamba", "conda")
+
+
+def folder(root: Path) -> Path:
+    """Where the environments of a machine are."""
+    return root / "environments"
+
+
+def look(root: Path, digest: str, index: str | None) -> Answer:
+    """What this machine has for an environment: interpreters, builders, and the environment itself if it is there.
+
+    `index` is where packages come from if the client says so; it is tried unless the environment is there already.
+    """
+    pythons = _pythons()
+    built = {path: record for path, minor in pythons if (record := _record(folder(root) / _name(digest, minor)))}
+    place = next(it for it in (folder(root), *folder(root).parents) if it.exists())
+    space = os.statvfs(place)
+    return {
+        "pythons": pythons, "built": built, "platform": {**platform_here(), "version": platform.python_version()},
+        "uv": _program("uv"), "conda": next(filter(None, map(_program, _CONDA)), None),
+        "free": space.f_bavail * space.f_frsize, "is_noexec": bool(space.f_flag & os.ST_NOEXEC), "place": str(place),
+        "has_index": None if built else _has_index(index), "now": time.time(),
+    }  # fmt: skip
+
+
+def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
+    """Build an environment, unless it is there; yields what happens, and at last the record of it.
+
+    Args:
+        root: below which environments are.
+        request: `digest`, `source` (what the user calls it), `python` (the interpreter), `minor` (its version), `lines`
+            (of a requirements file), `is_closed` (whether all packages are among the files), `is_complete` (whether the
+            lines name all), `index` (variables for the builder), `conda` (what makes an environment of the lines of an
+            environment.yml; None for others).
+        files: a folder with what came along: `wheels/`, `pip.whl`, perhaps `uv`.
+    """
+    path = folder(root) / _name(request["digest"], request["minor"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f"{path.name}.lock"), "a") as lock:
+        yield from _locked(lock.fileno())
+        if record := _record(path):
+            yield {"built": record}
+            return
+        begin = time.monotonic()
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            with open(path.with_name(f"{path.name}.log"), "wb+") as log:
+                for command in _commands(path, request, files):
+                    yield from _ran(command, log, request)
+            record = {
+                "digest": request["digest"], "source": request["source"], "python": str(path / "bin/python"),
+                "seconds": round(time.monotonic() - begin, 1), "bytes": _size(path), "packages": _packages(path),
+                "built": time.time(),
+            }  # fmt: skip
+            write_json(path / RECORD, record, durably=True)
+        except BaseException:
+            is_full = is_disk_full(path.parent)
+            shutil.rmtree(path, ignore_errors=True)
+            if is_full:
+                raise Refused(
+                    f"environment {request['source']}: no space is left in {path.parent}; make room there, for example "
+                    f"with paceline prune --environments, or choose another root"
+                ) from None
+            raise
+    yield {"built": record}
+
+
+def is_built(root: Path, python: str) -> bool:
+    """Whether an interpreter is that of an environment of this machine."""
+    return Path(python).parents[2] == folder(root) if python.endswith("/bin/python") else False
+
+
+def activate(root: Path) -> None:
+    """Have what this process starts find the programs of its environment, if it runs in one of these."""
+    if is_built(root, sys.executable) and "VIRTUAL_ENV" not in os.environ:
+        os.environ.update(variables(sys.executable, os.environ.get("PATH", os.defpath)))
+
+
+def variables(python: str, path: str) -> dict[str, str]:
+    """What `activate` of a virtual environment sets, for the interpreter of one."""
+    place = os.path.dirname(python)
+    return {"VIRTUAL_ENV": os.path.dirname(place), "PATH": os.pathsep.join([place, path])}
+
+
+def listed(root: Path) -> list[dict[str, Any]]:
+    """The environments of this machine, half ones too: `name`, `source`, `bytes`, `used` (seconds since the epoch)."""
+    found = []
+    for name in list_names(folder(root)):
+        path = folder(root) / name
+        if path.is_dir():
+            record = read_json(path / RECORD) or {}
+            size = record.get("bytes") or _size(path)
+            found.append({"name": name, "source": record.get("source"), "bytes": size, "used": path.stat().st_atime})
+    return found
+
+
+def prune(root: Path, names: Sequence[str]) -> list[str]:
+    """Remove environments, but none that is being built; returns the names of those that are gone."""
+    gone = []
+    for name in names:
+        path = folder(root) / os.path.basename(name)
+        with open(path.with_name(f"{path.name}.lock"), "a") as lock:
+            try:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                (path / RECORD).unlink()  # from now on nobody takes it for a whole one
+            shutil.rmtree(path, ignore_errors=True)
+            for extra in ("log", "lock"):
+                path.with_name(f"{path.name}.{extra}").unlink(missing_ok=True)
+            gone.append(name)
+    return gone
+
+
+def _name(digest: str, minor: str) -> str:
+    here = platform_here()
+    return f"{digest}-py{minor}-{here['machine']}-{here['libc']}"
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    """The record of an environment that is whole; it counts as used now."""
+    record = read_json(path / RECORD)
+    if record is None or not os.access(record.get("python", ""), os.X_OK):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return record
+
+
+def platform_here() -> dict[str, str]:
+    """The machine as wheels name it."""
+    libc, version = platform.libc_ver()
+    if libc != "glibc":
+        return {"machine": platform.machine(), "libc": "musl", "libc_version": ""}
+    return {"machine": platform.machine(), "libc": "glibc", "libc_version": version}
+
+
+def _pythons() -> list[tuple[str, str]]:
+    """The interpreters here with their versions, this one first."""
+    found = {f"3.{sys.version_info[1]}": getattr(sys, "_base_executable", None) or sys.executable}
+    for number in _MINORS:
+        path = _program(f"python3.{number}")
+        if path is not None:
+            found.setdefault(f"3.{number}", path)
+    return [(path, minor) for minor, path in found.items()]
+
+
+def _program(name: str) -> str | None:
+    places = (
+        os.environ.get("PATH", os.defpath),
+        os.path.expanduser("~/.local/bin"),
+        os.path.expanduser("~/.cargo/bin"),
+    )
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+def _has_index(index: str | None) -> bool:
+    """Whether a connection to the index can be made; what it answers is the builder's concern."""
+    import socket
+    from urllib.request import getproxies
+
+    url = urlsplit(index or _configured_index() or _INDEX)
+    if url.scheme not in ("http", "https") or getproxies().get(url.scheme):
+        return True
+    try:
+        address = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        socket.create_connection(address, _SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _configured_index() -> str | None:
+    """The index that pip uses here, as its variables and files have it."""
+    given = os.environ.get("PIP_INDEX_URL")
+    files = ["/etc/pip.conf", "/etc/xdg/pip/pip.conf", os.path.expanduser("~/.pip/pip.conf"),
+             os.path.expanduser("~/.config/pip/pip.conf"), os.environ.get("PIP_CONFIG_FILE", "")]  # fmt: skip
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    with contextlib.suppress(configparser.Error, UnicodeDecodeError):
+        parser.read(files)
+    for section in ("install", "global"):
+        given = given or parser.get(section, "index-url", fallback=None)
+    return given
+
+
+def _locked(lock: int) -> Iterator[Answer]:
+    """Wait for another build of the same environment to end."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            yield {"says": "waits for another build of it"}
+            _pause(None)
+
+
+def _pause(output: int | None) -> bool:
+    """Wait a moment, or until there is output; returns whether there is. Ends this process if its client is gone."""
+    import select
+
+    watched = [0] if output is None else [0, output]
+    ready = select.select(watched, [], [], _SAYS_SECONDS)[0]
+    if 0 in ready and not os.read(0, 4096):
+        raise Refused("the client is gone")
+    return output in ready
+
+
+def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[list[str]]:
+    """The commands that build an environment, one after the other."""
+    text = "".join(f"{line}\n" for line in request["lines"])
+    if request["conda"]:
+        wanted = files / "environment.yml"
+        wanted.write_text(text)
+        is_micro = os.path.basename(request["conda"]) == "micromamba"
+        verb = ["create"] if is_micro else ["env", "create"]
+        yield [request["conda"], *verb, "--yes", "--quiet", "--prefix", str(path), "--file", str(wanted)]
+        return
+    wanted = files / "requirements.txt"
+    wanted.write_text(text)
+    yield [request["python"], "-m", "venv", "--without-pip", str(path)]
+    python, uv, wheels = str(path / "bin/python"), files / "uv", files / "wheels"
+    found = str(uv) if uv.exists() else _program("uv")
+    options = ["--no-index"] if request["is_closed"] else []
+    options += ["--no-deps"] if request["is_complete"] else []
+    options += ["--find-links", str(wheels)] if wheels.is_dir() else []
+    if not text:
+        return
+    if found is not None:
+        if uv.exists():
+            uv.chmod(0o700)
+        yield [found, "pip", "install", "--python", python, *options, "-r", str(wanted)]
+    else:
+        quiet = ["--disable-pip-version-check", "--no-input", "--no-warn-script-location", "--progress-bar", "off"]
+        yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *options, "-r", str(wanted)]
+
+
+def _ran(command: list[str], log: Any, request: Mapping[str, Any]) -> Iterator[Answer]:
+    """Run a command of a build; yields what it says."""
+    parent = os.getpid()
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, **request["index"]}, start_new_session=True,
+        preexec_fn=lambda: processes.die_with(parent),  # noqa: PLW1509 - this process has one thread
+    )  # fmt: skip
+    assert process.stdout is not None
+    output, said, last, when = process.stdout.fileno(), b"", "", 0.0
+    try:
+        while True:
+            data = b""
+            if _pause(output):
+                data = os.read(output, 1 << 16)
+                if not data:
+                    break
+            log.write(data)
+            said = (said + data)[-4096:]
+            line = next((it for it in reversed(said.decode(errors="replace").splitlines()) if it.strip()), "").strip()
+            if line != last and time.monotonic() - when >= _SAYS_SECONDS:
+                last, when = line, time.monotonic()
+                yield {"says": line}
+        code = process.wait()
+    except BaseException:
+        while processes.kill_descendants(process.pid):
+            pass
+        processes.signal_process(process.pid, signal.SIGKILL, group=True)
+        process.wait()
+        raise
+    finally:
+        process.stdout.close()
+    if code:
+        why = _why(command, code, said.decode(errors="replace"))
+        raise Refused(f"environment {request['source']}: {why}; all of it is in {log.name}")
+
+
+def _why(command: Sequence[str], code: int, said: str) -> str:
+    """The last lines of a builder that has failed, in one line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("WARNING")]
+    errors = [line for line in lines if _ERROR.match(line)] or lines
+    told = "; ".join(_SAID.sub("", line) for line in errors[-_TOLD:]) or f"exit code {code}"
+    builder = "pip" if command[1].endswith("/pip") else os.path.basename(command[0])
+    return f"{builder} failed: {told}"
+
+
+def _size(path: Path) -> int:
+    """The bytes below a folder."""
+    total = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _packages(path: Path) -> dict[str, str]:
+    """The distributions of an environment."""
+    from importlib import metadata
+
+    places = [str(it) for it in path.glob("lib/python*/site-packages")]
+    found = metadata.distributions(path=places)
+    return dict(sorted((it.metadata["Name"], it.version) for it in found))
