@@ -488,6 +488,64 @@ class Checks(Protocol):
         """Find out what there is, and what would go wrong with a job; leaves none behind."""
 
 
+class EnvironmentLook(NamedTuple):
+    """What a machine has for an environment.
+
+    Attributes:
+        host: its name.
+        python: the version of Python that it would get, or has.
+        builder: what installs it: uv, pip or conda.
+        origin: where packages come from: an index there, wheels that are sent, or "" if it is installed already.
+        bytes: its size, or that of what is sent; None if that is not known.
+        seconds: how long the last installation took; None if there was none.
+    """
+
+    host: str
+    python: str
+    builder: str
+    origin: str
+    bytes: int | None
+    seconds: float | None
+
+
+class InstalledEnvironment(NamedTuple):
+    """An environment of a machine: its name there, what the user called it, its size, and when a job used it last.
+
+    `source` is None for one whose installation was interrupted; `used` is in seconds since the epoch.
+    """
+
+    host: str
+    name: str
+    source: str | None
+    bytes: int
+    used: float
+
+
+class Installer(Protocol):
+    """Installs packages for jobs on the machines of a backend."""
+
+    def look(self, source: str) -> list[EnvironmentLook]:
+        """What would happen on each machine for a job with this environment.
+
+        Raises:
+            UserError: it cannot be installed on one.
+        """
+
+    def installed(self) -> list[InstalledEnvironment]:
+        """The environments of the machines."""
+
+    def remove(self, going: Sequence[InstalledEnvironment]) -> list[InstalledEnvironment]:
+        """Remove environments, but none that a job uses; returns those that are gone."""
+
+
+@runtime_checkable
+class Installs(Protocol):
+    """The packages of its jobs can be installed on its machines: `--environment`."""
+
+    def installer(self) -> Installer:
+        """What installs them."""
+
+
 @runtime_checkable
 class Metered(Protocol):
     """It measures what jobs and machines use."""
@@ -664,6 +722,7 @@ _LACKING = {
     Moves: "its jobs cannot go on elsewhere, and those from elsewhere not there",
     Elastic: "its jobs keep the machines that they started on",
     Checks: "it cannot be checked",
+    Installs: "it installs no packages for jobs",
     Recorded: "it keeps nothing of what jobs use over time",
     Metered: "it does not measure what jobs and machines use",
     Watched: "its ranks cannot be asked where they are; paceline why without --live shows what their nodes have seen",
@@ -671,7 +730,9 @@ _LACKING = {
     Volumes: "it has no named volumes",
     Warms: "no process of ours outlives a job there, so none is kept warm",
 }
-Ability = TypeVar("Ability", Elastic, Checks, Metered, Moves, Recorded, Suspends, TensorBoards, Volumes, Warms, Watched)
+Ability = TypeVar(
+    "Ability", Elastic, Checks, Installs, Metered, Moves, Recorded, Suspends, TensorBoards, Volumes, Warms, Watched
+)
 
 
 def able(backend: Backend, ability: type[Ability]) -> Ability:

@@ -343,7 +343,8 @@ def host_findings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str,
     for host, answer in answers.items():
         found += disk_findings(host, answer["disks"])
         found += clock_finding(host, clocks[host])
-    return found + software_findings(answers)
+    has_own = any("environment" in answer for answer in answers.values())  # then what is installed there is not used
+    return found + ([] if has_own else software_findings(answers))
 
 
 def software_findings(answers: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
@@ -351,8 +352,18 @@ def software_findings(answers: Mapping[str, Mapping[str, Any]]) -> list[Finding]
     found = differing("Python", {host: minor(answer["python"]["version"]) for host, answer in answers.items()})
     for name in FRAMEWORKS:
         packages = {host: answer["packages"].get(name) for host, answer in answers.items()}
-        found += differing(name, {host: it and (it["version"] or "unknown") for host, it in packages.items()})
+        found += differing(name, {host: it and public(it["version"]) for host, it in packages.items()})
+        builds = {host: it["build"] for host, it in packages.items() if it and it["build"]}
+        found += differing(f"what {name} is built for", builds)
+    others = {name for answer in answers.values() for name in answer.get("imports", ())}
+    for name in sorted(others):
+        found += differing(name, {host: answer.get("imports", {}).get(name) for host, answer in answers.items()})
     return found
+
+
+def public(version: str | None) -> str:
+    """A version without what is behind `+`, which says for what it was built."""
+    return version.partition("+")[0] if version else "unknown"
 
 
 def clock_finding(host: str, clock: Clock) -> list[Finding]:

@@ -16,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from paceline.backends.base import EnvironmentLook, InstalledEnvironment
 from paceline.backends.remote.crowd import at_once
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.job.quantities import show_size
+from paceline.job.spec import JobSpec
 from paceline.job.text import a_few, printable
 
 from . import pip
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.remote.connection import Answer, Host, Input, Request
-    from paceline.job.spec import JobSpec
 
 _INDEXES = (
     "PIP_INDEX_URL",
@@ -120,6 +121,16 @@ class Environments:
         there = ", ".join(minor for _, minor in look["pythons"])
         needed = f"it needs Python {self._found.requires}, and there is {there}"
         return f"{needed}; install one there, or name one with --ssh-python"
+
+    def described(self, host: Host) -> EnvironmentLook:
+        """What would happen on a machine that was asked."""
+        python = self._pythons[host]
+        built, look = python.built, python.look
+        sends = sum(wheel.stat().st_size for wheel in self._found.wheels)
+        origin = "" if built else "its index" if look["has_index"] and not self._found.is_closed else "wheels from here"
+        builder = "conda" if self._found.form == "conda" else "uv" if look["uv"] else "pip"
+        size = built["bytes"] if built else sends or None
+        return EnvironmentLook(host.name, python.minor, builder, origin, size, built["seconds"] if built else None)
 
     def missing(self, hosts: Sequence[Host]) -> list[Host]:
         """Those of these machines that do not have it yet."""
@@ -238,3 +249,32 @@ def _pack(archive: Path, wheels: Sequence[Path], folder: Path, *, needs_pip: boo
                 if not packed.exists():
                     pip.archive(packed)
             tar.add(packed, "pip.whl")
+
+
+# -- without a job -----------------------------------------------------------------------------------------------------
+
+
+class Machines:
+    """See `base.Installer`."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = {host.name: host for host in hosts}
+
+    def look(self, source: str) -> list[EnvironmentLook]:
+        found = Environments(JobSpec(script="x", environment=source))
+        found.ask(list(self._hosts.values()))
+        return [found.described(host) for host in self._hosts.values()]
+
+    def installed(self) -> list[InstalledEnvironment]:
+        found = _all(at_once(self._hosts.values(), lambda host: host.ask({"do": "environment_list"})))
+        listed = [
+            InstalledEnvironment(host.name, **it) for host, answer in found.items() for it in answer["environments"]
+        ]
+        return sorted(listed, key=lambda it: it.used)
+
+    def remove(self, going: Sequence[InstalledEnvironment]) -> list[InstalledEnvironment]:
+        names: dict[Host, list[str]] = {}
+        for one in going:
+            names.setdefault(self._hosts[one.host], []).append(one.name)
+        gone = _all(at_once(names, lambda host: host.ask({"do": "environment_prune", "names": names[host]})))
+        return [one for one in going if one.name in gone[self._hosts[one.host]]["removed"]]

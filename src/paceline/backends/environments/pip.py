@@ -62,7 +62,7 @@ def collect(
 
 def _suits(minor: str, platform: Mapping[str, str]) -> bool:
     """Whether what is built here runs there."""
-    from paceline.node.store.environments import platform_here
+    from paceline.node.machine.environments import platform_here
 
     here = platform_here()
     is_same = minor == f"3.{sys.version_info[1]}" and all(here[key] == platform[key] for key in ("machine", "libc"))

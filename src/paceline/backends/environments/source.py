@@ -58,7 +58,7 @@ class Environment(NamedTuple):
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def lines(self, platform: Mapping[str, str]) -> list[str]:
-        """The lines of a requirements file, or those of environment.yml, for a machine; see `store/environments.py`."""
+        """The lines of a requirements file, or of environment.yml, for a machine; see `machine/environments.py`."""
         if self.form in ("requirements", "conda"):
             return self.text.splitlines()
         from . import locks

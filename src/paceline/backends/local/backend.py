@@ -26,7 +26,7 @@ from paceline.node.store import records
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import JobExport, LogLines, LogQuery, Prepared, ProgressReporter
+    from paceline.backends.base import Installer, JobExport, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import RankStreams
     from paceline.contract.records import JobRecord
@@ -79,6 +79,11 @@ class Local(Backend):
             local = load().local
             self.setup, self.environment = local.setup, local.environment
         return super().with_setup(spec)
+
+    def installer(self) -> Installer:
+        from paceline.backends.environments.machines import Machines, this_machine
+
+        return Machines([this_machine()])
 
     def export(self, name: str, *, fresh: bool) -> JobExport:
         from paceline.backends.moving import export_of

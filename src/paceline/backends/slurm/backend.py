@@ -26,7 +26,7 @@ from .login import login_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
+    from paceline.backends.base import Installer, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
     from paceline.contract.records import JobRecord
@@ -130,6 +130,11 @@ class Slurm(Backend):
 
     def _job(self, record: Mapping[str, Any]) -> Job:
         return Job.from_record(cast("JobRecord", {**record, "backend": self.name}))
+
+    def installer(self) -> Installer:
+        from paceline.backends.environments.machines import Machines
+
+        return Machines([self._login])
 
     # -- look ----------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from .target import Hosts, Options, left_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import JobExport, Listing, LogLines, LogQuery, ProgressReporter
+    from paceline.backends.base import Installer, JobExport, Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.report import Survey
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
@@ -146,6 +146,11 @@ class Ssh(Backend):
         remaining = len(living) - len(chosen)
         self._hosts.answers(chosen, lambda _: {"do": "leave", "name": name, "remaining": remaining})
         return [host.name for host in chosen]
+
+    def installer(self) -> Installer:
+        from paceline.backends.environments.machines import Machines
+
+        return Machines(self._hosts.all)
 
     def check(self, progress: ProgressReporter) -> Survey:
         """What the hosts have, how they reach each other, and what would go wrong there."""

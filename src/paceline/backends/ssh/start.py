@@ -16,6 +16,7 @@ from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken, check_script, checked, kept_warm, names, packed, volumes_of
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
+from paceline.node.planning import fitting
 from paceline.node.ranks.placement import CHOSEN, PORT
 
 from .parts import Parts
@@ -66,6 +67,7 @@ class RemoteStart:
         spec = kept_warm(spec)
         spec, self._shown_name, source = checked(spec, detached=detached)
         check_script(spec, source)
+        self._imported = [] if source is None else fitting.imported(spec.for_node(), source)
         return spec.changed({"backend": target, "working_dir": folder})
 
     def plan(self) -> dict[str, Any]:
@@ -194,6 +196,7 @@ class RemoteStart:
         wanted = None if self._environments is None else self._environments.request
         common = {
             "job": self.spec.for_node(), "data": self._data, "brought": self._brought, "environment": wanted,
+            "imports": self._imported,
         }  # fmt: skip
         least, most = self.spec.node_range
         with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}, least, most) as preflight:

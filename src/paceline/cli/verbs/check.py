@@ -8,29 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.backends.base import Checks, able
+from paceline.backends.base import Checks, Installs, able
 from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, bold, show
-from paceline.job.quantities import show_size
+from paceline.job.quantities import show_duration, show_size
 from paceline.job.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from paceline.backends.base import EnvironmentLook
     from paceline.backends.check.inspect import Inspection
     from paceline.backends.check.report import HostReport, Link, Survey
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 
 
-def _check(output: str) -> int:
+def _check(output: str, environment: str | None) -> int:
     """Say what this machine, hosts or a cluster have, and what would go wrong.
 
     Imports no framework. Only on Slurm it runs a short job, which tries the nodes and leaves nothing behind. The exit
     code is 1 when there is an error, that is, when no run here can work, or not on every host; warnings leave it at 0.
     """
+    if environment is not None:
+        return _look(environment, output)
     with ProgressLine() as progress:
         report = able(backend(), Checks).check(progress)
     from paceline.backends.check.inspect import Inspected
@@ -47,6 +50,22 @@ def _check(output: str) -> int:
             lines += ["", bold(report.remedy_use), report.remedy]
         click.echo("\n".join(lines))
     return int(any(finding.level == "error" for finding in report.findings))
+
+
+def _look(source: str, output: str) -> int:
+    """Say what would be installed for jobs with an environment."""
+    looks = able(backend(), Installs).installer().look(source)
+    columns: list[Column[EnvironmentLook]] = [
+        Column("HOST", lambda it: it.host),
+        Column("PYTHON", lambda it: it.python),
+        Column("INSTALLED", lambda it: "no" if it.origin else "yes"),
+        Column("BY", lambda it: it.builder),
+        Column("FROM", lambda it: it.origin or None),
+        Column("SIZE", lambda it: None if it.bytes is None else show_size(it.bytes)),
+        Column("TOOK", lambda it: None if it.seconds is None else show_duration(it.seconds)),
+    ]
+    show(looks, columns, output, lambda it: it._asdict())
+    return 0
 
 
 def _sections(sections: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
@@ -258,6 +277,11 @@ check = SectionedCommand(
     callback=_check,
     params=[
         *where_options(),
+        Option(
+            ["--environment"],
+            metavar="SOURCE",
+            help="Say instead what would be installed on each machine for jobs with this --environment.",
+        ),
         Option(
             ["-o", "--output"],
             section="Output",

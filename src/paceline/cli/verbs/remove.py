@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.backends.base import Installs, able
 from paceline.cli.flags.option import SectionedCommand, output_option
 from paceline.cli.flags.selection import jobs_there, known, warn
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
@@ -25,6 +26,7 @@ from .show import _KEPT, STATE, _seconds, _states
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.backends.base import InstalledEnvironment
     from paceline.job.job import Contents, Job
 
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask, also on a terminal.")
@@ -88,12 +90,23 @@ def _refuse_running(jobs: Sequence[Job]) -> None:
     "-s", "--since", metavar="7d", help="Delete those that ended longer ago.  [default: 7d, or their own --ttl]"
 )
 @STATE
+@click.option(
+    "--environments",
+    is_flag=True,
+    help="Delete environments instead that no job has used for so long; see --environment of paceline run.",
+)
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @_YES
-def prune(since: str | None, state: tuple[str, ...], dry_run: bool, yes: bool, output: str) -> int:
+def prune(  # noqa: PLR0917 - click passes them by name
+    since: str | None, state: tuple[str, ...], environments: bool, dry_run: bool, yes: bool, output: str
+) -> int:
     """Delete jobs that ended long ago, and those whose time to live is over; asks on a terminal."""
     now = time.time()
     age = _seconds("--since", since, "d")
+    if environments:
+        if state:
+            raise UserError("--state is for jobs, and --environments deletes none; leave one out")
+        return _prune_environments(now - (_KEPT if age is None else age), dry_run, yes, output)
     states = _states(state)
     backend().keep_expired()
     going = _going(
@@ -145,6 +158,39 @@ def _prune(going: Sequence[_Going], output: str, *, is_shown: bool) -> int:
             show_data([_to_dict(one) for one in gone], output)
         say(f"{counted(len(gone), 'job')} deleted{_with(gone)}")
     return code
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+
+def _prune_environments(before: float, dry_run: bool, yes: bool, output: str) -> int:
+    """Delete the environments that were not used since a time."""
+    installer = able(backend(), Installs).installer()
+    going = [it for it in installer.installed() if it.used < before]
+    columns: list[Column[InstalledEnvironment]] = [
+        Column("HOST", lambda it: it.host),
+        Column("ENVIRONMENT", lambda it: it.source or "half of one"),
+        Column("SIZE", lambda it: show_size(it.bytes)),
+        Column("USED", lambda it: f"{ago(it.used)} ago"),
+        Column("NAME", lambda it: it.name, wide=True),
+    ]
+    size = f", {show_size(sum(it.bytes for it in going))}" if going else ""
+    if dry_run:
+        show(going, columns, output, lambda it: it._asdict())
+        say(f"{counted(len(going), 'environment')} would be deleted{size}")
+        return 0
+    if going and not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        click.echo("\n".join(table(going, columns, output, sys.stderr)), err=True)
+        if not agrees(f"delete {counted(len(going), 'environment')}{size}?"):
+            say("nothing was deleted")
+            return 1
+    gone = installer.remove(going)
+    show(gone, columns, output, lambda it: it._asdict())
+    for one in going:
+        if one not in gone:
+            say(f"{one.source or one.name} on {one.host} is in use, and stays")
+    say(f"{counted(len(gone), 'environment')} deleted")
+    return 0
 
 
 # -- what goes ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from paceline.contract import CONTRACTS, TOKEN
 from paceline.node.eventloop.loop import Loop
 from paceline.node.lifeline import ALL_STARTED, IN_DOUBT, TOGETHER
 from paceline.node.logs.time_index import TimeIndex
-from paceline.node.machine import processes
+from paceline.node.machine import environments, processes
 from paceline.node.machine.devices import granted
 from paceline.node.machine.ports import Reservation
 from paceline.node.ranks import paddle
@@ -391,4 +391,6 @@ def main(run_directory: str, lock_fd: int, lifeline_fd: int, seed: Seed | None =
     processes.adopt_orphans()
     run = RunDirectory(Path(run_directory))
     lifeline = socket.socket(fileno=lifeline_fd) if lifeline_fd >= 0 else None
-    return Agent(run, NodeSpec.load(run.spec), lifeline, seed).run()
+    spec = NodeSpec.load(run.spec)
+    environments.hold(spec.python[0])
+    return Agent(run, spec, lifeline, seed).run()

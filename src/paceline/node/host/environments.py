@@ -1,4 +1,4 @@
-"""Environments of this machine, for a client here or elsewhere; see `store/environments.py`."""
+"""Environments of this machine, for a client here or elsewhere; see `machine/environments.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.node.store import environments
+from paceline.node.machine import environments
 from paceline.node.store.code_folder import unpack
 
 from .protocol import Bytes

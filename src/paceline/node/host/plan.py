@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 from paceline.contract.machine import machine_id
 from paceline.node.devicequeue import ticket
 from paceline.node.errors import Refused
-from paceline.node.machine import volumes
+from paceline.node.machine import environments, software, volumes
 from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
-from paceline.node.store import environments, records
+from paceline.node.store import records
 from paceline.node.store.plan import Order, check_writable, has_checkpoint, link_notes, make_plan, this_machine
 
 from .check import converse, disks, machine_facts, software_facts
 from .start import brought_by, found_volumes, order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from paceline.node.store.home import Answer, Home, Request
 
@@ -43,7 +44,7 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
     Without a job, everything that this machine has.
     """
     facts: Answer = {"address": own_address()}
-    if request.get("environment") is not None:
+    if request["environment"] is not None:
         facts["environment"] = environments.look(home.root, **request["environment"])
     if request["job"] is None:
         facts.update(software_facts(home.root), **machine_facts(), disks=disks(home.root, home.jobs))
@@ -52,8 +53,10 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
         try:
             facts["has_checkpoint"] = _has_checkpoint(home, request)
             facts["notes"] = [*volumes.notes(found_volumes(home, request)), *link_notes(home, request["job"])]
-            framework = _framework(home, request)
+            framework = _framework(home, request) if request["environment"] is None else None
             facts.update(software_facts(home.root, [framework] if framework else []), disks=disks(home.root, home.jobs))
+            if framework:
+                facts["imports"] = software.versions(request["imports"] or _imported(request["job"]))
         except Refused as error:
             facts["refused"] = str(error)
     return converse(request["token"].encode(), request["name"], facts)
@@ -82,6 +85,11 @@ def _has_checkpoint(home: Home, request: Request) -> bool:
     """Whether the checkpoint that the job goes on from is here already."""
     order = Order(request["job"], data=found_volumes(home, request), brought=brought_by(request))
     return has_checkpoint(order, Path(os.path.expanduser(request["job"]["working_dir"])))
+
+
+def _imported(job: Mapping[str, Any]) -> list[str]:
+    """What a job imports whose code is here already."""
+    return fitting.imported(job, Path(os.path.expanduser(job["working_dir"]))) if job["code"] is None else []
 
 
 def _framework(home: Home, request: Request) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
-from paceline.node.store.environments import activate
+from paceline.node.machine.environments import activate
 from paceline.node.store.home import Home
 
 from .protocol import send

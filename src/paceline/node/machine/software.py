@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -28,6 +29,13 @@ PACKAGES = {
     "jax": ("jax",),
     "numpy": ("numpy",),
 }
+# The same for others, whose versions are only compared; torch computes with NVIDIA's NCCL.
+_DISTRIBUTIONS = {
+    "torch": ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    "PIL": ("pillow",), "cv2": ("opencv-python", "opencv-python-headless"), "skimage": ("scikit-image",),
+    "sklearn": ("scikit-learn",), "yaml": ("pyyaml",), **{name: () for name in PACKAGES if name != "torch"},
+    "numpy": ("numpy",),
+}  # fmt: skip
 FRAMEWORKS = tuple(name for name in PACKAGES if name != "numpy")
 
 
@@ -66,6 +74,16 @@ def packages(folder: Path, path: Sequence[str] | None = None) -> dict[str, Packa
 def package(name: str, folder: Path, path: Sequence[str] | None = None) -> Package | None:
     """One of them."""
     return _package(name, folder, sys.path if path is None else path)
+
+
+def versions(modules: Sequence[str]) -> dict[str, str]:
+    """The versions of the distributions with these modules, as far as both have one name, or one that is known."""
+    found = {}
+    for module in modules:
+        for name in _DISTRIBUTIONS.get(module, (module,)):
+            with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # ValueError: it is no name
+                found[name] = metadata.version(name)
+    return found
 
 
 def _package(name: str, folder: Path, path: Sequence[str]) -> Package | None:

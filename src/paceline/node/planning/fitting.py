@@ -26,7 +26,7 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS, chooses_python, is_installed
+from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS, chooses_python, is_installed, standard_library
 from .script import (
     Imports,
     imports_of,
@@ -238,6 +238,11 @@ def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             return {**job, "script": None, "command": "sh", "args": [os.path.join(".", name), *job["args"]]}
         return {**job, "script": None, "command": os.path.join(".", name)}
     return job
+
+
+def imported(job: Mapping[str, Any], folder: Path) -> list[str]:
+    """The top-level modules that a job's program in a folder imports and that are not in the standard library."""
+    return sorted(_imports(job, folder).every - standard_library())
 
 
 def _imports(job: Mapping[str, Any], folder: Path) -> Imports:

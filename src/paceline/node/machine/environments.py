@@ -29,7 +29,7 @@ from paceline.node.machine import processes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from .home import Answer
+    Answer = dict[str, Any]
 
 RECORD = "environment.json"  # in the folder of an environment
 _INDEX = "https://pypi.org/simple"
@@ -76,6 +76,9 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
         files: a folder with what came along: `wheels/`, `pip.whl`, perhaps `uv`.
     """
     path = folder(root) / _name(request["digest"], request["minor"])
+    if record := _record(path):
+        yield {"built": record}
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f"{path.name}.lock"), "a") as lock:
         yield from _locked(lock.fileno())
@@ -106,6 +109,17 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
     yield {"built": record}
 
 
+def hold(python: str) -> int | None:
+    """Keep an environment from being pruned as long as this process lives; None if the interpreter is of none."""
+    place = Path(python).parents[1] if python.endswith("/bin/python") else None
+    if place is None or not (place / RECORD).exists():
+        return None
+    lock = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    with contextlib.suppress(OSError):  # it is being pruned, or the file system has no locks
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return lock
+
+
 def is_built(root: Path, python: str) -> bool:
     """Whether an interpreter is that of an environment of this machine."""
     return Path(python).parents[2] == folder(root) if python.endswith("/bin/python") else False
@@ -131,12 +145,12 @@ def listed(root: Path) -> list[dict[str, Any]]:
         if path.is_dir():
             record = read_json(path / RECORD) or {}
             size = record.get("bytes") or _size(path)
-            found.append({"name": name, "source": record.get("source"), "bytes": size, "used": path.stat().st_atime})
+            found.append({"name": name, "source": record.get("source"), "bytes": size, "used": path.stat().st_mtime})
     return found
 
 
 def prune(root: Path, names: Sequence[str]) -> list[str]:
-    """Remove environments, but none that is being built; returns the names of those that are gone."""
+    """Remove environments, but none that is being built or that a job uses; returns the names of those removed."""
     gone = []
     for name in names:
         path = folder(root) / os.path.basename(name)
