@@ -58,6 +58,8 @@ def changed(spec: JobSpec, changes: Mapping[str, Any], name_of: Callable[[KeyPat
     env, secrets = new.get("env", {}), new.get("secrets", ())  # a variable that was one may become the other
     new["env"] = {**{name: value for name, value in old["env"].items() if name not in secrets}, **env}
     new["secrets"] = (*(name for name in old["secrets"] if name not in {*env, *secrets}), *secrets)
+    if "environment" in new:  # else it is what it was when the job was submitted
+        new["environment_digest"] = None
     new["labels"] = {**old["labels"], **new.get("labels", {})}
     new["options"] = _changed_options(old["options"], new.get("options", {}))
     try:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 UNASKED = "PACELINE_TRUST"  # the variable that is 1 where all projects are trusted
 # Keys of targets, of any backend.
-_KEYS = frozenset({"python", "host_discovery_script", "pod_template", "kubeconfig", "identity_file", "setup"})
+_KEYS = frozenset(
+    {"python", "host_discovery_script", "pod_template", "kubeconfig", "identity_file", "setup", "environment"}
+)
 
 # How the command line asks whether to obey these settings of a file; None where nobody can be asked.
 ask: Callable[[Path, Mapping[str, Any]], bool] | None = None

@@ -128,7 +128,7 @@ def test_a_job_goes_on_on_hosts_and_back(without_ssh: Paceline) -> None:
     done = without_ssh("resubmit", "--on", "local", "--nnodes", "2", second)
     assert (done.returncode, done.stderr) == (
         2,
-        "paceline: --nnodes 2, but this machine is one; add --nnodes 1, and -n for its ranks\n",
+        "paceline: --nnodes 2, but this machine is one; change it to --nnodes 1, and -n for its ranks\n",
     )
     third, log = ended("resubmit", "--on", "local", "-n", "1", second, "--", "c")
     assert (third, log) == ("it-3", "['a', 'b'] 1 c\n")

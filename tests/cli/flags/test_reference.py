@@ -13,7 +13,7 @@ from paceline.job.spec import JobSpec, Rendezvous
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference.md"
 # Keys that no flag sets: `resubmit` and `--detach` do, and those of nodes that are started by hand stand below.
-NOT_FLAGS = {"resume_from", "detached", "rendezvous"}
+NOT_FLAGS = {"resume_from", "detached", "environment_digest", "rendezvous"}
 
 
 def table() -> dict[str, tuple[str, str]]:

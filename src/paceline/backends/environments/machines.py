@@ -47,12 +47,14 @@ _Host = TypeVar("_Host", bound="Host")
 _COLLECTING = threading.Lock()  # wheels for one platform are collected once
 
 
-def environments_of(spec: JobSpec) -> tuple[Environments | None, JobSpec]:
-    """The environment of a job, if it has one, and the job with its digest."""
-    if spec.environment is None:
-        return None, spec
-    found = Environments(spec)
-    return found, spec.changed({"environment_digest": found.digest})
+class Silence:
+    """Progress that nobody sees."""
+
+    def __call__(self, what: str, done: int, total: int | None, now: str = "") -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
 
 
 def this_machine() -> Host:

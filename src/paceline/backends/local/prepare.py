@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends import moving
 from paceline.backends.base import Prepared
+from paceline.backends.environments import environments_of
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import checked, kept_warm
 from paceline.job.errors import UserError
@@ -81,12 +82,10 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     if is_usual:
         spec = spec.changed({"keep_warm": SECONDS})
     spec, name, source = checked(spec, detached=detached)
-    environments: Environments | None = None
-    if spec.environment is not None:
-        from paceline.backends.environments.machines import environments_of, this_machine  # brings along connections
+    environments, spec = environments_of(spec)
+    if environments is not None:
+        from paceline.backends.environments.machines import this_machine  # brings along connections
 
-        environments, spec = environments_of(spec)
-        assert environments is not None
         environments.ask([this_machine()])
     job, own = {**spec.for_node(), "name": name}, home()
     data: list[dict[str, Any]] = []

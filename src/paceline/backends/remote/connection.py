@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class Host:
     slots: int
     port: int | None
     identity_file: str | None
-    python: str
+    python: str = field(compare=False)  # it stays the same machine
     root: str
     limits: Limits = DEFAULT
     is_kept: bool = True

@@ -7,6 +7,7 @@ import math
 import signal
 from typing import TYPE_CHECKING
 
+from paceline.backends.environments import equipped
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import how_it_ended, terminal_size
 from paceline.job.errors import UserError
@@ -141,6 +142,13 @@ class RemoteRun:
 
     def _enter(self, host: Host, invited: Answer) -> None:
         """Start the job's part on a joining host; runs in the recruiter's thread."""
+        try:
+            [host] = equipped([host], invited["job"])
+        except UserError as error:  # it is tried again
+            self._hosts_unknown(f"{host.name} cannot join: {error}")
+            if self._recruiter is not None:
+                self._recruiter.is_gone(host)
+            return
         self._streams.add(host, order(invited, host, self._rank_streams, terminal_size()), code_of(invited))
 
     def _hosts_unknown(self, why: str | None) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from paceline.backends.environments import equipped
 from paceline.job.errors import UserError
 from paceline.job.text import counted
 
@@ -76,7 +77,7 @@ def taken(name: str, host: Host) -> UserError:
 
 def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
     """Start the parts of a running job on hosts that join it; see `invitation`."""
-    body = code_of(invited)
+    body, hosts = code_of(invited), equipped(hosts, invited["job"])
     with Parts(name, hosts, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
         try:
             if (host := parts.start()) is not None:
