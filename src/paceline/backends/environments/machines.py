@@ -6,15 +6,13 @@ A machine that has no index gets the wheels, which are collected here for its pl
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from paceline.backends.base import EnvironmentLook, InstalledEnvironment
 from paceline.backends.remote.crowd import at_once
@@ -44,7 +42,7 @@ _INDEXES = (
 _SAID = 40  # letters of what each machine says
 _CLOCK_SECONDS = 3600.0  # by which a clock may be wrong before certificates look invalid
 _Host = TypeVar("_Host", bound="Host")
-_COLLECTING = threading.Lock()  # wheels for one platform are collected once
+_PIECE = 1 << 18  # bytes of an archive that are sent at once
 
 
 class Silence:
@@ -74,7 +72,6 @@ class Environments:
         self.source = spec.environment
         self._found, self.digest = kept(spec.environment, spec.environment_digest, Path.cwd())
         self._pythons: dict[Host, _Python] = {}
-        self._collected: dict[tuple[str, ...], Path] = {}
 
     @property
     def request(self) -> Request:
@@ -88,19 +85,27 @@ class Environments:
         return looks
 
     def choose(self, looks: Mapping[Host, Answer]) -> None:
-        """Choose the Python of each machine, by what it has answered; refuse machines that cannot have this one."""
+        """Choose the Python of each machine, the same minor on all; refuse machines that cannot have this environment."""
         problems: dict[str, list[str]] = {}
+        able: dict[Host, dict[str, _Python]] = {}
         for host, look in looks.items():
-            found = self._choice(look)
+            found = self._choices(look)
             if isinstance(found, str):
                 problems.setdefault(found, []).append(host.name)
             else:
-                self._pythons[host] = found
+                able[host] = {python.minor: python for python in found}
         for problem, names in problems.items():
             raise UserError(f"{a_few(names)}: --environment {self.source}: {problem}")
+        common = [minor for minor in next(iter(able.values()), {}) if all(minor in it for it in able.values())]
+        if able and not common:
+            there = "; ".join(f"{', '.join(it)} on {host.name}" for host, it in able.items())
+            raise UserError(
+                f"--environment {self.source}: no Python is on all machines: {there}; install the same version on all"
+            )
+        self._pythons.update({host: it[common[0]] for host, it in able.items()})
 
-    def _choice(self, look: Answer) -> _Python | str:
-        """An interpreter of a machine, or why none can be used."""
+    def _choices(self, look: Answer) -> list[_Python] | str:
+        """The interpreters of a machine that suit, the best first, or why none does."""
         from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
         if look["is_noexec"]:
@@ -108,18 +113,21 @@ class Environments:
         if self._found.form == "conda":
             if look["conda"] is None:
                 return "there is no micromamba, mamba or conda; install one there, or give a requirements file"
-            return _Python(look["conda"], look["pythons"][0][1], next(iter(look["built"].values()), None), look)
+            minor = look["pythons"][0][1]
+            return [_Python(look["conda"], minor, next(iter(look["built"].values()), None), look)]
         try:
             wanted = SpecifierSet(self._found.requires)
         except InvalidSpecifier:
             return f"requires-python = {self._found.requires!r} is no version; correct it"
         own = look["platform"]["version"]
-        for number, (path, minor) in enumerate(look["pythons"]):
+        found = [
+            _Python(path, minor, look["built"].get(path), look)
+            for number, (path, minor) in enumerate(look["pythons"])
             # Of others than the first one only the minor version is known.
-            if wanted.contains(f"{minor}.99" if number else own) or wanted.contains(
-                own if not number else f"{minor}.0"
-            ):
-                return _Python(path, minor, look["built"].get(path), look)
+            if any(wanted.contains(it) for it in ([f"{minor}.0", f"{minor}.99"] if number else [own]))
+        ]
+        if found:
+            return found
         there = ", ".join(minor for _, minor in look["pythons"])
         needed = f"it needs Python {self._found.requires}, and there is {there}"
         return f"{needed}; install one there, or name one with --ssh-python"
@@ -144,42 +152,70 @@ class Environments:
         if missing:
             begin = time.monotonic()
             progress.say(f"installing {self.source} on {a_few([host.name for host in missing])}")
+            loads: dict[tuple[Any, ...], _Load] = {}
+            for host in missing:  # one archive for all machines of a kind
+                kind = self._kind(host)
+                if kind not in loads:
+                    progress(f"collecting {self.source}", 0, None)
+                    loads[kind] = self._load(host)
             said: dict[Host, str] = {}
-            with tempfile.TemporaryDirectory() as folder:
-                built = _all(at_once(missing, lambda host: self._build(host, Path(folder), said, progress)))
-                self._collected.clear()
+            built = _all(at_once(missing, lambda host: self._build(host, loads[self._kind(host)], said, progress)))
+            for load in loads.values():
+                load.archive.close()
             self._pythons.update({host: self._pythons[host]._replace(built=it) for host, it in built.items()})
             size = max(it["bytes"] for it in built.values())
             progress.say(f"{self.source} is installed: {show_size(size)} on each, {time.monotonic() - begin:.0f} s")
         return {host: replace(host, python=(self._pythons[host].built or {})["python"]) for host in hosts}
 
-    def _build(self, host: Host, folder: Path, said: dict[Host, str], progress: ProgressReporter) -> dict[str, Any]:
+    def _kind(self, host: Host) -> tuple[Any, ...]:
+        """What decides what a machine needs."""
         python = self._pythons[host]
         look = python.look
-        platform = (
-            look["platform"]
-            if python.path == look["pythons"][0][0]
-            else {**look["platform"], "version": f"{python.minor}.0"}
-        )
-        lines = self._found.lines(platform)
-        wheels = list(self._found.wheels)
-        is_closed, is_collected = self._found.is_closed or not lines, False
-        if not look["has_index"] and not is_closed and self._found.form != "conda":
-            lines, wheels = self._collect(lines, python.minor, platform, folder)
-            is_closed = is_collected = True
-        archive = folder / f"{len(said)}-{id(host):x}.tar"
-        needs_pip = look["uv"] is None and self._found.form != "conda"
-        _pack(archive, wheels, folder, needs_pip=needs_pip)
+        return (python.minor, *python.platform.values(), look["has_index"], look["uv"] is None)
+
+    def _load(self, host: Host) -> _Load:
+        """What a machine, and others of its kind, get to install."""
+        python, found = self._pythons[host], self._found
+        look, is_conda = python.look, found.form == "conda"
+        lines = found.lines(python.platform)
+        wheels = list(found.wheels)
+        is_closed, is_complete = found.is_closed or not lines, found.is_complete
+        archive = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when all machines have it
+        # No file stays behind if this process is killed while machines install.
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=archive, mode="w") as tar:
+            if not look["has_index"] and not is_closed and not is_conda:
+                own = next((wheel.parent for wheel in wheels), None)
+                where = f"--environment {self.source}, for {host.name}, which reaches no index"
+                pip.collect(lines, python.minor, python.platform, near=own, to=Path(folder), where=where)
+                wheels = sorted(Path(folder).glob("*.whl"))
+                # Exactly these, whose hashes pip has checked here.
+                lines = ["{}=={}".format(*wheel.name.split("-")[:2]) for wheel in wheels]
+                is_closed = is_complete = True
+            for wheel in {wheel.name: wheel for wheel in wheels}.values():
+                tar.add(wheel, f"wheels/{wheel.name}")
+            if look["uv"] is None and not is_conda:
+                uv = pip.uv_for(python.platform)
+                builder = Path(folder, "pip.whl") if uv is None else uv
+                if uv is None:
+                    pip.archive(builder)
+                tar.add(builder, "pip.whl" if uv is None else "uv")
+        return _Load(lines, archive, is_closed, is_complete)
+
+    def _build(self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter) -> dict[str, Any]:
+        python, size = self._pythons[host], os.fstat(load.archive.fileno()).st_size
         request = {
             "do": "environment_build", "digest": self.digest, "source": self.source, "python": python.path,
-            "minor": python.minor, "lines": lines, "is_closed": is_closed, "index": _variables(),
-            "is_complete": self._found.is_complete or is_collected,
-            "conda": python.path if self._found.form == "conda" else None, "bytes": archive.stat().st_size,
+            "minor": python.minor, "lines": load.lines, "is_closed": load.is_closed, "index": _variables(),
+            "is_complete": load.is_complete, "conda": python.path if self._found.form == "conda" else None,
+            "bytes": size,
         }  # fmt: skip
 
         def body(stdin: Input) -> None:
-            with open(archive, "rb") as file:
-                shutil.copyfileobj(file, stdin)
+            place = 0
+            while place < size:  # all machines read the same file
+                data = os.pread(load.archive.fileno(), _PIECE, place)
+                stdin.write(data)
+                place += len(data)
 
         try:
             with host.listen(request, body) as answers:
@@ -187,31 +223,23 @@ class Environments:
                     if "built" in answer:
                         return dict(answer["built"])
                     said[host] = printable(answer["says"])
-                    now = "; ".join(f"{it.name}: {said[it][:_SAID]}" for it in said)
+                    now = "; ".join(f"{it.name}: {said[it][:_SAID]}" for it in list(said))
                     progress(f"installing {self.source}", 0, None, now)
         except UserError as error:
-            skew = abs(look["now"] - time.time())
+            skew = abs(python.look["now"] - time.time())
             if skew > _CLOCK_SECONDS:
                 raise UserError(f"{error}; its clock is {skew / 3600:.0f} hours off, set it first") from None
             raise
         raise UserError(f"{host.name}: the connection ended while {self.source} was installed; try again")
 
-    def _collect(
-        self, lines: Sequence[str], minor: str, platform: Mapping[str, str], folder: Path
-    ) -> tuple[list[str], list[Path]]:
-        """The lines and wheels for machines of one kind that have no index."""
-        kind = minor, platform["machine"], platform["libc"], platform["libc_version"]
-        with _COLLECTING:
-            if kind not in self._collected:
-                to = folder / "-".join(("wheels", *kind))
-                to.mkdir()
-                own = next((wheel.parent for wheel in self._found.wheels), None)
-                where = f"--environment {self.source} for a machine without an index"
-                pip.collect(lines, minor, platform, near=own, to=to, where=where)
-                self._collected[kind] = to
-        wheels = sorted(self._collected[kind].glob("*.whl"))
-        # Exactly these, whose hashes pip has checked here.
-        return ["{}=={}".format(*wheel.name.split("-")[:2]) for wheel in wheels], wheels
+
+class _Load(NamedTuple):
+    """What machines of one kind get to install: lines, and a file with an archive (tar) of wheels and a builder."""
+
+    lines: list[str]
+    archive: IO[bytes]
+    is_closed: bool
+    is_complete: bool
 
 
 class _Python(NamedTuple):
@@ -221,6 +249,13 @@ class _Python(NamedTuple):
     minor: str
     built: dict[str, Any] | None  # the record of the environment, if it is there
     look: Answer
+
+    @property
+    def platform(self) -> dict[str, str]:
+        """What decides which wheels suit; of an interpreter that is not the machine's first only the minor is known."""
+        own: dict[str, str] = self.look["platform"]
+        is_first = self.path == self.look["pythons"][0][0]
+        return own if is_first else {**own, "version": f"{self.minor}.0"}
 
 
 def _all(results: Mapping[Host, Answer | UserError]) -> dict[Host, Answer]:
@@ -239,18 +274,6 @@ def _index() -> str | None:
 def _variables() -> dict[str, str]:
     """The variables with which the user has named indexes; those of files are this machine's own."""
     return {name: os.environ[name] for name in _INDEXES if os.environ.get(name, "").startswith(("http:", "https:"))}
-
-
-def _pack(archive: Path, wheels: Sequence[Path], folder: Path, *, needs_pip: bool) -> None:
-    with tarfile.open(archive, "w") as tar:
-        for wheel in {wheel.name: wheel for wheel in wheels}.values():
-            tar.add(wheel, f"wheels/{wheel.name}")
-        if needs_pip:
-            with _COLLECTING:
-                packed = folder / "pip.whl"
-                if not packed.exists():
-                    pip.archive(packed)
-            tar.add(packed, "pip.whl")
 
 
 # -- without a job -----------------------------------------------------------------------------------------------------

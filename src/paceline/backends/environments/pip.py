@@ -37,6 +37,18 @@ def archive(to: Path) -> None:
                 file.write(path, Path("pip", path.relative_to(root)))
 
 
+def uv_for(platform: Mapping[str, str]) -> Path | None:
+    """The uv of this machine, if it runs on that one too: it is one file."""
+    from paceline.node.machine.environments import platform_here
+
+    here = platform_here()
+    if here["machine"] != platform["machine"] or "musl" in (here["libc"], platform["libc"]):
+        return None
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    return None if found is None else Path(found)
+
+
 def wheel_of(project: Path, to: Path, where: str) -> Path:
     """Make a wheel of a project of this machine."""
     made = to / f"project-{len(list(to.iterdir()))}"

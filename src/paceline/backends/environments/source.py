@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -133,9 +134,9 @@ def _find(source: str, folder: Path, made: Path) -> Environment:
         )
     text = _text(path, source)
     if path.suffix == ".lock":
-        return Environment(source, "uv", text, _requires(text, source), is_complete=True)
+        return _lock(source, "uv", text)
     if path.suffix == ".toml" and path.name.startswith("pylock"):
-        return Environment(source, "pylock", text, _requires(text, source), is_complete=True)
+        return _lock(source, "pylock", text)
     if path.suffix == ".toml":
         return requirements.of_project(source, text)
     if path.suffix in (".yml", ".yaml"):
@@ -151,10 +152,16 @@ def _text(path: Path, source: str) -> str:
         raise UserError(f"--environment {source}: {why}; name {_KINDS}") from None
 
 
-def _requires(text: str, source: str) -> str:
-    from .locks import toml
+def _lock(source: str, form: Form, text: str) -> Environment:
+    """A lock, once it has been read for this machine."""
+    from paceline.node.machine.environments import platform_here
 
-    return str(toml(text, source).get("requires-python", ""))
+    from . import locks
+
+    requires = str(locks.toml(text, source).get("requires-python", ""))
+    found = Environment(source, form, text, requires, is_complete=True)
+    locks.lines(found, {**platform_here(), "version": platform.python_version()})
+    return found
 
 
 def _hash(path: Path) -> str:

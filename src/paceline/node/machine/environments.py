@@ -90,7 +90,7 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
         try:
             with open(path.with_name(f"{path.name}.log"), "wb+") as log:
                 for command in _commands(path, request, files):
-                    yield from _ran(command, log, request)
+                    yield from _ran(command, log, request, files)
             record = {
                 "digest": request["digest"], "source": request["source"], "python": str(path / "bin/python"),
                 "seconds": round(time.monotonic() - begin, 1), "bytes": _size(path), "packages": _packages(path),
@@ -290,12 +290,13 @@ def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[l
         yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *options, "-r", str(wanted)]
 
 
-def _ran(command: list[str], log: Any, request: Mapping[str, Any]) -> Iterator[Answer]:
+def _ran(command: list[str], log: Any, request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
     """Run a command of a build; yields what it says."""
     parent = os.getpid()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, **request["index"]}, start_new_session=True,
+        # A pip that is killed leaves temporary files; they go with the others.
+        env={**os.environ, **request["index"], "TMPDIR": str(files)}, start_new_session=True,
         preexec_fn=lambda: processes.die_with(parent),  # noqa: PLW1509 - this process has one thread
     )  # fmt: skip
     assert process.stdout is not None
