@@ -146,6 +146,30 @@ def test_a_host_without_the_framework_is_left_out(pair: Client) -> None:
     assert not any(text.startswith("h2: ") for text in texts)
 
 
+EACH_ITS_OWN = """
+shift; exec python3 -c "
+import sys
+sys.path.insert(0, '$FOLDER/$HOST')
+$1"
+"""
+
+
+def test_other_versions_of_a_framework_are_refused(pair: Client) -> None:
+    for number, name in enumerate(("h1", "h2"), 1):
+        pair.script("", f"site/{name}/jax/__init__.py")
+        about = f"Metadata-Version: 2.1\nName: jax\nVersion: 0.{number}\n"
+        pair.script(about, f"site/{name}/jax-0.{number}.dist-info/METADATA")
+    text = EACH_ITS_OWN.replace("$FOLDER", str(pair.folder / "site"))
+    pair.settings(hosts=["h1", "h2"], python=wrapper(pair, "python", text))
+    why = "jax is not the same everywhere: 0.1 on h1, 0.2 on h2; install the same version on all of them"
+    code, said = submit(pair, "--framework", "jax", "--nnodes", "2")
+    assert (code, said) == (2, [f"{why}, or name the packages with --environment"])
+    assert pair("get", "--on", "lab", "job").returncode == 2
+    _, seen = check(pair)
+    assert ("warning", why) in [(it["level"], f"{it['what']}; {it['do']}") for it in seen["findings"]]
+    assert submit(pair, "--framework", "jax", "--nnodes", "1")[0] == 0
+
+
 def test_a_full_disk_is_told(pair: Client) -> None:
     home = pair.lab.hosts[1].home / pair.root
     with tiny_disk(home):

@@ -85,7 +85,7 @@ class Environments:
         return looks
 
     def choose(self, looks: Mapping[Host, Answer]) -> None:
-        """Choose the Python of each machine, the same minor on all; refuse machines that cannot have this environment."""
+        """Choose the Python of each machine, the same minor on all; refuse those that cannot have this environment."""
         problems: dict[str, list[str]] = {}
         able: dict[Host, dict[str, _Python]] = {}
         for host, look in looks.items():

@@ -66,9 +66,9 @@ def collect(
     if _suits(minor, platform):
         _run(["wheel", "--wheel-dir", str(to), *options], where)
     else:
-        tags = [word for tag in _tags(platform) for word in ("--platform", tag)]
+        platforms = [word for tag in tags(platform) for word in ("--platform", tag)]
         options += ["--only-binary", ":all:", "--python-version", minor, "--implementation", "cp"]
-        _run(["download", "--dest", str(to), *tags, *options], where)
+        _run(["download", "--dest", str(to), *platforms, *options], where)
     wanted.unlink()
 
 
@@ -85,17 +85,17 @@ def _glibc(platform: Mapping[str, str]) -> int:
     return int(platform["libc_version"].partition(".")[2] or 0)
 
 
-def _tags(platform: Mapping[str, str]) -> list[str]:
+def tags(platform: Mapping[str, str]) -> list[str]:
     """The platform tags of a machine, the newest first. Source: PEP 600 and PEP 656."""
     machine = platform["machine"]
     if platform["libc"] == "musl":
         return [f"musllinux_1_{number}_{machine}" for number in (2, 1, 0)]
-    tags = []
+    found = []
     for number in range(_glibc(platform), 4, -1):
-        tags.append(f"manylinux_2_{number}_{machine}")
+        found.append(f"manylinux_2_{number}_{machine}")
         if number in _MANYLINUX:
-            tags.append(f"{_MANYLINUX[number]}_{machine}")
-    return tags
+            found.append(f"{_MANYLINUX[number]}_{machine}")
+    return found
 
 
 def _run(words: Sequence[str], where: str) -> None:
