@@ -223,7 +223,7 @@ def check_writable(folder: Path) -> None:
 def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitting.Here:
     """This machine, for jobs of a client elsewhere."""
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
-    choose_python = "name another Python with --ssh-python, or python = in the target's settings"
+    choose_python = "name another Python with --ssh-python, or the packages with --environment"
     if is_scheduled:
         choose_python = "choose an image or a Python that has it"
     return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python, is_scheduled)
