@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 from paceline.node.errors import Refused
+from paceline.node.planning.script import program_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -19,3 +21,9 @@ def refusals() -> Iterator[None]:
         yield
     except Refused as refused:
         raise UserError(str(refused)) from None
+
+
+def kind_of_program(target: str, folder: Path) -> str:
+    """Whether a file is a Python "script" or another "command"; refuses what is neither."""
+    with refusals():
+        return program_kind(target, folder)

@@ -47,7 +47,7 @@ CASES = {
     "no ranks": (["-n", "0", "ok.py"], "-n 0 starts no rank", "take 1 or more"),
     "negative ranks": (["-n", "-3", "ok.py"], "-n -3 starts no rank", "take 1 or more"),
     "ranks that are no number": (["-n", "many", "ok.py"], "-n many is neither a number nor auto, gpu or cpu", ""),
-    "an empty number of ranks": (["-n", "", "ok.py"], "-n '' is neither a number nor auto, gpu or cpu", ""),
+    "an empty number of ranks": (["-n", "", "ok.py"], "--nproc-per-node is empty", "give a value, or leave"),
     "a number that is too small": (
         ["--max-restarts", "-1", "ok.py"],
         "Invalid value for '--max-restarts': -1 is less than 0",

@@ -22,7 +22,7 @@ RANKS = in_section(
         metavar="N|auto|gpu|cpu",
         help="Ranks on each machine. auto: one per GPU, or per core without GPUs.  [default: 1; with -H, its slots]",
     ),
-    Option(["-np", "total"], type=int, metavar="N", help="Ranks on all machines together, as horovodrun counts."),
+    Option(["-np", "total"], type=Whole(1), metavar="N", help="Ranks on all machines together, as horovodrun counts."),
     Option(
         ["--gpus"],
         type=Count(0),
@@ -247,7 +247,7 @@ TORCHRUN = in_section(
     ),
     Option(
         ["--shutdown-timeout"],
-        type=Number(0),
+        type=Number(0, 10**9),
         envvar="PET_SHUTDOWN_TIMEOUT",
         metavar="SECONDS",
         help="The same as --grace, in seconds.",
@@ -284,7 +284,7 @@ TORCHRUN = in_section(
     ),
     Option(
         ["--monitor-interval"],
-        type=float,
+        type=Number(0),
         envvar="PET_MONITOR_INTERVAL",
         metavar="SECONDS",
         help="Accepted; paceline waits for events.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,12 +32,10 @@ _WORDS = {
 }
 _PLURALS = {"rank": "the processes of the job, numbered from 0", "target": "named places for jobs"}
 _WORD = re.compile(rf"(?<![-\w`\[.<=])(?i:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
-
-
-# Flags that name a thing or a place: empty, they would mean that they are not given.
-_NAMING = frozenset({
-    "name", "on", "working_dir", "log_dir", "checkpoint_dir", "queue", "image", "priority_class", "framework",
-    "hostfile", "ssh_identity_file", "ssh_python", "ssh_root", "namespace", "context", "resume_from",
+# What may be empty: these are so by default for torchrun, and the others go to the program as they are.
+_MAY_BE_EMPTY = frozenset({
+    "rdzv_endpoint", "rdzv_conf", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters",
+    "args", "command", "words",
 })  # fmt: skip
 
 
@@ -61,9 +61,8 @@ class Option(click.Option):
         self.section, self.is_rare, self.kind, self.kind_of = section, is_rare, kind, kind_of
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Refuse what a variable of the shell that is not set leaves where something is named."""
-        if value == "" and self.name in _NAMING:
-            raise UserError(f"{self.opts[-1]} is empty; give a value, or leave the flag out")
+        """As click does, but for nothing where there should be a value."""
+        _refuse_nothing(self, None if ctx.resilient_parsing else value)
         return super().process_value(ctx, value)
 
 
@@ -114,11 +113,14 @@ class Number(_Within, click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
-        return _within(self, click.FLOAT.convert(value, param, ctx), param, ctx)
+        number = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return _within(self, number, param, ctx)
 
 
 def _within(of: Whole | Number, number: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-    if of.min is not None and not number >= of.min:
+    if of.min is not None and number < of.min:
         of.fail(f"{number} is less than {of.min}", param, ctx)
     if of.max is not None and number > of.max:
         of.fail(f"{number} is more than {of.max}", param, ctx)
@@ -164,6 +166,8 @@ class SectionedCommand(click.Command):
             ctx.meta[_KIND] = self._kind(args)
         ctx.meta[TYPED] = list(args)
         rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            _refuse_nothing(parameter, None if ctx.resilient_parsing else ctx.params.get(str(parameter.name)))
         given = (value for name, value in ctx.params.items() if name != "args")  # those of the script are its own
         words = (it for value in given for it in (value if isinstance(value, tuple) else (value,)))
         if (why := pasted(it for it in words if isinstance(it, str))) is not None:
@@ -242,6 +246,26 @@ class SectionedCommand(click.Command):
 _KIND, _ALL, _EXPLAINED = "paceline.help.kind", "--help-all", "paceline.help.explained"  # keys of click's meta
 TYPED = "paceline.typed"  # another one, of the words behind the verb
 _HELP = {"-h", "--help", _ALL}
+
+
+def _refuse_nothing(parameter: click.Parameter, value: Any) -> None:
+    """Refuse what a variable of the shell that is not set leaves in the place of a value or a name."""
+    if parameter.name in _MAY_BE_EMPTY or "" not in (value if isinstance(value, (list, tuple)) else (value,)):
+        return
+    if isinstance(parameter, click.Argument):
+        raise UserError(f"{parameter.human_readable_name.rstrip('…')} is empty; name one")
+    name = next((it for it in parameter.opts if it.startswith("--")), parameter.opts[0])
+    raise UserError(f"{name} is empty; give a value, or leave the flag out")
+
+
+def new_file(flag: str, name: str) -> Path:
+    """The file that a flag has written, refused before any work is done for it where none can be written."""
+    path = Path(name)
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
+        what = "it is a folder" if path.is_dir() else f"there is no folder {folder}"
+        raise UserError(f"{flag} {name}: {what}; name another file")
+    return path
 
 
 def _explained(text: str, known: set[str]) -> str:

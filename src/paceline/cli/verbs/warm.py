@@ -52,11 +52,9 @@ def _warm(
             _show(found, output)
         return
     try:
-        period = duration(seconds or _DEFAULT, usual="m")
+        period = duration(seconds or _DEFAULT, usual="m", zero=f"give a time such as {_DEFAULT}")
     except ValueError as error:
         raise UserError(f"--for: {error}") from None
-    if not period:
-        raise UserError(f"--for {seconds}: nothing would be kept; give a time such as {_DEFAULT}")
     wanted = {
         "framework": framework or "torch", "preload": [name for name in (preload or "").split(",") if name],
         "ranks": ranks or 1, "seconds": period,
