@@ -20,18 +20,30 @@ _STREAMS = {"none": 0, "all": BOTH, "0": 0, "1": OUT, "2": ERR, "3": BOTH}
 _SENTENCE = re.compile(r"[.;](?: |$)|  \[")  # its end: the first help has no more of a text longer than a line
 _NAMES = 34  # columns of the terminal that flags take beside their texts
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What a help explains where a word stands first in it.
+# What a help explains where a word stands first in it; no meaning has another of the words.
 _WORDS = {
-    "agent": "the process that starts and watches the ranks of a machine",
-    "allocation": "the nodes that a scheduler has given to a shell",
+    "agent": "the process that starts and watches the job on a machine",
+    "allocation": "the machines that a scheduler has given to a shell",
+    "attempt": "a start of the whole job",
+    "backend": "what runs jobs, such as Slurm",
+    "checkpoint": "saved state to go on from",
     "cold": "with an import of the framework",
+    "node": "a machine of the job",
     "rank": "a process of the job, numbered from 0",
-    "slot": "room for one rank",
+    "slot": "room for one process",
     "target": "a named place for jobs",
     "warm": "with the framework imported before",
 }
-_PLURALS = {"rank": "the processes of the job, numbered from 0", "target": "named places for jobs"}
-_WORD = re.compile(rf"(?<![-\w`\[.<=])(?i:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
+_PLURALS = {
+    "attempt": "starts of the whole job",
+    "backend": "what runs jobs, such as Slurm",
+    "checkpoint": "saved states to go on from",
+    "node": "the machines of the job",
+    "rank": "the processes of the job, numbered from 0",
+    "slot": "each is room for one process",
+    "target": "named places for jobs",
+}
+_WORD = re.compile(rf"(?<![-\w`\[.<=])(?<!coding )(?i:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
 # What may be empty: these are so by default for torchrun, and the others go to the program as they are.
 _MAY_BE_EMPTY = frozenset({
     "rdzv_endpoint", "rdzv_conf", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters",

@@ -242,7 +242,10 @@ def _import(files: tuple[str, ...], *, folder: str, force: bool) -> None:
 
 @click.group()
 def checkpoint() -> None:
-    """Show, verify, export and import checkpoints, on this machine; no training needs to run."""
+    """Show, verify, export and import checkpoints (saved states to go on from), on this machine.
+
+    No training needs to run.
+    """
 
 
 def _where() -> click.Argument:
@@ -258,8 +261,10 @@ _verbs = [
         short_help="Write the model into one file.",
         params=[
             _where(),
-            Option(["-o", "--output", "file"], metavar="FILE", required=True, help="FILE.safetensors or FILE.pt."),
-            Option(["--part"], metavar="PART", default="model", help="Which part.  [default: model]"),
+            Option(
+                ["-o", "--output", "file"], metavar="FILE", required=True, help="Write FILE.safetensors or FILE.pt."
+            ),
+            Option(["--part"], metavar="PART", default="model", help="Part to write.  [default: model]"),
             Option(["--force"], is_flag=True, help="Replace FILE if it exists."),
         ],
     ),
@@ -270,7 +275,7 @@ _verbs = [
         params=[
             click.Argument(["files"], metavar="FILE…", nargs=-1, required=True),
             Option(["-o", "--output", "folder"], metavar="DIR", required=True, help="Where the checkpoint is written."),
-            Option(["--force"], is_flag=True, help="Add the newest one if DIR has checkpoints."),
+            Option(["--force"], is_flag=True, help="Add it as the newest one if DIR has checkpoints."),
         ],
     ),
 ]

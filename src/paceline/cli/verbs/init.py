@@ -77,7 +77,7 @@ init = SectionedCommand(
     callback=_init,
     params=[
         Option(["--file"], default="job.yaml", metavar="FILE.yaml", help="The job file.  [default: job.yaml]"),
-        Option(["--force"], is_flag=True, help="Overwrite it."),
+        Option(["--force"], is_flag=True, help="Overwrite the file if it is there."),
     ],
 )
 

@@ -41,9 +41,9 @@ _PLAN = in_section(
     Option(
         ["--memory"],
         metavar="SIZE",
-        help="What each rank has, such as 24G.  [default: its share of what is free on this machine]",
+        help="Memory of each rank, such as 24G.  [default: its share of what is free on this machine]",
     ),
-    Option(["-n", "--ranks"], metavar="N,…", help=f"Numbers of ranks.  [default: {_RANKS}]"),
+    Option(["-n", "--ranks"], metavar="N,…", help=f"Numbers of ranks to plan for.  [default: {_RANKS}]"),
     Option(["--all"], is_flag=True, help='Show all ways, and not only what Strategy(shard="auto") takes.'),
 )
 

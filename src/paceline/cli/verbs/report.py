@@ -65,7 +65,7 @@ report = SectionedCommand(
     params=[
         click.Argument(["names"], metavar="JOB…", nargs=-1, required=True, **OF_JOBS),
         *where_options(),
-        Option(["-o", "--output", "file"], metavar="FILE", help="- for stdout.  [default: JOB.html]"),
+        Option(["-o", "--output", "file"], metavar="FILE", help="Where it goes; - for stdout.  [default: JOB.html]"),
         Option(
             ["-t", "--tail", "lines"],
             metavar="N",

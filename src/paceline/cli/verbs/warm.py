@@ -94,10 +94,10 @@ warm = SectionedCommand(
             Option(
                 ["--for", "seconds"],
                 metavar="10m",
-                help=f"End it when it has started no job for this time.  [default: {_DEFAULT}]",
+                help=f"End the process when it has started no job for this time.  [default: {_DEFAULT}]",
             ),
-            Option(["--list", "listed"], is_flag=True, help="Show those that are kept warm."),
-            Option(["--stop"], is_flag=True, help="End them; jobs that they have started go on."),
+            Option(["--list", "listed"], is_flag=True, help="Show the processes that are kept warm."),
+            Option(["--stop"], is_flag=True, help="End these processes; jobs that they have started go on."),
         ),
         output_option(),
     ],
