@@ -150,6 +150,7 @@ def test_one_line_and_nothing_left(paceline: Paceline, case: str) -> None:
     ("words", "said"),
     [
         (("run", "--on", "", "ok.py"), "--on is empty; give a value, or leave the flag out"),
+        (("run", "-n"), "Option '-n' requires an argument; see "),
         (("run", "--checkpoint-dir=", "ok.py"), "--checkpoint-dir is empty; give a value, or leave the flag out"),
         (("run", "--name", "", "ok.py"), "--name is empty; give a value, or leave the flag out"),
         (("top", "it"), "top it: write paceline top job it for a job of that name, or paceline top node"),

@@ -78,6 +78,11 @@ def test_the_first_help_has_the_first_sentence_of_a_flag_and_help_all_the_whole_
     assert "Keep the framework imported after the job; within this time the next job starts at once." in every
 
 
+def test_every_verb_of_paceline_knows_help_all() -> None:
+    for words in (("plan",), ("web",), ("checkpoint", "show")):
+        assert shown(*words, "--help-all") == shown(*words, "--help")
+
+
 def test_help_alone_lists_the_verbs() -> None:
     assert shown("help") == shown("--help")
     assert shown("help", "top", "job") == shown("top", "job", "--help")

@@ -177,7 +177,11 @@ class SectionedCommand(click.Command):
         if not _HELP.isdisjoint(args):
             ctx.meta[_KIND] = self._kind(args)
         ctx.meta[TYPED] = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # so that the refusal names the verb's help
+            raise
         for parameter in self.params:
             _refuse_nothing(parameter, None if ctx.resilient_parsing else ctx.params.get(str(parameter.name)))
         given = (value for name, value in ctx.params.items() if name != "args")  # those of the script are its own
@@ -187,15 +191,11 @@ class SectionedCommand(click.Command):
         return rest
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options and arguments, with `--help-all` where `--help` does not have all of them."""
+        """The options and arguments, with `--help-all`, which `--help` names where it does not have all of them."""
         params = super().get_params(ctx)
-        if len(self._first(params, None)) == len(params):
-            return params
-        return [
-            *params[:-1],
-            Option([_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all flags."),
-            params[-1],
-        ]
+        how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+        hidden = len(self._first(params, None)) == len(params)
+        return [*params[:-1], Option([_ALL], help="Show all flags.", hidden=hidden, **how), params[-1]]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help; a word of the field is explained where it stands first."""
