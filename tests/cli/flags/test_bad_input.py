@@ -150,6 +150,7 @@ def test_one_line_and_nothing_left(paceline: Paceline, case: str) -> None:
     ("words", "said"),
     [
         (("run", "--on", "", "ok.py"), "--on is empty; give a value, or leave the flag out"),
+        (("submit", "--tee", "all", "ok.py"), "--tee is a flag of paceline run, which shows the job; leave it out"),
         (("run", "-n"), "Option '-n' requires an argument; see "),
         (("run", "--checkpoint-dir=", "ok.py"), "--checkpoint-dir is empty; give a value, or leave the flag out"),
         (("run", "--name", "", "ok.py"), "--name is empty; give a value, or leave the flag out"),

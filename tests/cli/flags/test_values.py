@@ -124,9 +124,11 @@ def test_a_file_where_none_can_be_is_refused_before_any_work(paceline: Paceline,
     [
         (("nope.py",), "no script nope.py in {}; check the name and the folder"),
         (("/dev/null",), "/dev/null is a device or a socket, not a script; name a file"),
-        (("script.sh",), "script.sh is no script of Python, and paceline plan measures no others"),
+        (("script.sh",), "script.sh is no script of Python, and paceline plan measures no others; name one"),
+        (("job.yaml",), "job.yaml is no script of Python, and paceline plan measures no others; name one"),
     ],
 )
 def test_plan_looks_at_its_script_first(paceline: Paceline, words: tuple[str, ...], said: str) -> None:
     paceline.script("echo", "script.sh")
+    paceline.script("script: it.py", "job.yaml")
     assert refusal(paceline, "plan", *words) == said.format(paceline.folder)

@@ -80,7 +80,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     if not (given["module"] or given["no_python"]) and _is_batch(path):
         from .jobfile import refuse
 
-        refuse(path, _typed_flags(verb), spec_of)
+        refuse(path, str(verb.name), _typed_flags(verb), spec_of)
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
         try:
             return JobSpec.validated(fields(given)), given
@@ -98,7 +98,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     except UserError:
         from .jobfile import refuse
 
-        refuse(path, _typed_flags(verb), spec_of)
+        refuse(path, str(verb.name), _typed_flags(verb), spec_of)
         raise
     if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
         folder = os.path.dirname(path)

@@ -18,6 +18,7 @@ from paceline.backends.refusals import kind_of_program
 from paceline.backends.registry import HERE
 from paceline.cli.flags.job import PROGRAM_ARGUMENTS
 from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, in_section, output_option, parse_numbers
+from paceline.cli.flags.spec import JOB_FILES
 from paceline.cli.terminal.tables import Column, show
 from paceline.cli.terminal.write import say
 from paceline.contract.memory import MEMORY, PLAN, PLANNED, amount
@@ -70,8 +71,9 @@ def _plan(**given: Any) -> int:
     ranks = sorted(set(parse_numbers("--ranks", text, "2,4")))
     if ranks[0] < 1 or ranks[-1] > _MOST:
         raise UserError(f"--ranks {text}: a job has from 1 to {_MOST} ranks; write for example --ranks 2,4")
-    if not given["module"] and kind_of_program(given["script"], Path.cwd()) != "script":
-        raise UserError(f"{given['script']} is no script of Python, and paceline plan measures no others")
+    script = given["script"]
+    if not given["module"] and (kind_of_program(script, Path.cwd()) != "script" or script.lower().endswith(JOB_FILES)):
+        raise UserError(f"{script} is no script of Python, and paceline plan measures no others; name one")
     words = [*(["-m"] if given["module"] else []), given["script"], *given["args"]]
     env = {} if given["memory"] is None else {MEMORY: given["memory"]}
     try:
