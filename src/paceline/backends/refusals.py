@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 from paceline.node.errors import Refused
-from paceline.node.planning.script import program_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,5 +24,7 @@ def refusals() -> Iterator[None]:
 
 def kind_of_program(target: str, folder: Path) -> str:
     """Whether a file is a Python "script" or another "command"; refuses what is neither."""
+    from paceline.node.planning.script import program_kind  # most verbs need no more than the above
+
     with refusals():
         return program_kind(target, folder)
