@@ -230,6 +230,8 @@ def test_a_file_becomes_a_job_file(paceline: Paceline, name: str) -> None:
     last = submitted.stderr.splitlines()[-1]
     assert f"{name} is {what}; the job file that does the same is printed above: paceline explain {name} -o" in last
     assert "--max-restarts 3 job.yaml starts it" in last
+    shown = typed(paceline, "run", "--tee", "all", name).stderr.splitlines()[-1]
+    assert ", and paceline run " in shown and "-t all job.yaml starts it" in shown
     assert typed(paceline, "list", "-A", "-o", "json").stdout.strip() == "[]"
 
 

@@ -29,11 +29,13 @@ LAUNCHERS = (
     "srun -N 2 --ntasks-per-node 4 -p gpu python train.py",
     "python -m paddle.distributed.launch --nproc_per_node 2 train.py",
     "swift sft --model m",
+    "'module load x && source e && python train.py'",
+    "'cd /x; export A=1; torchrun --nproc_per_node 2 train.py'",
 )
 # Flags that say the same, or exclude each other: where the launcher has one, it counts.
 SAME = (
     {"ranks", "total"}, {"gpus", "devices"}, {"on", "hosts", "hostfile"}, {"nnodes"}, {"max_restarts"}, {"queue"},
-    {"framework"}, {"node_rank"},
+    {"framework"}, {"node_rank"}, {"working_dir"},
 )  # fmt: skip
 # What says where the program is, and what ends the line at once.
 NOT_TYPED = {"module", "no_python", "plain", "help", "help_all", "script", "args"}
@@ -57,6 +59,11 @@ def options() -> list[click.Option]:
         assert command is not None
         found = [it for it in command.get_params(root) if isinstance(it, click.Option) and it.name not in NOT_TYPED]
     return [it for it in found if it.is_flag is not None and not it.is_eager]
+
+
+def test_every_flag_that_is_typed_before_a_script_is_drawn() -> None:
+    newest = {"setup", "queue", "start_timeout", "keep_warm", "run_as", "placement", "topology", "work_size", "secret"}
+    assert newest <= {it.name for it in options()}
 
 
 def group_of(option: click.Option) -> object:

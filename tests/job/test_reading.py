@@ -119,7 +119,7 @@ CASES = {
     "limit without a unit": ("script: a.py\ntime-limit: 5\n", ":2: time-limit: 5 has no unit; did you mean 5m or 5h?"),
     "limit in seconds": ("script: a.py\ntime_limit: 3600\n", ":2: time_limit: 3600 has no unit; did you mean 3600s?"),
     "grace without a unit": ("script: a.py\ngrace: 5\n", ":2: grace: 5 has no unit; did you mean 5s?"),
-    "no time": ("script: a.py\nttl: 0\n", ":2: ttl: 0 has no unit; did you mean 0s?"),
+    "no time": ("script: a.py\nttl: 0\n", ":2: ttl: 0 is no time; to keep the job, leave it out"),
     "negative time": ("script: a.py\nttl: -5\n", ":2: ttl: -5 is not a duration; write for example"),
     "framework that is none": ("script: a.py\nframework: torhc\n", ":2: framework: unknown framework 'torhc'; did you"),
     "variable that is none": ("script: a.py\nenv: {1: x}\n", ":2: env: '1' is not a valid name"),

@@ -181,6 +181,15 @@ def test_a_message_has_a_kind_and_what_it_is_about(line: str, kind: str, about: 
     assert advice(line)[1:] == (kind, about)
 
 
+def test_what_paceline_has_not_of_horovod_is_not_to_be_installed() -> None:
+    for line in (
+        "AttributeError: module 'paceline.horovod.torch' has no attribute 'nosuch'",
+        "ImportError: cannot import name 'nosuch' from 'paceline.horovod.torch' (/x/__init__.py)",
+        "ModuleNotFoundError: No module named 'horovod.nosuch'",
+    ):
+        assert "is not in paceline's Horovod" in advice(line).text
+
+
 def test_ordinary_lines_are_no_usual_messages() -> None:
     assert [line for line in ORDINARY.splitlines() if advice(line).text] == []
 

@@ -50,7 +50,8 @@ def in_file(flag: str, file: str) -> list[NamedHost]:
         with open(os.path.expanduser(file)) as opened:
             read = [line.partition("#")[0].strip() for line in opened]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {file}: {getattr(error, 'strerror', None) or 'it is not a text file'}") from None
+        what = getattr(error, "strerror", None) or "it is not a text file"
+        raise UserError(f"{flag} {file}: {what}; name a file with a line for each host") from None
     lines = [(line, f"{flag} {file}:{number}") for number, line in enumerate(read, 1) if line]
     if not lines:
         raise UserError(f"{flag} {file} names no host; write a line such as: node1 slots=2")

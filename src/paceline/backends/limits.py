@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import NamedTuple
 
@@ -53,9 +52,6 @@ def _given(variable: str) -> float | None:
     if not text:
         return None
     try:
-        seconds = duration(text, usual="s")
+        return duration(text, usual="s", zero="give for example 5s")
     except ValueError as error:
         raise UserError(f"{variable}: {error}") from None
-    if not seconds or not math.isfinite(seconds):
-        raise UserError(f"{variable}={text}: give more than 0, for example 5s")
-    return seconds

@@ -10,6 +10,7 @@ from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -19,3 +20,11 @@ def refusals() -> Iterator[None]:
         yield
     except Refused as refused:
         raise UserError(str(refused)) from None
+
+
+def kind_of_program(target: str, folder: Path) -> str:
+    """Whether a file is a Python "script" or another "command"; refuses what is neither."""
+    from paceline.node.planning.script import program_kind  # most verbs need no more than the above
+
+    with refusals():
+        return program_kind(target, folder)

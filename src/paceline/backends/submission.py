@@ -13,10 +13,9 @@ from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder, targets_with
 from paceline.job.spec import NAME, JobSpec
-from paceline.node.planning.script import program_kind
 from paceline.node.ranks.placement import CHOSEN
 
-from .refusals import refusals
+from .refusals import kind_of_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +89,7 @@ def _in_copy(script: str, spec: JobSpec, here: Path) -> str:
 def check_script(spec: JobSpec, source: Path | None) -> None:
     """Check that the folder that the code will be copied from has the script: nodes cannot look for it there."""
     if source is not None and spec.script is not None:
-        with refusals():
-            program_kind(spec.script, source)
+        kind_of_program(spec.script, source)
 
 
 def kept_warm(spec: JobSpec) -> JobSpec:
@@ -151,8 +149,7 @@ def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressRepor
         record = fetched(spec, code, progress)
         if spec.script is not None:
             try:
-                with refusals():
-                    program_kind(spec.script, code)
+                kind_of_program(spec.script, code)
             except UserError as error:
                 raise UserError(str(error).replace(str(code), f"the copy of {record['source']}")) from None
         with tarfile.open(fileobj=archive, mode="w") as tar:

@@ -66,7 +66,7 @@ VERBS = {
     "why": ("why", "Say why a job failed, hangs or waits, and where its ranks are."),
     "profile": ("profile", "Record some steps of a running job with torch.profiler."),
     "attach": ("attach", "Run a shell in a rank's folder, with its variables."),
-    "resubmit": ("resubmit", "Run a job again, from its last checkpoint."),
+    "resubmit": ("resubmit", "Run a job again, from its last checkpoint (saved state)."),
     "checkpoint": ("checkpoint", "Show, verify, export and import checkpoints."),
     "scaleout": ("control", "Add hosts to a running job."),
     "scalein": ("control", "Remove hosts from a running job."),
@@ -130,7 +130,7 @@ def cli() -> None:
     """Train a script on one machine or many.
 
     \b
-    paceline run train.py            one rank here
+    paceline run train.py            one rank here (a process of the job)
     paceline run -n 4 train.py       four ranks here
     paceline check                   what this machine has
     paceline help run                the flags of a verb
@@ -254,6 +254,9 @@ def _one_line(error: click.ClickException) -> str:
         verb, above = "", context
         while above.parent is not None:
             verb, above = f"{above.info_name} {verb}".rstrip(), above.parent
+        run = cli.get_command(above, "run") if verb in ("submit", "resubmit") else None
+        if run is not None and any(error.option_name in parameter.opts for parameter in run.params):
+            return f"{error.option_name} is a flag of paceline run, which shows the job; leave it out"
         if (answer := old_flag(verb, error.option_name)) is not None:
             return answer
         near = [name for name in error.possibilities or () if _is_near(name, error.option_name)]

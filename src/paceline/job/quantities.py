@@ -24,18 +24,24 @@ class NoUnitError(ValueError):
     """A duration without a unit."""
 
 
-def duration(value: Any, *, usual: str = "d") -> float | None:
+def duration(value: Any, *, usual: str = "d", zero: str = "") -> float | None:
     """Seconds of `"90s"`, `"1.5h"` or `"1h30m"`, or of a timedelta. A number without a unit raises NoUnitError.
 
-    `usual` has the units, a letter each, that the message suggests.
+    `usual` has the units, a letter each, that the message suggests. `zero` says what to do in the place of no time at
+    all, which is refused then.
     """
     if value is None:
         return None
     if isinstance(value, timedelta):
         return value.total_seconds()
     text = str(value).strip()
+    if zero and "0" in text and not text.strip("0.smhdw"):
+        raise ValueError(f"{value!r} is no time; {zero}")
     if re.fullmatch(r"(\d+(\.\d+)?[smhdw])+", text):
-        return sum(float(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhdw])", text))
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhdw])", text))
+        if seconds == float("inf"):
+            raise ValueError("it is longer than any job; write for example 90s, 10m, 2h or 7d")
+        return seconds
     if re.fullmatch(r"\d+(\.\d+)?", text):
         units = usual if 0 < float(text) <= _MANY else "s"
         raise NoUnitError(f"{value!r} has no unit; did you mean {' or '.join(text + unit for unit in units)}?")
@@ -43,8 +49,8 @@ def duration(value: Any, *, usual: str = "d") -> float | None:
 
 
 def duration_or_off(value: Any, *, usual: str = "d") -> float | str | None:
-    """The same, or "off"."""
-    return "off" if value == "off" else duration(value, usual=usual)
+    """The same, or "off" in the place of no time."""
+    return "off" if value == "off" else duration(value, usual=usual, zero="write off")
 
 
 def moment(value: Any) -> float:

@@ -39,7 +39,7 @@ class _Model(Model, frozen=True, kw_only=True):
     is_strict: ClassVar[bool] = True
 
 
-_limit = partial(duration, usual="s")
+_limit = partial(duration, usual="s", zero="give for example 5s")
 
 
 class LocalSettings(_Model, frozen=True, kw_only=True):

@@ -42,12 +42,6 @@ def _valid_framework(name: Any) -> Any:
     return name
 
 
-def _valid_hang_after(value: Any) -> Any:
-    if str(value).strip().rstrip("smhdw") in ("0", "0.0"):
-        raise ValueError(f"{value!r} is no time; to watch for no hang, write --hang off")
-    return duration(value, usual=_DURATIONS["hang_after"])
-
-
 def _valid_nodes(value: Any) -> Any:
     low, colon, high = str(value).partition(":")
     if not low.isdecimal() or int(low) < 1 or (colon and (not high.isdecimal() or int(high) < int(low))):
@@ -107,6 +101,13 @@ _DURATIONS = {
     "last_call": "s",
     "silence": "s",
 }  # field → the units that a message suggests
+_ZERO = {
+    "time_limit": "for no limit, leave it out",
+    "ttl": "to keep the job, leave it out",
+    "hang_after": "to watch for no hang, write --hang off",
+    "join_timeout": "give 1s or more",
+    "silence": "give more than 2s",
+}  # field → what to write in the place of no time, where that is refused
 # What a job file may leave unquoted: `job/reading.py` takes it as it is written.
 Text = Annotated[str, _written({"type": ["string", "number", "boolean"]})]
 
@@ -289,8 +290,8 @@ class JobSpec(Model, frozen=True, kw_only=True):
     parsers: ClassVar[dict[str, Any]] = {
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
         "memory": memory_size, "setup": as_list, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
-        **{name: partial(duration, usual=unit) for name, unit in _DURATIONS.items()},
-        "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]), "hang_after": _valid_hang_after,
+        **{name: partial(duration, usual=unit, zero=_ZERO.get(name, "")) for name, unit in _DURATIONS.items()},
+        "keep_warm": partial(duration_or_off, usual=_DURATIONS["keep_warm"]),
     }  # fmt: skip
 
     @classmethod

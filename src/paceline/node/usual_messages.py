@@ -395,8 +395,9 @@ USUAL = (
         "missing library",
     ),
     Usual(
-        r"No module named 'horovod\.[\w.]+'|cannot import name '\w+' from 'horovod[\w.]*'",
-        "what the script imports is not in paceline's Horovod, whose names docs/horovod.md has: leave it out",
+        r"No module named 'horovod\.[\w.]+'|cannot import name '\w+' from '(?:paceline\.)?horovod[\w.]*'|"
+        r"module 'paceline\.horovod[\w.]*' has no attribute",
+        "what the script asks for is not in paceline's Horovod, whose names docs/horovod.md has: leave it out",
         _PYTHON + "exceptions.html#ImportError",
     ),
     Usual(

@@ -301,6 +301,8 @@ def test_pods_are_spread_and_packed_over_hosts_zones_and_racks() -> None:
     (apart,) = spec(placement="spread", topology="zone")["topologySpreadConstraints"]
     assert apart["topologyKey"] == "topology.kubernetes.io/zone" and apart["whenUnsatisfiable"] == "ScheduleAnyway"
     assert "podAntiAffinity" in spec(placement="spread")["affinity"]
+    with pytest.raises(UserError, match=r"--topology: .* add --placement spread"):
+        order(options={"topology": "zone"}, topology="zone").check()
 
 
 @pytest.mark.parametrize(("option", "value", "why"), [

@@ -47,7 +47,7 @@ CASES = {
     "no ranks": (["-n", "0", "ok.py"], "-n 0 starts no rank", "take 1 or more"),
     "negative ranks": (["-n", "-3", "ok.py"], "-n -3 starts no rank", "take 1 or more"),
     "ranks that are no number": (["-n", "many", "ok.py"], "-n many is neither a number nor auto, gpu or cpu", ""),
-    "an empty number of ranks": (["-n", "", "ok.py"], "-n '' is neither a number nor auto, gpu or cpu", ""),
+    "an empty number of ranks": (["-n", "", "ok.py"], "--nproc-per-node is empty", "give a value, or leave"),
     "a number that is too small": (
         ["--max-restarts", "-1", "ok.py"],
         "Invalid value for '--max-restarts': -1 is less than 0",
@@ -150,6 +150,8 @@ def test_one_line_and_nothing_left(paceline: Paceline, case: str) -> None:
     ("words", "said"),
     [
         (("run", "--on", "", "ok.py"), "--on is empty; give a value, or leave the flag out"),
+        (("submit", "--tee", "all", "ok.py"), "--tee is a flag of paceline run, which shows the job; leave it out"),
+        (("run", "-n"), "Option '-n' requires an argument; see "),
         (("run", "--checkpoint-dir=", "ok.py"), "--checkpoint-dir is empty; give a value, or leave the flag out"),
         (("run", "--name", "", "ok.py"), "--name is empty; give a value, or leave the flag out"),
         (("top", "it"), "top it: write paceline top job it for a job of that name, or paceline top node"),

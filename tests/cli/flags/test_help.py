@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from paceline.cli.flags.option import _PLURALS, _WORDS
 from paceline.cli.main import VERBS, cli
 from paceline.cli.terminal.write import has_colours
 
@@ -73,8 +74,13 @@ def test_the_first_help_of_a_verb_is_one_screen(words: tuple[str, ...], monkeypa
 
 def test_the_first_help_has_the_first_sentence_of_a_flag_and_help_all_the_whole_text() -> None:
     first, every = (" ".join(shown("run", flag).split()) for flag in ("--help", "--help-all"))
-    assert "--dry-run Print the job and the ranks' variables. --" in first
-    assert "--dry-run Print the job and the ranks' variables; start nothing." in every
+    assert "--keep-warm 10m|off Keep the framework imported after the job. -" in first
+    assert "Keep the framework imported after the job; within this time the next job starts at once." in every
+
+
+def test_every_verb_of_paceline_knows_help_all() -> None:
+    for words in (("plan",), ("web",), ("checkpoint", "show")):
+        assert shown(*words, "--help-all") == shown(*words, "--help")
 
 
 def test_help_alone_lists_the_verbs() -> None:
@@ -85,14 +91,14 @@ def test_help_alone_lists_the_verbs() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_words_of_the_field_are_explained_where_they_stand_first(verb: str) -> None:
     text = " ".join(shown(verb, "--help-all" if verb in ("run", "submit") else "--help").split())
-    for meaning in (
-        "the processes of the job, numbered from 0", "a process of the job, numbered from 0",
-        "a named place for jobs", "the nodes that a scheduler has given to a shell",
-    ):  # fmt: skip
-        assert text.count(f"({meaning})") <= 1
-    if verb in ("run", "logs", "why"):
-        first = re.split(r"\branks?\b", text, maxsplit=1)[1]
-        assert first.startswith((" (the processes of the job", " (a process of the job"))
+    for word, meaning in _WORDS.items():
+        meanings = {meaning, _PLURALS.get(word, meaning)}
+        assert sum(text.count(f"({it})") for it in meanings) <= 1
+        # Names, values and titles are none of the field's words.
+        either = f"[{word[0]}{word[0].upper()}]{word[1:]}s?"
+        first = re.search(rf"(?<![-\w`\[.<=])(?<!coding )(?<!paceline ){either}(?![-\w`=:\]]|\.\w)(.{{80}})", text)
+        if first is not None and word != verb:
+            assert first[1].startswith(tuple(f" ({it})"[:80] for it in meanings)), (word, first[0])
 
 
 def test_no_verb_that_deletes_is_guessed() -> None:

@@ -135,7 +135,7 @@ def test_the_name_of_a_job(paceline: Paceline) -> None:
             "-o model.bin: of which kind is it? let its name end in .safetensors or .pt",
         ),
         (("export", "saved", "-o", "there.pt"), "-o there.pt exists; choose another file, or replace it with --force"),
-        (("export", "saved", "-o", "no/m.pt"), "-o no/m.pt: there is no folder {}/no; choose another file"),
+        (("export", "saved", "-o", "no/m.pt"), "-o no/m.pt: there is no folder {}/no; name another file"),
         (
             ("export", "saved", "-o", "m.pt", "--part", "rank-00000"),
             "--part rank-00000: saved/step-000002 has no such part; choose one of model, optimizer, scheduler",

@@ -34,7 +34,7 @@ def test_the_template_can_be_started(paceline: Paceline) -> None:
     ("file", "said"),
     [
         ("job.toml", "--file job.toml: a job file ends in .yaml"),
-        ("no/job.yaml", "there is no folder no"),
+        ("no/job.yaml", "no; name another file"),
         ("mine.yaml", "mine.yaml exists; name another one with --file, or overwrite it with --force"),
     ],
 )

@@ -173,6 +173,13 @@ def test_submits_of_many_processes_at_once(paceline: Paceline, count: int) -> No
 # -- stop, wait, delete ------------------------------------------------------------------------------------------------
 
 
+def test_a_job_that_has_ended_is_not_waited_for_in_vain(paceline: Paceline) -> None:
+    paceline.script("pass")
+    assert paceline.run("--name", "it", "script.py").returncode == 0
+    done = paceline("wait", "--timeout", "0s", "it")
+    assert (done.returncode, done.stdout) == (0, "") and "job it succeeded" in done.stderr
+
+
 def test_wait_gives_up(paceline: Paceline) -> None:
     paceline.script(FOREVER)
     submit(paceline, "--name", "it", "script.py")

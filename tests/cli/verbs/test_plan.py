@@ -48,7 +48,7 @@ WORKERS = """for (x,) in run.dataloader(data, batch_size=2, num_workers=2, multi
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        ("", "--ranks '' is not a list of numbers; write for example --ranks 2,4"),
+        ("", "--ranks is empty; give a value, or leave the flag out"),
         ("0", "--ranks 0: a job has from 1 to 65536 ranks; write for example --ranks 2,4"),
         ("1-4", "--ranks '1-4' is not a list of numbers; write for example --ranks 2,4"),
         ("2,99999", "--ranks 2,99999: a job has from 1 to 65536 ranks; write for example --ranks 2,4"),

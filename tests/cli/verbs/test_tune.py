@@ -86,7 +86,7 @@ def test_a_job_file_keeps_its_other_lines(paceline: Paceline) -> None:
         (["--methods", "allreduce,gossip"], "--methods 'gossip' is none of allreduce, fp16"),
         (["--methods", "powersgd(0)"], "--methods 'powersgd(0)': '0' is no number for powersgd"),
         (["--methods", "fp16,fp16"], "must name at least one method, and each once"),
-        (["--write", "nowhere/job.yaml"], "there is no folder nowhere"),
+        (["--write", "nowhere/job.yaml"], "nowhere; name another file"),
         (["--write", "other.yaml"], "other.yaml is the job file of other.py, not of script.py"),
         (["--steps", "3"], "--steps"),
         (["--try", "worker"], "--try worker: there is no such setting; did you mean workers?"),

@@ -279,7 +279,8 @@ def test_what_the_server_warns_of_is_said(user: User) -> None:
     user.cluster.server.warning = 'would violate PodSecurity "restricted:latest": runAsNonRoot != true'
     there, said = user.backend(), Silence()
     prepared = there.prepare(JobSpec.validated({"command": "true", "name": "it"}))
-    line = f"the cluster warns: {user.cluster.server.warning}"
+    advice = "add --run-as UID:GID, or --run-as image for an image with a user"
+    line = f"the cluster warns: {user.cluster.server.warning}; {advice}"
     assert prepared.text().startswith(f"# {line}\n")
     there.start(prepared, said)
     assert said.said == [line]

@@ -70,6 +70,7 @@ def test_a_namespace_that_is_restricted_takes_jobs_that_do_not_run_as_root(user:
         assert warning.startswith(
             'the cluster warns: would violate PodSecurity "restricted:latest": runAsNonRoot != true'
         )
+        assert warning.endswith("; add --run-as UID:GID, or --run-as image for an image with a user")
         there = user.backend(run_as="1000:1000")
         report = there.check(Silence())
         assert ("pods: enforce", "restricted") in report.sections["Cluster"]

@@ -12,7 +12,7 @@ from paceline.node.host.slurm.place.batch_script import notes_on_limit
 @pytest.mark.parametrize(
     ("limit", "options", "last"),
     [
-        (60.0, {"slurm": {}}, "of its time limit of 60 s, the last 30 to 90 s are for saving and ending"),
+        (60.0, {"slurm": {}}, "of its time limit of 60 s, the last 30 to 60 s are for saving and ending"),
         (None, {"slurm": {"time": "4"}}, "of its time limit of 240 s, the last 90 to 150 s are for saving and ending"),
         (None, {"slurm": {}, "limit": 120.0}, "of its time limit of 120 s, the last 60 to 120 s are for saving"),
         (3600.0, {"slurm": {}}, ""),

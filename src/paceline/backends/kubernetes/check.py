@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.backends.check.report import Finding, Report, errors_first
 from paceline.job.errors import UserError
 
-from .api.errors import ApiError
+from .api.errors import RUN_AS, ApiError
 from .api.rights import may
 from .change import queues
 from .manifests.gang import GROUPS
@@ -230,7 +230,7 @@ def _pod_security(cluster: Cluster, options: Options, found: list[Finding]) -> l
     enforced, where = labels.get(f"{_POD_SECURITY}enforce"), f"namespace {cluster.namespace}"
     if enforced == "restricted" and options.run_as is None:
         what = "admits no pods that may run as root (pod security: restricted)"
-        found.append(Finding("error", where, what, "add --run-as UID:GID, or --run-as image for an image with a user"))
+        found.append(Finding("error", where, what, RUN_AS))
     if enforced == "restricted" and options.capabilities:
         what = "admits no pods with capabilities (pod security: restricted)"
         found.append(Finding("error", where, what, "leave out --capabilities"))

@@ -13,7 +13,7 @@ FLAGS = (
         job=True,
         repeats=True,
     ),
-    Flag("array", ("--array",), "0-3[%2]", "A job for each index, at most so many at a time.", job=True),
+    Flag("array", ("--array",), "0-3[%2]", "Submit a job for each index; %2: two at a time.", job=True),
     Flag("chain", ("--chain",), "", "Go on in a new job when a time limit ends this one.", is_switch=True, job=True),
-    Flag("containers", ("--containers",), "PROGRAM", "Runs --image: pyxis, apptainer or singularity.", job=True),
+    Flag("containers", ("--containers",), "PROGRAM", "What runs --image: pyxis, apptainer or singularity.", job=True),
 )

@@ -9,7 +9,7 @@ FLAGS = (
         "hosts",
         ("-H", "--hosts"),
         "HOST[:SLOTS],…",
-        "Hosts that ssh reaches, and the ranks on each.",
+        "Hosts that ssh reaches, and their slots.",
         names_hosts="list",
     ),
     Flag(

@@ -50,14 +50,14 @@ def _range(times: Any) -> Any:
     if not isinstance(times, (list, tuple)):
         return times
     times = list(map(str, times))
-    seconds = [duration(it, usual="s") or 0.0 for it in times]
-    if seconds and not (len(seconds) == 2 and 0 < seconds[0] <= seconds[1]):
+    seconds = [duration(it, usual="s", zero="give 1s or more") or 0.0 for it in times]
+    if seconds and not (len(seconds) == 2 and seconds == sorted(seconds)):
         raise ValueError(f"{times} are not two times, at first and at most; write for example ['10s', '100s']")
     return times
 
 
 def _key_file(file: Any) -> Any:
-    if isinstance(file, str) and not os.path.exists(os.path.expanduser(file)):
+    if isinstance(file, str) and (os.path.isdir(it := os.path.expanduser(file)) or not os.path.exists(it)):
         raise ValueError(f"no file {file!r}; name the private key that the hosts accept")
     return file
 

@@ -22,14 +22,14 @@ RANKS = in_section(
         metavar="N|auto|gpu|cpu",
         help="Ranks on each machine. auto: one per GPU, or per core without GPUs.  [default: 1; with -H, its slots]",
     ),
-    Option(["-np", "total"], type=int, metavar="N", help="Ranks on all machines together, as horovodrun counts."),
+    Option(["-np", "total"], type=Whole(1), metavar="N", help="Ranks on all machines together, as horovodrun counts."),
     Option(
         ["--gpus"],
         type=Count(0),
         metavar="N",
         help="GPUs of each machine for this job alone; it waits until they are free.  [default: see docs/jobs.md]",
     ),
-    Option(["--devices"], metavar="0,1", help="The same, by name."),
+    Option(["--devices"], metavar="0,1", help="GPUs of each machine by name, in the place of --gpus."),
     Option(["--share-devices"], is_flag=True, help="Share the GPUs with other jobs that have this flag."),
     Option(["--cpus"], type=Whole(1), metavar="N", help="Cores for all ranks of a machine."),
     Option(["--memory"], metavar="16Gi", help="Memory that a machine must have."),
@@ -75,21 +75,22 @@ PROGRAM = in_section(
         ["--run-path"],
         is_flag=True,
         envvar="PET_RUN_PATH",
-        help="As in torchrun; every script runs inside its rank anyway.",
+        help="Accepted; every script runs inside its rank anyway.",
     ),
     Option(
         ["--start-method"],
         type=click.Choice(["fork", "exec", "spawn", "forkserver"]),
         envvar="PET_START_METHOD",
-        help="fork: from a process that has imported the framework; exec: each on its own.  [default: fork]",
+        help="fork, forkserver: from a process that has imported the framework; exec, spawn: each on its own.  "
+        "[default: fork]",
     ),
     Option(["--preload"], metavar="MODULE,…", help="More modules to import once, before the fork."),
     Option(
         ["--keep-warm"],
         metavar="10m|off",
-        help="Keep the framework imported after the job has ended; within this time the next job starts at once.",
+        help="Keep the framework imported after the job; within this time the next job starts at once.",
     ),
-    Option(["-v", "--verbose"], is_flag=True, help="Say whether such a process started the job."),
+    Option(["-v", "--verbose"], is_flag=True, help="Say whether a warm process started the job."),
 )
 
 JOB = in_section(
@@ -101,10 +102,10 @@ JOB = in_section(
     ),
     Option(["--label"], multiple=True, metavar="NAME=VALUE", help="A label for list --label; repeatable."),
     Option(["--priority"], type=int, metavar="N", help="Waiting jobs of a higher priority start first."),
-    Option(["--queue"], metavar="NAME", help="Queue, where the backend has several."),
+    Option(["--queue"], metavar="NAME", help="Queue or partition, where the backend has several."),
     Option(["--time-limit"], metavar="2h", help="Stop the job after this time."),
     Option(["--ttl"], metavar="7d", help="Delete the job this long after its end."),
-    Option(["--image"], metavar="IMAGE", help="Image, where the backend runs containers."),
+    Option(["--image"], metavar="IMAGE", help="Container image, on Kubernetes and Slurm."),
     Option(["--option"], multiple=True, metavar="NAME=VALUE", help="An option of the backend; repeatable."),
     Option(
         ["--max-restarts"],
@@ -121,8 +122,8 @@ JOB = in_section(
         type=click.Choice(["warn", "restart", "off"]),
         help="When ranks hang: name the culprit, start all ranks again as well, or do not watch.  [default: warn]",
     ),
-    Option(["--hang-after"], metavar="60s", help="How long ranks stand still until they hang.  [default: 60s]"),
-    Option(["--dry-run"], is_flag=True, help="Print the job and the ranks' variables; start nothing."),
+    Option(["--hang-after"], metavar="60s", help="How long ranks stand still before that is a hang.  [default: 60s]"),
+    Option(["--dry-run"], is_flag=True, help="Print job and variables, and start nothing."),
 )
 
 FILES = in_section(
@@ -137,10 +138,10 @@ FILES = in_section(
         metavar="git|rsync|snapshot",
         help="Copy the code, and start there; it is in code/NAME of the working dir.  [default: run what is there]",
     ),
-    Option(["--sync-source"], metavar="URL[@REF]|PATH", help="Where to copy it from."),
+    Option(["--sync-source"], metavar="URL[@REF]|PATH", help="Where to copy the code from."),
     Option(["--data"], multiple=True, metavar="VOLUME:/PATH", help="A named volume; repeatable."),
     Option(["--tensorboard"], is_flag=True, help="Start a TensorBoard with the job."),
-    Option(["--logdir"], metavar="DIR", help="What the TensorBoard shows.  [default: the job's folder]"),
+    Option(["--logdir"], metavar="DIR", help="Folder that the TensorBoard shows.  [default: the job's]"),
     Option(
         ["--checkpoint-dir"],
         metavar="DIR",
@@ -224,7 +225,7 @@ NODES = in_section(
         ["--rdzv-backend"],
         envvar="PET_RDZV_BACKEND",
         metavar="c10d|static",
-        help="Either means paceline's own coordinator.",
+        help="Accepted; either means paceline's own coordinator.",
     ),
     Option(
         ["--rdzv-conf"],
@@ -238,7 +239,7 @@ NODES = in_section(
 
 TORCHRUN = in_section(
     "torchrun",
-    Option(["--role"], envvar="PET_ROLE", metavar="NAME", help="ROLE_NAME of the ranks."),
+    Option(["--role"], envvar="PET_ROLE", metavar="NAME", help="Value of ROLE_NAME for the ranks."),
     Option(["--use-env"], is_flag=True, help="Give no --local_rank to scripts that declare it."),
     Option(
         ["--numa-binding"],
@@ -254,7 +255,7 @@ TORCHRUN = in_section(
     ),
     Option(
         ["--shutdown-timeout"],
-        type=Number(0),
+        type=Number(0, 10**9),
         envvar="PET_SHUTDOWN_TIMEOUT",
         metavar="SECONDS",
         help="The same as --grace, in seconds.",
@@ -275,7 +276,7 @@ TORCHRUN = in_section(
         ["--duplicate-stderr-filters"],
         envvar="PET_DUPLICATE_STDERR_FILTERS",
         metavar="TEXT,…",
-        help="Accepted likewise.",
+        help="Accepted; paceline logs --all --grep shows such lines.",
     ),
     Option(
         ["--event-log-handler"],
@@ -291,7 +292,7 @@ TORCHRUN = in_section(
     ),
     Option(
         ["--monitor-interval"],
-        type=float,
+        type=Number(0),
         envvar="PET_MONITOR_INTERVAL",
         metavar="SECONDS",
         help="Accepted; paceline waits for events.",

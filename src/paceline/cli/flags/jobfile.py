@@ -80,8 +80,8 @@ def of_script(text: str) -> Line:
     return line_of(text, [])[0]
 
 
-def refuse(path: str, flags: Sequence[tuple[str, ...]], spec_of: SpecOf) -> None:
-    """Refuse a file of another tool in the place of SCRIPT, and print the job file that does the same."""
+def refuse(path: str, verb: str, flags: Sequence[tuple[str, ...]], spec_of: SpecOf) -> None:
+    """Refuse a file of another tool in the place of a verb's SCRIPT, and print the job file that does the same."""
     found = of_file(path)
     if found is None:
         return
@@ -91,6 +91,7 @@ def refuse(path: str, flags: Sequence[tuple[str, ...]], spec_of: SpecOf) -> None
         click.echo(f"paceline: {note}", err=True)
     click.echo(job_text(fields), nl=False)
     rest.flags += flags
+    rest.verb = "run" if rest.verb == "run" else verb  # which has flags that submit has not
     rest.program = ["job.yaml"]
     as_it_is = "; to run it on each rank as it is, add --no-python" if path.lower().endswith(SCRIPTS) else ""
     raise UserError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,24 +20,34 @@ _STREAMS = {"none": 0, "all": BOTH, "0": 0, "1": OUT, "2": ERR, "3": BOTH}
 _SENTENCE = re.compile(r"[.;](?: |$)|  \[")  # its end: the first help has no more of a text longer than a line
 _NAMES = 34  # columns of the terminal that flags take beside their texts
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What a help explains where a word stands first in it.
+# What a help explains where a word stands first in it; no meaning has another of the words.
 _WORDS = {
-    "agent": "the process that starts and watches the ranks of a machine",
-    "allocation": "the nodes that a scheduler has given to a shell",
+    "agent": "the process that starts and watches the job on a machine",
+    "allocation": "the machines that a scheduler has given to a shell",
+    "attempt": "a start of the whole job",
+    "backend": "what runs jobs, such as Slurm",
+    "checkpoint": "saved state to go on from",
     "cold": "with an import of the framework",
+    "node": "a machine of the job",
     "rank": "a process of the job, numbered from 0",
-    "slot": "room for one rank",
+    "slot": "room for one process",
     "target": "a named place for jobs",
     "warm": "with the framework imported before",
 }
-_PLURALS = {"rank": "the processes of the job, numbered from 0", "target": "named places for jobs"}
-_WORD = re.compile(rf"(?<![-\w`\[.<=])(?i:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
-
-
-# Flags that name a thing or a place: empty, they would mean that they are not given.
-_NAMING = frozenset({
-    "name", "on", "working_dir", "log_dir", "checkpoint_dir", "queue", "image", "priority_class", "framework",
-    "hostfile", "ssh_identity_file", "ssh_python", "ssh_root", "namespace", "context", "resume_from",
+_PLURALS = {
+    "attempt": "starts of the whole job",
+    "backend": "what runs jobs, such as Slurm",
+    "checkpoint": "saved states to go on from",
+    "node": "the machines of the job",
+    "rank": "the processes of the job, numbered from 0",
+    "slot": "each is room for one process",
+    "target": "named places for jobs",
+}
+_WORD = re.compile(rf"(?<![-\w`\[.<=])(?<!coding )(?i:{'|'.join(_WORDS)})s?(?![-\w`=.]\w|[\w`=\]])")
+# What may be empty: these are so by default for torchrun, and the others go to the program as they are.
+_MAY_BE_EMPTY = frozenset({
+    "rdzv_endpoint", "rdzv_conf", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters",
+    "args", "command", "words",
 })  # fmt: skip
 
 
@@ -61,9 +73,8 @@ class Option(click.Option):
         self.section, self.is_rare, self.kind, self.kind_of = section, is_rare, kind, kind_of
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Refuse what a variable of the shell that is not set leaves where something is named."""
-        if value == "" and self.name in _NAMING:
-            raise UserError(f"{self.opts[-1]} is empty; give a value, or leave the flag out")
+        """As click does, but for nothing where there should be a value."""
+        _refuse_nothing(self, None if ctx.resilient_parsing else value)
         return super().process_value(ctx, value)
 
 
@@ -114,11 +125,14 @@ class Number(_Within, click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
-        return _within(self, click.FLOAT.convert(value, param, ctx), param, ctx)
+        number = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return _within(self, number, param, ctx)
 
 
 def _within(of: Whole | Number, number: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-    if of.min is not None and not number >= of.min:
+    if of.min is not None and number < of.min:
         of.fail(f"{number} is less than {of.min}", param, ctx)
     if of.max is not None and number > of.max:
         of.fail(f"{number} is more than {of.max}", param, ctx)
@@ -163,7 +177,13 @@ class SectionedCommand(click.Command):
         if not _HELP.isdisjoint(args):
             ctx.meta[_KIND] = self._kind(args)
         ctx.meta[TYPED] = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # so that the refusal names the verb's help
+            raise
+        for parameter in self.params:
+            _refuse_nothing(parameter, None if ctx.resilient_parsing else ctx.params.get(str(parameter.name)))
         given = (value for name, value in ctx.params.items() if name != "args")  # those of the script are its own
         words = (it for value in given for it in (value if isinstance(value, tuple) else (value,)))
         if (why := pasted(it for it in words if isinstance(it, str))) is not None:
@@ -171,15 +191,11 @@ class SectionedCommand(click.Command):
         return rest
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options and arguments, with `--help-all` where `--help` does not have all of them."""
+        """The options and arguments, with `--help-all`, which `--help` names where it does not have all of them."""
         params = super().get_params(ctx)
-        if len(self._first(params, None)) == len(params):
-            return params
-        return [
-            *params[:-1],
-            Option([_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all flags."),
-            params[-1],
-        ]
+        how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+        hidden = len(self._first(params, None)) == len(params)
+        return [*params[:-1], Option([_ALL], help="Show all flags.", hidden=hidden, **how), params[-1]]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help; a word of the field is explained where it stands first."""
@@ -242,6 +258,26 @@ class SectionedCommand(click.Command):
 _KIND, _ALL, _EXPLAINED = "paceline.help.kind", "--help-all", "paceline.help.explained"  # keys of click's meta
 TYPED = "paceline.typed"  # another one, of the words behind the verb
 _HELP = {"-h", "--help", _ALL}
+
+
+def _refuse_nothing(parameter: click.Parameter, value: Any) -> None:
+    """Refuse what a variable of the shell that is not set leaves in the place of a value or a name."""
+    if parameter.name in _MAY_BE_EMPTY or "" not in (value if isinstance(value, (list, tuple)) else (value,)):
+        return
+    if isinstance(parameter, click.Argument):
+        raise UserError(f"{parameter.human_readable_name.rstrip('…')} is empty; name one")
+    name = next((it for it in parameter.opts if it.startswith("--")), parameter.opts[0])
+    raise UserError(f"{name} is empty; give a value, or leave the flag out")
+
+
+def new_file(flag: str, name: str) -> Path:
+    """The file that a flag has written, refused before any work is done for it where none can be written."""
+    path = Path(name)
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
+        what = "it is a folder" if path.is_dir() else f"there is no folder {folder}"
+        raise UserError(f"{flag} {name}: {what}; name another file")
+    return path
 
 
 def _explained(text: str, known: set[str]) -> str:

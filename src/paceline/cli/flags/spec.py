@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 JOB_FILES = (".yaml", ".yml", ".json")
 _SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
 _MOST_BYTES = 1 << 16  # in which options for sbatch stand
+_MOST_NODES, _SHOWN = 1 << 16, 20  # of a job; characters of a number
 Counted = Literal["auto", "gpu", "cpu", "slots"]
 HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # by every agent
 # torchrun's flags for parts of its own, each with what paceline has instead.
@@ -79,7 +80,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     if not (given["module"] or given["no_python"]) and _is_batch(path):
         from .jobfile import refuse
 
-        refuse(path, _typed_flags(verb), spec_of)
+        refuse(path, str(verb.name), _typed_flags(verb), spec_of)
     if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
         try:
             return JobSpec.validated(fields(given)), given
@@ -97,7 +98,7 @@ def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[s
     except UserError:
         from .jobfile import refuse
 
-        refuse(path, _typed_flags(verb), spec_of)
+        refuse(path, str(verb.name), _typed_flags(verb), spec_of)
         raise
     if spec.script and spec.code is None and not os.path.exists(os.path.join(spec.working_dir, spec.script)):
         folder = os.path.dirname(path)
@@ -303,8 +304,11 @@ def _times(conf: str) -> dict[str, float]:
 def _nodes(text: str) -> tuple[int, int]:
     """The least and the most machines."""
     low, colon, high = text.partition(":")
-    if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
+    if not low.isdecimal() or (colon and not high.isdecimal()) or not low.strip("0"):
         raise UserError(f"--nnodes {text!r} is not a number of machines; write for example --nnodes 2")
+    if max(len(low), len(high)) > len(str(_MOST_NODES)) or max(int(low), int(high or 0)) > _MOST_NODES:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise UserError(f"--nnodes {shown!r} is more than {_MOST_NODES} machines; give fewer")
     return int(low), int(high or low)
 
 

@@ -215,10 +215,10 @@ def nnodes(given: dict[str, Any], hosts: list[tuple[str, int]]) -> str | None:
         return text
     if given["cooldown"] is not None:
         try:
-            first, most_of_it = (duration(it, usual="s") or 0.0 for it in given["cooldown"])
+            first, most_of_it = (duration(it, usual="s", zero="give 1s or more") or 0.0 for it in given["cooldown"])
         except ValueError as error:
             raise UserError(f"--blacklist-cooldown-range: {error}") from None
-        if not 0 < first <= most_of_it:
+        if first > most_of_it:
             raise UserError("--blacklist-cooldown-range {} {}: MIN comes first, then MAX".format(*given["cooldown"]))
     if not hosts:
         raise UserError(f"{'--min-np' if least else '--max-np'} needs hosts; name some with -H or --hostfile")

@@ -29,8 +29,9 @@ _COLOURS = {"error": "red", "warning": "yellow"}
 def _check(output: str, environment: str | None) -> int:
     """Say what this machine, hosts or a cluster have, and what would go wrong.
 
-    Imports no framework. Only on Slurm it runs a short job, which tries the nodes and leaves nothing behind. The exit
-    code is 1 when there is an error, that is, when no run here can work, or not on every host; warnings leave it at 0.
+    Imports no framework. Only on Slurm it runs a short job, which tries the machines and leaves nothing behind. The
+    exit code is 1 when there is an error, that is, when no run here can work, or not on every host; warnings leave it
+    at 0.
     """
     if environment is not None:
         return _look(environment, output)

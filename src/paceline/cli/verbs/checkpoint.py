@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from paceline.cli.flags.completion import jobs_and_folders
-from paceline.cli.flags.option import Option, SectionedCommand, output_option
+from paceline.cli.flags.option import Option, SectionedCommand, new_file, output_option
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import OF_JOBS
 from paceline.cli.terminal.tables import Column, if_known, show
@@ -177,10 +177,7 @@ def _export(where: str, *, file: str, part: str, force: bool) -> int:
     target = Path(file)
     if target.suffix not in _KINDS:
         raise UserError(f"-o {file}: of which kind is it? let its name end in {' or '.join(_KINDS)}")
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        what = "is a folder" if target.is_dir() else f"there is no folder {target.absolute().parent}"
-        raise UserError(f"-o {file}: {what}; choose another file")
-    if os.path.lexists(target) and not force:
+    if os.path.lexists(new_file("-o", file)) and not force:
         raise UserError(f"-o {file} exists; choose another file, or replace it with --force")
     _check_torch()
     for one in _found(where)[0]:
@@ -245,7 +242,10 @@ def _import(files: tuple[str, ...], *, folder: str, force: bool) -> None:
 
 @click.group()
 def checkpoint() -> None:
-    """Show, verify, export and import checkpoints, on this machine; no training needs to run."""
+    """Show, verify, export and import checkpoints (saved states to go on from), on this machine.
+
+    No training needs to run.
+    """
 
 
 def _where() -> click.Argument:
@@ -261,8 +261,10 @@ _verbs = [
         short_help="Write the model into one file.",
         params=[
             _where(),
-            Option(["-o", "--output", "file"], metavar="FILE", required=True, help="FILE.safetensors or FILE.pt."),
-            Option(["--part"], metavar="PART", default="model", help="Which part.  [default: model]"),
+            Option(
+                ["-o", "--output", "file"], metavar="FILE", required=True, help="Write FILE.safetensors or FILE.pt."
+            ),
+            Option(["--part"], metavar="PART", default="model", help="Part to write.  [default: model]"),
             Option(["--force"], is_flag=True, help="Replace FILE if it exists."),
         ],
     ),
@@ -273,7 +275,7 @@ _verbs = [
         params=[
             click.Argument(["files"], metavar="FILE…", nargs=-1, required=True),
             Option(["-o", "--output", "folder"], metavar="DIR", required=True, help="Where the checkpoint is written."),
-            Option(["--force"], is_flag=True, help="Add the newest one if DIR has checkpoints."),
+            Option(["--force"], is_flag=True, help="Add it as the newest one if DIR has checkpoints."),
         ],
     ),
 ]

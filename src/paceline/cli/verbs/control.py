@@ -40,8 +40,8 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
         if job.state == "SUSPENDED":
             say(f"job {job.name} is suspended; paceline resume{backend().where_of(job.name)} {job.name} lets it go on")
     backend().ask_on(say)
-    if not wait_for(names, None if seconds is None else max(0.0, deadline - time.monotonic())):
-        going = [job.name for job in known(names) if not job.is_over]
+    in_time = wait_for(names, None if seconds is None else max(0.0, deadline - time.monotonic()))
+    if not in_time and (going := [job.name for job in known(names) if not job.is_over]):
         say(f"{', '.join(going)} did not end within {timeout}")
         return 124
     code = 0

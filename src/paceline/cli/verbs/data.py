@@ -28,7 +28,7 @@ class _Row(NamedTuple):
 
 @click.group()
 def data() -> None:
-    """The named volumes that jobs can use with --data NAME:/PATH.
+    """List the named volumes that jobs can use with --data NAME:/PATH.
 
     They are defined under [volumes] in ~/.config/paceline/config.toml and in the project's paceline.toml; a
     cluster has volumes of its own.

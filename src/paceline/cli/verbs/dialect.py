@@ -13,6 +13,7 @@ import click
 from paceline.cli.dialects.engine import Ignored, Line, Refused, Tool, names_of, parse
 from paceline.cli.dialects.tools import explained, load, without_slurm
 from paceline.cli.flags.completion import known_jobs
+from paceline.cli.flags.option import new_file
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
@@ -199,7 +200,7 @@ def _check_output(output: str | None) -> None:
         return
     if not output.endswith((".yaml", ".yml")):
         raise UserError(f"-o {output}: a job file ends in .yaml; write for example -o job.yaml, or -o - to print it")
-    if os.path.exists(output):
+    if new_file("-o", output).exists():
         raise UserError(f"-o {output}: it exists; name another file")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.flags.option import Option, SectionedCommand
+from paceline.cli.flags.option import Option, SectionedCommand, new_file
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
@@ -68,9 +68,7 @@ def _script() -> str:
 def _refuse_path(path: Path, force: bool) -> None:
     if path.suffix not in _SUFFIXES:
         raise UserError(f"--file {path}: a job file ends in .yaml; write for example --file {path.stem or 'job'}.yaml")
-    if not path.parent.is_dir():
-        raise UserError(f"--file {path}: there is no folder {path.parent}; name a file in one that exists")
-    if path.is_dir() or (path.exists() and not force):
+    if new_file("--file", str(path)).exists() and not force:
         raise UserError(f"{path} exists; name another one with --file, or overwrite it with --force")
 
 
@@ -79,7 +77,7 @@ init = SectionedCommand(
     callback=_init,
     params=[
         Option(["--file"], default="job.yaml", metavar="FILE.yaml", help="The job file.  [default: job.yaml]"),
-        Option(["--force"], is_flag=True, help="Overwrite it."),
+        Option(["--force"], is_flag=True, help="Overwrite the file if it is there."),
     ],
 )
 

@@ -193,7 +193,7 @@ logs = SectionedCommand(
                 ["--attempt"],
                 type=Whole(0),
                 metavar="K",
-                help="Output of attempt K: 0 is the first start.  [default: the last one]",
+                help="Output of this attempt, counted from 0.  [default: the last one]",
             ),
             Option(
                 ["-t", "--tail"],

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.backends.base import Metered
+from paceline.backends.refusals import kind_of_program
 from paceline.backends.registry import HERE
 from paceline.cli.flags.job import PROGRAM_ARGUMENTS
 from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, in_section, output_option, parse_numbers
+from paceline.cli.flags.spec import JOB_FILES
 from paceline.cli.terminal.tables import Column, show
 from paceline.cli.terminal.write import say
 from paceline.contract.memory import MEMORY, PLAN, PLANNED, amount
@@ -40,9 +42,9 @@ _PLAN = in_section(
     Option(
         ["--memory"],
         metavar="SIZE",
-        help="What each rank has, such as 24G.  [default: its share of what is free on this machine]",
+        help="Memory of each rank, such as 24G.  [default: its share of what is free on this machine]",
     ),
-    Option(["-n", "--ranks"], metavar="N,…", help=f"Numbers of ranks.  [default: {_RANKS}]"),
+    Option(["-n", "--ranks"], metavar="N,…", help=f"Numbers of ranks to plan for.  [default: {_RANKS}]"),
     Option(["--all"], is_flag=True, help='Show all ways, and not only what Strategy(shard="auto") takes.'),
 )
 
@@ -69,8 +71,9 @@ def _plan(**given: Any) -> int:
     ranks = sorted(set(parse_numbers("--ranks", text, "2,4")))
     if ranks[0] < 1 or ranks[-1] > _MOST:
         raise UserError(f"--ranks {text}: a job has from 1 to {_MOST} ranks; write for example --ranks 2,4")
-    if not given["module"] and not Path(given["script"]).is_file():
-        raise UserError(f"no such script: {given['script']}")
+    script = given["script"]
+    if not given["module"] and (kind_of_program(script, Path.cwd()) != "script" or script.lower().endswith(JOB_FILES)):
+        raise UserError(f"{script} is no script of Python, and paceline plan measures no others; name one")
     words = [*(["-m"] if given["module"] else []), given["script"], *given["args"]]
     env = {} if given["memory"] is None else {MEMORY: given["memory"]}
     try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import click
 
-from paceline.cli.flags.option import Option, SectionedCommand, Whole
+from paceline.cli.flags.option import Option, SectionedCommand, Whole, new_file
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.write import ended_by_signals, say
@@ -30,27 +31,31 @@ def _report(names: tuple[str, ...], *, file: str | None, lines: int) -> None:
     names = tuple(dict.fromkeys(names))
     path = Path(file or f"{names[0]}.html")
     if file != "-":
-        if path.is_dir():
-            raise UserError(f"-o {path} is a folder; name a file")
+        new_file("-o", str(path))
         if path.exists() and not (path.is_file() and is_report(path)):
             raise UserError(f"-o {path} exists, and is no report; choose another file")
     jobs = known(names, warns=True)
     with ended_by_signals():
         views = [gathered(job, backend(), lines) for job in jobs]
         text = report(views).encode()
+    if file == "-":
+        sys.stdout.buffer.write(text)
+    else:
+        _write(path, text)
     for view in views:
         for line in view["missing"]:
             say(f"{view['job']['name']}: {line}" if len(views) > 1 else line)
-    if file == "-":
-        sys.stdout.buffer.write(text)
-        return
+
+
+def _write(path: Path, text: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(text)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"-o {path}: {error.strerror}; choose another folder") from None
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UserError(f"-o {path}: {error.strerror}; choose another file") from None
     click.echo(path)
 
 
@@ -60,7 +65,7 @@ report = SectionedCommand(
     params=[
         click.Argument(["names"], metavar="JOB…", nargs=-1, required=True, **OF_JOBS),
         *where_options(),
-        Option(["-o", "--output", "file"], metavar="FILE", help="- for stdout.  [default: JOB.html]"),
+        Option(["-o", "--output", "file"], metavar="FILE", help="Where it goes; - for stdout.  [default: JOB.html]"),
         Option(
             ["-t", "--tail", "lines"],
             metavar="N",

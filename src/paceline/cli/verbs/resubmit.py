@@ -55,7 +55,7 @@ def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int
     """Run JOB again; it goes on from its newest checkpoint.
 
     Flags change what the job was submitted with, such as -n, --nnodes, --gpus, --env or --time-limit. ARGS replace all
-    arguments of the script. The code and the folders stay as they were. With --on or -H, the job goes on on other
+    arguments of the script. The code and the folders stay as they were. With --on or -H, the job moves to other
     machines than it ran on: its code and its newest checkpoint are copied there.
     """
     there = backend()

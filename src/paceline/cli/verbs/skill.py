@@ -13,6 +13,6 @@ from paceline.cli.flags.option import SectionedCommand
 def skill() -> None:
     """Print a SKILL.md for coding agents: how to submit jobs, watch them, find out what is wrong, and mend it.
 
-    Most agents read it from a folder of skills: paceline skill > FOLDER/paceline/SKILL.md
+    Most of them read it from a folder of skills: paceline skill > FOLDER/paceline/SKILL.md
     """
     click.echo(resources.files("paceline.cli").joinpath("SKILL.md").read_text(encoding="utf-8"), nl=False)

@@ -56,13 +56,13 @@ tensorboard = SectionedCommand(
     params=[
         click.Argument(["job"], **OF_JOBS),
         *where_options(),
-        Option(["--logdir"], metavar="DIR", help="What it shows.  [default: what the job said, or its folder]"),
+        Option(["--logdir"], metavar="DIR", help="Folder that it shows.  [default: what the job said, or its own]"),
         Option(
             ["--port"],
             type=Whole(1, 65535),
             metavar="PORT",
-            help="Of this machine, on Kubernetes.  [default: TensorBoard's, or a free one]",
+            help="Port of this machine, on Kubernetes.  [default: TensorBoard's, or a free one]",
         ),
-        Option(["--stop"], is_flag=True, help="End it."),
+        Option(["--stop"], is_flag=True, help="End the TensorBoard."),
     ],
 )

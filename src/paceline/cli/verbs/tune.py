@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, Whole, in_section, output_option
+from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, Whole, in_section, new_file, output_option
 from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, show
@@ -242,9 +242,7 @@ def _check_target(target: Path, spec: JobSpec) -> None:
     """Refuse a file that cannot get the choice, before anything runs."""
     from paceline.job.reading import read
 
-    if not target.parent.is_dir():
-        raise UserError(f"--write {target}: there is no folder {target.parent}; name a file in one that exists")
-    if target.exists():
+    if new_file("--write", str(target)).exists():
         there = read(target)
         if there.target != spec.target or there.kind != spec.kind:
             raise UserError(

@@ -52,11 +52,9 @@ def _warm(
             _show(found, output)
         return
     try:
-        period = duration(seconds or _DEFAULT, usual="m")
+        period = duration(seconds or _DEFAULT, usual="m", zero=f"give a time such as {_DEFAULT}")
     except ValueError as error:
         raise UserError(f"--for: {error}") from None
-    if not period:
-        raise UserError(f"--for {seconds}: nothing would be kept; give a time such as {_DEFAULT}")
     wanted = {
         "framework": framework or "torch", "preload": [name for name in (preload or "").split(",") if name],
         "ranks": ranks or 1, "seconds": period,
@@ -96,10 +94,10 @@ warm = SectionedCommand(
             Option(
                 ["--for", "seconds"],
                 metavar="10m",
-                help=f"End it when it has started no job for this time.  [default: {_DEFAULT}]",
+                help=f"End the process when it has started no job for this time.  [default: {_DEFAULT}]",
             ),
-            Option(["--list", "listed"], is_flag=True, help="Show those that are kept warm."),
-            Option(["--stop"], is_flag=True, help="End them; jobs that they have started go on."),
+            Option(["--list", "listed"], is_flag=True, help="Show the processes that are kept warm."),
+            Option(["--stop"], is_flag=True, help="End these processes; jobs that they have started go on."),
         ),
         output_option(),
     ],

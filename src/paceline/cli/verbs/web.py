@@ -88,7 +88,7 @@ web = SectionedCommand(
             type=Whole(0, 65535),
             metavar="N",
             default=_PORT,
-            help=f"0 is any free one.  [default: {_PORT}]",
+            help=f"Port of the page; 0: any free one.  [default: {_PORT}]",
         ),
         Option(
             ["--host"],
@@ -96,9 +96,9 @@ web = SectionedCommand(
             default="127.0.0.1",
             help="Where to listen; beyond this machine with --tls-cert.  [default: 127.0.0.1]",
         ),
-        Option(["--tls-cert"], metavar="FILE", help="Its certificate, in PEM format."),
+        Option(["--tls-cert"], metavar="FILE", help="Certificate of that address, in PEM format."),
         Option(["--tls-key"], metavar="FILE", help="The key of the certificate."),
-        Option(["--read-only"], is_flag=True, help="The page shows, and changes nothing."),
+        Option(["--read-only"], is_flag=True, help="Show jobs, and let nobody change them from the page."),
         Option(["--no-browser"], is_flag=True, help="Only print the address."),
     ],
 )

@@ -374,10 +374,13 @@ def _gibibytes(number: int) -> str:
 
 
 def check_checkpoint_dir(job: Mapping[str, Any]) -> None:
-    """Check that no other job saves into this one's folder for checkpoints now, as far as this machine can know."""
+    """Check that a folder for checkpoints can be one, and that no other job saves there now, as far as is known."""
     if job["checkpoint_dir"] is None:
         return
     saves_to = Path(job["working_dir"], job["checkpoint_dir"])
+    there = next(it for it in (saves_to, *saves_to.parents) if os.path.lexists(it))
+    if not there.is_dir():
+        raise Refused(f"--checkpoint-dir {saves_to}: {there} is no folder; name another one")
     if job["fresh"] and any(saves_to.glob("step-*")):
         raise Refused(
             f"--fresh: there are checkpoints in --checkpoint-dir {saves_to}, and the job would resume from them; "

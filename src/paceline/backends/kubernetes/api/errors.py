@@ -48,6 +48,14 @@ def advice_to_check(where: str) -> str:
     return f"paceline check{where} shows the Role that allows it"
 
 
+RUN_AS = "add --run-as UID:GID, or --run-as image for an image with a user"
+
+
+def with_run_as(message: str) -> str:
+    """What admission says of pods, with what to do if they may run as root."""
+    return f"{message}; {RUN_AS}" if "PodSecurity" in message and "runAsNonRoot" in message else message
+
+
 def explained(
     code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str, template: Any
 ) -> str:

@@ -7,7 +7,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.kubernetes.api.errors import ApiError
+from paceline.backends.kubernetes.api.errors import ApiError, with_run_as
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
@@ -252,7 +252,7 @@ def _explained(cluster: Cluster, message: str) -> str:
         return f"{message}; ask for it with --cpus and --memory"
     quota = _QUOTA.search(message)
     if quota is None:
-        return message
+        return with_run_as(message)
     try:
         found = [*cluster.items(cluster.path("v1", "resourcequotas"), fieldSelector=f"metadata.name={quota['name']}")]
     except ApiError:

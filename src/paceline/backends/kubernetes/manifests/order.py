@@ -75,6 +75,8 @@ class Order:
             if image is not None:
                 check_image(flag, image)
         users_labels(self.spec.labels)
+        if "topology" in self.spec.options and self.options.placement is None:
+            raise UserError("--topology: pods are spread or packed over it; add --placement spread, or pack")
         self.kept_logs()
 
     def kept_logs(self) -> kept.Kept | None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from paceline.backends.base import MOST_RANKS, Prepared
-from paceline.backends.kubernetes.api.errors import ApiError, Gone
+from paceline.backends.kubernetes.api.errors import ApiError, Gone, with_run_as
 from paceline.backends.kubernetes.look.jobs import find, taken
 from paceline.backends.kubernetes.manifests import cloning, kept, objects, replacing
 from paceline.backends.kubernetes.manifests import manifest as manifests
@@ -110,7 +110,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
             lambda: _refuse_taken(cluster, order.name, kind),
             lambda: cluster.create(kind.path(cluster), _provisional(order), dryRun="All"),
         )
-    warnings = tuple(f"the cluster warns: {line}" for line in cluster.warnings)
+    warnings = tuple(f"the cluster warns: {with_run_as(line)}" for line in cluster.warnings)
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
 
     def shown() -> str:

@@ -176,8 +176,8 @@ def notes_on_limit(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[s
     if limit is None or limit - (first := _warning(job, limit) + _EARLIER) >= limit / 2:
         return []
     return [
-        f"of its time limit of {limit:g} s, the last {first - _EARLIER} to {first} s are for saving and ending, as "
-        "Slurm asks it to stop so long before; give it a longer --time-limit"
+        f"of its time limit of {limit:g} s, the last {first - _EARLIER} to {min(first, limit):g} s are for saving and "
+        "ending, as Slurm asks it to stop so long before; give it a longer --time-limit"
     ]
 
 
