@@ -192,7 +192,8 @@ def _wait_while(jobs: Sequence[Job], goes_on: Callable[[Job], bool]) -> list[Job
 
 def _saved(before: Job, job: Job) -> str:
     if job.checkpoint is not None:
-        return f"step {job.checkpoint['step']} is saved"
+        nothing_since = before.state == "RUNNING" and job.checkpoint == before.checkpoint
+        return f"step {job.checkpoint['step']} is saved{', and nothing after it' if nothing_since else ''}"
     if before.checkpoint is not None:  # what its pods know goes with them
         return f"step {before.checkpoint['step']} or a later one is saved"
     if job.started is None:
