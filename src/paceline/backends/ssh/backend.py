@@ -290,10 +290,11 @@ class Ssh(Backend):
 
     def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
         for job in self.describe(names).jobs:
-            if job.state == "PENDING" and job.nodes > 1:
+            if job.started is None and (away := self._jobs.seen(job.name).unreachable):
                 raise UserError(
-                    f"job {job.name} waits for devices, and has not started on its hosts; suspend it once it runs, or "
-                    f"end it with paceline stop{self.where_of(job.name)} {job.name}"
+                    f"job {job.name} has not begun, and is suspended only if all its hosts answer: "
+                    f"{next(iter(away.values()))}; try again, or end it with paceline stop"
+                    f"{self.where_of(job.name)} {job.name}"
                 )
         return self._tell(names, {"do": "suspend", "resumes": False})
 
