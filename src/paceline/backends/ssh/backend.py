@@ -289,13 +289,6 @@ class Ssh(Backend):
         return self._tell(names, {"do": "stop", "now": now})
 
     def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
-        for job in self.describe(names).jobs:
-            if job.started is None and (away := self._jobs.seen(job.name).unreachable):
-                raise UserError(
-                    f"job {job.name} has not begun, and is suspended only if all its hosts answer: "
-                    f"{next(iter(away.values()))}; try again, or end it with paceline stop"
-                    f"{self.where_of(job.name)} {job.name}"
-                )
         return self._tell(names, {"do": "suspend", "resumes": False})
 
     def resume(self, names: Sequence[str]) -> Mapping[str, str]:
