@@ -88,7 +88,7 @@ def _suspend(folder: JobFolder, entry: Entry, slurm: _Tries) -> None:
     folder.suspended.write_text(HOLD)
     try:
         if entry.is_pending:
-            slurm.call("scontrol", "hold", entry.number)
+            slurm.call("scontrol", "uhold", entry.number)  # also if its user is an administrator
             folder.suspended.write_text(HELD)
             slurm.forget()
         else:
