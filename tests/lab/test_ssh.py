@@ -227,6 +227,23 @@ def test_code_without_the_script_is_sent_nowhere(client: Client) -> None:
         )
 
 
+def test_a_job_that_has_not_begun_is_suspended_on_all_its_hosts(client: Client) -> None:
+    client.settings(hosts=["h1:1", "h2:1"], exact=True)
+    second = client.lab.hosts[1]
+    client.script(FOREVER)
+    for name, nodes in (("busy", "1"), ("it", "2")):
+        client.succeeds("submit", "--on", "lab", "--name", name, "--nnodes", nodes, "--gpus", "1", "script.py")
+    eventually(lambda: client.status(second).get("devices") == ["0"], "it waits there for the first host")
+    assert "job it is suspended; it had not begun; " in client.succeeds("suspend", "it").stderr
+    client.are("SUSPENDED", 1, 2)
+    assert client.status(second)["devices"] == []
+    client.succeeds("resume", "it")
+    eventually(lambda: client.status(second)["devices"] == ["0"], "it waits as before")
+    client.succeeds("stop", "busy")
+    client.are("RUNNING", 1, 2)
+    client.succeeds("stop", "it")
+
+
 def test_slots_make_jobs_go_to_a_free_host_and_then_wait(client: Client) -> None:
     client.settings(hosts=["h1:1", "h2:1"])
     names = [submit(client, "--name", "s-", "--gpus", "1", client.script(FOREVER)) for _ in range(3)]

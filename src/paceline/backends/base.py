@@ -477,7 +477,10 @@ class Suspends(Protocol):
         """
 
     def resume(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Have suspended jobs get devices again, and go on from their last checkpoint; see `suspend`."""
+        """Have suspended jobs get devices again, and go on from their last checkpoint; see `suspend`.
+
+        One that is still being suspended goes on, too; others are not changed.
+        """
 
 
 @runtime_checkable

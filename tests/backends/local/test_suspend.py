@@ -45,8 +45,8 @@ def test_devices_are_given_back_and_the_place_is_kept(paceline: Paceline) -> Non
     paceline.succeeds("resume", "first")
     waits(paceline, "first", "held by: second")
     waits(paceline, "third", "1 job ahead")
-    paceline.succeeds("suspend", "third")
-    assert job(paceline, "third")["state"] == "SUSPENDED", "it has never begun"
+    assert "job third is suspended; it had not begun; " in paceline.succeeds("suspend", "third").stderr
+    assert job(paceline, "third")["state"] == "SUSPENDED"
     paceline.succeeds("resume", "third")
     waits(paceline, "third", "1 job ahead")
     paceline.succeeds("stop", "second")
@@ -59,6 +59,31 @@ def test_devices_are_given_back_and_the_place_is_kept(paceline: Paceline) -> Non
     paceline.succeeds("suspend", "third")
     paceline.succeeds("stop", "first", "third")
     assert (job(paceline, "third")["state"], job(paceline, "third")["started"]) == ("STOPPED", None)
+
+
+def test_one_that_is_resumed_before_it_has_saved_goes_on(paceline: Paceline) -> None:
+    script = paceline.script("""
+        import os, pathlib, signal, sys, time
+        def save(*_):
+            print("saves", flush=True)
+            while not pathlib.Path("saved").exists():
+                time.sleep(0.01)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("here", flush=True)
+        while True:
+            signal.pause()
+    """)
+    logs = lambda: "".join(path.read_text() for path in paceline.home.glob("jobs/it/logs/*/*.log"))  # noqa: E731
+    paceline.succeeds("submit", "--name", "it", script)
+    eventually(lambda: "here" in logs(), "it runs")
+    paceline.succeeds("suspend", "--no-wait", "it")
+    eventually(lambda: "saves" in logs(), "it saves")
+    resumed = paceline.succeeds("resume", "it")
+    assert "job it is not suspended; it is RUNNING\n" in resumed.stderr, resumed.stderr
+    (paceline.folder / "saved").touch()
+    eventually(lambda: logs().count("here") == 2, lambda: f"it goes on; {job(paceline, 'it')}")
+    paceline.succeeds("stop", "it")
 
 
 def test_one_that_was_just_submitted_is_suspended_and_nobody_waits_for_it_unsaid(paceline: Paceline) -> None:

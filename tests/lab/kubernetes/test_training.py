@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
+from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 
 from .board import with_board
@@ -91,3 +94,14 @@ def test_progress_while_it_runs_and_a_checkpoint_when_it_is_stopped(user: User) 
     assert re.fullmatch(r"kept on volume work, in /saved/paceline-logs/train-\w{8}", listing.jobs[0].logs)
     begun = [line for line in user.lines("train", None) if "begins" in line]
     assert sorted(begun) == ["rank 0 begins", "rank 1 begins"]
+
+
+def test_a_job_that_would_lose_what_it_has_saved_is_not_suspended(user: User) -> None:
+    user.submit(LIBRARY, name="train")
+    job = user.until("train", lambda job: (job.progress or {}).get("step", 0) > 3)
+    assert job.checkpoint is None, "it saves as it ends"
+    with pytest.raises(UserError, match=r"^job train saves in a folder of its pods, which go when it is suspended"):
+        user.backend().suspend(["train"])
+    assert user.get("train").state == "RUNNING"
+    assert user.backend().stop(["train"], now=True) == {}
+    user.ended("train")

@@ -297,14 +297,22 @@ def test_a_job_that_is_suspended_before_it_has_met_the_others_is_so_once_it_has(
     assert one.sent == ([{"do": "suspend"}] if then == SUSPEND else [])
 
 
-def test_a_job_that_waits_for_devices_is_suspended_unless_others_wait_for_it() -> None:
-    for nodes in (1, 2):
-        one = World(node(nodes=nodes, request=Request("", 1, ("0",))))
-        one.happens({"on": "signal", "signal": SUSPEND})
-        assert one.claims is (nodes > 1) and not one.sent
-        assert one.status["state"] == ("SUSPENDED" if nodes == 1 else "STARTING")
-        one.happens({"on": "signal", "signal": RESUME})
-        assert one.claims and one.state.phase == "claiming"
+@pytest.mark.parametrize("has_devices", [False, True])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_node_that_knows_no_other_is_suspended_by_itself(nodes: int, has_devices: bool) -> None:
+    one = World(node(nodes=nodes, request=Request("", 1, ("0",))), stubborn=("meet",))
+    if has_devices:
+        one.happens({"on": "granted", "devices": ["0"]})
+        assert (one.state.phase, one.has_server) == ("meeting", True)
+    one.happens({"on": "signal", "signal": SUSPEND})
+    assert (one.claims, one.has_server, one.sent, one.state.deadlines) == (False, False, [], {})
+    assert (one.status["state"], one.status["devices"]) == ("SUSPENDED", [])
+    one.happens({"on": "met"})  # it looks for the others no longer
+    one.happens({"on": "signal", "signal": RESUME})
+    one.happens({"on": "met"})
+    assert one.claims and one.state.phase == "claiming"
+    one.happens({"on": "granted", "devices": ["0"]})
+    assert (one.state.phase, one.state.deadlines) == ("meeting", {"join": one.now + one.state.join_within})
     one.happens({"on": "signal", "signal": signal.SIGTERM})
     assert one.end == ("STOPPED", 128 + signal.SIGTERM)
 

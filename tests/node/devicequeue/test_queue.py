@@ -241,7 +241,7 @@ def test_a_holder_whose_ticket_makes_no_sense_may_hold_anything(tmp_path: Path, 
     holder, waiter = ask("a", share=True), ask("b", share=True)
     assert holder.look() == ("0",)
     for text in (b"", b"{", b"[]", b"null", b'{"job": 1, "devices": 5}', b"\xff\xfe"):
-        (tmp_path / "queue" / "tickets" / "holding.0.1").write_bytes(text)
+        (tmp_path / "queue" / "tickets" / f"holding.0.{holder.place}").write_bytes(text)
         assert waiter.look() is None
         assert [(e.job, e.devices) for e in overview(tmp_path / "queue")] == [("?", ("?",)), ("b", ())]
     holder.release()
@@ -252,6 +252,7 @@ def test_who_waits_comes_back_when_somebody_empties_the_folder(tmp_path: Path, a
     holder, first, second = ask("a"), ask("b"), ask("c")
     assert [t.look() for t in (holder, first, second)] == [("0",), None, None]
     shutil.rmtree(tmp_path / "queue")
+    second.place = holder.place
     assert second.look() == ("0",)
     assert first.look() is None
     holder.release()  # a ticket of its name is another's now
@@ -259,6 +260,19 @@ def test_who_waits_comes_back_when_somebody_empties_the_folder(tmp_path: Path, a
     second.release()
     assert first.look() == ("0",)
     assert first.patience is None
+
+
+def test_a_job_that_was_away_comes_before_those_that_came_meanwhile(ask: Callable[..., Ticket]) -> None:
+    first = ask("first")
+    assert first.look() == ("0",)
+    first.release()
+    second, third = ask("second"), ask("third")
+    assert [second.look(), third.look()] == [("0",), None]
+    again = ask("first")
+    again.place = first.place
+    assert again.look() is None
+    second.release()
+    assert [third.look(), third.ahead, again.look()] == [None, 1, ("0",)]
 
 
 def test_without_inotify_it_looks_from_time_to_time(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -45,3 +46,10 @@ def test_a_job_is_stopped_before_its_follower_ends(tmp_path: Path, monkeypatch: 
     gone.set()
     answers.close()  # as a write fails that nobody reads
     assert stopped.is_set() and ended.is_set()
+
+
+def test_it_is_said_once_what_lets_a_suspended_job_go_on(tmp_path: Path) -> None:
+    following = foreground._Following(Home(tmp_path), JobFolder(tmp_path / "it"), {}, queue.SimpleQueue())
+    record = {"state": "SUSPENDED", "waiting": "paceline resume it lets it go on"}
+    said = [*following._report_waiting(record), *following._report_waiting(record)]  # type: ignore[arg-type]
+    assert said == [{"waiting": record["waiting"]}]

@@ -343,6 +343,10 @@ def test_a_stop_of_several_jobs_says_how_many_were_asked(
     with pytest.raises(Refused, match=why):
         stopping.slurm_stop(Home(it.root), {"names": ["one", "two"], "now": False})
     going = "7" if suspended == "8" else "8"
+    command(tmp_path, "scontrol", "true")
+    (it.root / "queue.json").unlink()
+    with pytest.raises(Refused, match=r"job (one|two) is suspended in Slurm, .*; nothing was stopped; end it with"):
+        stopping.slurm_suspend(Home(it.root), {"names": ["one", "two"], "resumes": False})
     assert (tmp_path / "cancelled").read_text() == f"--quiet --state=PENDING {going}\n--quiet --signal=15 {going}\n"
 
 

@@ -74,6 +74,14 @@ def test_an_elastic_job_runs_as_long_as_a_node_of_it_does() -> None:
     assert fold(JOB, [ended, part(1, is_elastic=True, state="RUNNING")])["state"] == "RUNNING"
 
 
+def test_a_suspended_job_is_resumed_also_if_a_node_of_it_is_gone() -> None:
+    idle = {"is_elastic": True, "state": "SUSPENDED"}
+    parts = [part(0, **idle), part(1, alive=False, **idle)]
+    parts[0]["waiting"] = "paceline resume it lets it go on"
+    found = fold(JOB, parts)
+    assert (found["state"], found["error"], found["waiting"]) == ("SUSPENDED", None, parts[0]["waiting"])
+
+
 def failed(message: str, number: int | None = None, cause: str | None = None, code: int = 1) -> dict[str, Any]:
     """The status of a part of a failed job."""
     failure = {"rank": number, "node": 0, "message": message, "cause": cause}

@@ -383,11 +383,12 @@ class Kubernetes(Backend):
                 raise job.kind.refusal("suspend", f"of {job.kind.api_version} here cannot be suspended; stop it")
             if not job.spec.get("detached", True):
                 raise UserError(f"job {name} belongs to the paceline run that started it; stop it with Ctrl-C there")
-            checkpoint = self.describe([name]).jobs[0].checkpoint
-            if checkpoint is not None and not outlasts(job, checkpoint):
+            it, asked = self.describe([name]).jobs[0], job.spec.get("checkpoint_dir") or "a folder"
+            folder = it.checkpoint["folder"] if it.checkpoint is not None else asked
+            if (it.checkpoint or it.progress) is not None and not outlasts(job, folder):
                 raise UserError(
-                    f"job {name} saves in {checkpoint['folder']} of its pods, which go when it is suspended, and with "
-                    f"them all that it has saved; submit it with --checkpoint-dir on a volume, or end it with "
+                    f"job {name} saves in {folder} of its pods, which go when it is suspended, and with them all that "
+                    f"it has saved; submit it with --checkpoint-dir on a volume, or end it with "
                     f"paceline stop{self.where_of(name)} {name}"
                 )
         for job in found.values():

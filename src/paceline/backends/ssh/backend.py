@@ -294,12 +294,6 @@ class Ssh(Backend):
         return self._tell(names, {"do": "stop", "now": now})
 
     def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
-        for job in self.describe(names).jobs:
-            if job.state == "PENDING" and job.nodes > 1:
-                raise UserError(
-                    f"job {job.name} waits for devices, and has not started on its hosts; suspend it once it runs, or "
-                    f"end it with paceline stop{self.where_of(job.name)} {job.name}"
-                )
         return self._tell(names, {"do": "suspend", "resumes": False})
 
     def resume(self, names: Sequence[str]) -> Mapping[str, str]:

@@ -151,22 +151,18 @@ def suspend(names: tuple[str, ...], no_wait: bool) -> int:
 @click.argument("names", nargs=-1, required=True, metavar="JOB…", **OF_JOBS)
 def resume(names: tuple[str, ...]) -> int:
     """Let suspended JOBs go on from their last checkpoint, once they have their devices again."""
-    here, jobs = able(backend(), Suspends), []
-    for job in _unended(names):
-        if job.state == "SUSPENDED":
-            jobs.append(job)
-        else:
-            say(f"job {job.name} is not suspended; it is {job.state}")
-    if not jobs:
-        return 0
-    unreached = here.resume([job.name for job in jobs])
+    jobs, here = _unended(names), able(backend(), Suspends)
+    unreached = here.resume([job.name for job in jobs])  # also of those that have not been suspended yet
     code = 0
-    for job in _wait_while(jobs, lambda job: job.state == "SUSPENDED"):
+    for before, job in zip(jobs, _wait_while(jobs, lambda job: job.state == "SUSPENDED"), strict=True):
         but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
         if job.state == "SUSPENDED":
             say(f"job {job.name} is still suspended; see paceline why{backend().where_of(job.name)} {job.name}{but}")
+        elif job.is_over:
+            _say_outcome(job, but)
         else:
-            say(f"job {job.name} goes on: {job.state}{f', {job.waiting}' if job.waiting else ''}{but}")
+            how = "goes on:" if before.state == "SUSPENDED" else "is not suspended; it is"
+            say(f"job {job.name} {how} {job.state}{f', {job.waiting}' if job.waiting else ''}{but}")
         code = 1 if but or job.state == "SUSPENDED" else code
     return code
 
@@ -196,9 +192,12 @@ def _wait_while(jobs: Sequence[Job], goes_on: Callable[[Job], bool]) -> list[Job
 
 def _saved(before: Job, job: Job) -> str:
     if job.checkpoint is not None:
-        return f"step {job.checkpoint['step']} is saved"
+        nothing_since = before.state == "RUNNING" and job.checkpoint == before.checkpoint
+        return f"step {job.checkpoint['step']} is saved{', and nothing after it' if nothing_since else ''}"
     if before.checkpoint is not None:  # what its pods know goes with them
         return f"step {before.checkpoint['step']} or a later one is saved"
+    if job.started is None:
+        return "it had not begun"
     return "no checkpoint of the library is known, so it starts from the beginning unless its script loads its own"
 
 

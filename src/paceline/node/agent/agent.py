@@ -163,10 +163,13 @@ class Agent:
             event = {"on": "go on"}
 
     def _is_over(self) -> bool:
-        """Whether the job has ended here; what does not wait until the other nodes are found is acted on before."""
+        """Whether the job has ended here, or was suspended before it has found the other nodes.
+
+        What does not wait until they are found is acted on before.
+        """
         while self.urgent:
             self._decide(self.urgent.popleft())
-        return self.state.finish is not None
+        return bool(self.state.finish) or (self.state.phase in ("open", "claiming") and not self.participant.has_met)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -302,6 +305,7 @@ class Agent:
             self.place = self.claim.place
             self.claim.release()
             self.claim = None
+            self.events = collections.deque(event for event in self.events if event["on"] != "granted")
 
     def _take_devices(self, devices: tuple[str, ...]) -> None:
         assert self.claim is not None

@@ -156,6 +156,8 @@ class _Step(Attempt):
 
     def met(self) -> None:
         """A coordinator is found, or none; wait for its messages."""
+        if self.state.phase not in ("meeting", "searching"):  # it was suspended meanwhile
+            return
         if not self.others.leads:  # the coordinator decides how long it waits, and which nodes are missing
             self.disarm("join")
         self.enter("open")
@@ -197,21 +199,21 @@ class _Step(Attempt):
         self.write(restarting, state="RESTARTING", attempt=attempt, restarts=restarts, nodes=nodes)
 
     def suspend(self, message: Suspend) -> None:
-        """No rank is left: give back the devices and the memory, until the job is resumed."""
+        """No rank is left."""
         if "limit" in self.state.deadlines:
             self.set(limit_left=max(self.state.deadlines["limit"] - self.now, 0.0))
-        self.do({"do": "end server"})
         self.rest({
             "event": "suspended", "attempt": message["attempt"], "restarts": message["restarts"],
             "failure": message["failure"], "others": message["others"],
         })  # fmt: skip
 
     def rest(self, suspended: SuspendedRecord) -> None:
-        """Give back the devices, or the place in the queue for them."""
+        """Give back the devices and the memory, or leave the queue."""
         was_suspended = self.state.is_suspended  # and has searched for another coordinator since
         self.disarm("join", "limit")
         self.enter("open")
-        self.set(is_suspended=True, is_newcomer=False)
+        self.set(is_suspended=True, is_to_be_suspended=False, is_newcomer=False)
+        self.do({"do": "end server"})
         self.do({"do": "release"})
         changes: dict[str, Any] = {} if self.spec.request is None else {"devices": []}
         self.write(
@@ -370,18 +372,16 @@ class _Step(Attempt):
             self.ask_to_stop(number)
 
     def change_over(self, number: int) -> None:
-        """Have the job suspended or resumed, by the coordinator once there is one; without it only what waits alone."""
+        """Have the job suspended or resumed, by the coordinator once there is one; until then each node by itself."""
         self.set(is_to_be_suspended=number == SUSPEND and not self.others.has_met)
         if self.others.has_met:
             self.send({"do": "suspend" if number == SUSPEND else "resume"})
         elif number == RESUME:
             self.resume()
-        elif self.state.phase == "claiming" and self.spec.nodes == 1:
-            spec = self.spec
-            self.set(is_to_be_suspended=False)
+        elif self.spec.request is not None and self.state.phase in ("claiming", "meeting"):
             self.rest({
-                "event": "suspended", "attempt": spec.first_attempt, "restarts": spec.restarts, "failure": None,
-                "others": [],
+                "event": "suspended", "attempt": self.spec.first_attempt, "restarts": self.spec.restarts,
+                "failure": None, "others": [],
             })  # fmt: skip
 
     def end_here(self, number: int) -> None:

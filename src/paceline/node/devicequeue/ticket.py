@@ -245,8 +245,9 @@ class Ticket:
             names = self._remove_dead(closed)
             if self._name is None or not self._is_there():  # it is new, or the folder was emptied
                 taken = {name.number for name in names}
-                if self.place is None or self.place in taken:  # nobody came later, and then somebody did
-                    self.place = 1 + max(taken, default=0)
+                if self.place is None or self.place in taken:
+                    now = time.time_ns() // 1_000_000  # so a job that is away keeps its place before those that come
+                    self.place = max(1 + max(taken, default=0), now)
                 self._write(_Name(WAITING, self.request.priority, self.place), ())
             assert self._name is not None
             mine = self._name.order

@@ -249,7 +249,8 @@ def _of_parts(parts: Sequence[Part]) -> tuple[JobState, int | None, int | None]:
     runs = any(part["has_begun"] and not is_over(part) for part in parts[:count])
     deciding = ended if ended and not goes_on else parts[:count] if runs else there
     state = _common([_state_of(part) for part in deciding])
-    culprit = min((part for part in there if _error_of(part)), key=_weight, default=None)
+    failed = [part for part in there if _error_of(part) and state != "SUSPENDED"]  # then it waits for its user alone
+    culprit = min(failed, key=_weight, default=None)
     telling = next((part for part in deciding if _state_of(part) == state), deciding[0])
     if state == "FAILED" and culprit is not None and culprit["exit_code"] is not None:
         telling = culprit

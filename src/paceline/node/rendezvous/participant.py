@@ -139,8 +139,7 @@ class Participant:
             self.lead()
             self._look_for_another_first(CONNECT_PAUSE)
         elif not self._is_over():
-            assert spec.main_address is not None
-            assert spec.main_port is not None
+            assert spec.main_address is not None and spec.main_port is not None
             self._follow_first((spec.main_address, spec.main_port), join_by, within)
 
     def _meet_peers(self, join_by: Callable[[], float], within: Callable[[], float]) -> None:
@@ -203,6 +202,7 @@ class Participant:
         if not is_first and spec.least == spec.nodes and not spec.peers:
             return True
         self._only = self._only_address(is_first)
+        self._listener.close()  # it has met nobody before it was suspended
         try:
             wanted = spec.main_port if is_first or spec.peers or not is_ours else 0
             self._listener.open(wanted, self._only)

@@ -24,7 +24,7 @@ from .pods import TAKEN_AWAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.contract.records import Cause, CheckpointRecord, CodeRecord, InstanceRecord, JobFacts, JobRecord
+    from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord
     from paceline.node.journal.fold import Part, Report
     from paceline.node.journal.status import Status
 
@@ -210,7 +210,7 @@ def _facts(job: Found, target: str, reports: Iterable[Report]) -> JobFacts:
 
 def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
     """What the cluster knows better than the parts, or when there are none."""
-    state, over = record["state"], record["state"] in FINAL
+    state, over, checkpoint = record["state"], record["state"] in FINAL, record["checkpoint"]
     # Its first start, also of pods that others have replaced, and from before it was stopped and resumed.
     starts = [record["started"], moment(job.annotations.get(STARTED))]
     starts += [it for pod in job.pods for it in (pod.started, pod.report.get("started"))]
@@ -230,21 +230,19 @@ def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
         "started": started, "devices": (),
         # Of a pod that has no others nobody but the Job knows how often it was killed, and another one made for it.
         "restarts": record["restarts"] + (max(0, replaced) if job.nodes == 1 else 0),
-        "checkpoint": record["checkpoint"] if not over or outlasts(job, record["checkpoint"]) else None,
+        "checkpoint": None if over and checkpoint and not outlasts(job, checkpoint["folder"]) else checkpoint,
         "ttl": None if over and job.ending is None else record["ttl"],  # a suspended job is kept
         "exit_code": code if state != "FAILED" or code else next(filter(None, codes), 1),
         "instances": sorted([*record["instances"], *others], key=lambda rank: rank["rank"]),
     }  # fmt: skip
 
 
-def outlasts(job: Found, checkpoint: CheckpointRecord | None) -> bool:
-    """Whether a checkpoint is on a volume, and not in a pod."""
-    if checkpoint is None:
-        return False
+def outlasts(job: Found, folder: str) -> bool:
+    """Whether a folder is on a volume, and not in a pod."""
     mounts = job.kind.main_container(job.object).get("volumeMounts") or ()
-    folders = [it["mountPath"] for it in mounts if it["name"] not in VOLUMES]
-    folders += [it["path"] for it in job.spec.get("data") or ()]
-    return any(kept.is_below(checkpoint["folder"], folder) for folder in folders)
+    volumes = [it["mountPath"] for it in mounts if it["name"] not in VOLUMES]
+    volumes += [it["path"] for it in job.spec.get("data") or ()]
+    return any(kept.is_below(folder, volume) for volume in volumes)
 
 
 def _allocated(job: Found) -> int | None:

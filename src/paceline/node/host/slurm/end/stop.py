@@ -57,7 +57,7 @@ def slurm_suspend(home: Home, request: Request) -> Answer:
     going = [folder for folder, it in found if it is not None and it["state"] not in FINAL]
     slurm = _Tries(PATIENCE)
     if request["resumes"]:
-        for folder in going:
+        for folder in [it for it in going if it.is_suspended]:
             _resume(folder, slurm)
     else:
         entries = {folder: _held_by(folder, slurm) for folder in going if not folder.is_suspended}
@@ -74,6 +74,7 @@ def _held_by(folder: JobFolder, slurm: _Tries) -> Entry:
     entry = slurm.entry(folder)
     if entry is None:
         raise Refused(f"Slurm does not list job {name} any more; see paceline get {name}")
+    _refuse_suspended(name, entry)
     if not entry.is_pending and "Requeue=0" in slurm.call("scontrol", "show", "job", entry.number):
         raise Refused(
             f"job {name} may not be requeued in Slurm, so it cannot keep its place; {stop} saves and ends it, and "
@@ -87,7 +88,7 @@ def _suspend(folder: JobFolder, entry: Entry, slurm: _Tries) -> None:
     folder.suspended.write_text(HOLD)
     try:
         if entry.is_pending:
-            slurm.call("scontrol", "hold", entry.number)
+            slurm.call("scontrol", "uhold", entry.number)  # also if its user is an administrator
             folder.suspended.write_text(HELD)
             slurm.forget()
         else:
@@ -99,8 +100,6 @@ def _suspend(folder: JobFolder, entry: Entry, slurm: _Tries) -> None:
 
 def _resume(folder: JobFolder, slurm: _Tries) -> None:
     """Have Slurm start a job that it holds; one that is still ending is requeued without being held."""
-    if not folder.is_suspended:
-        return
     folder.suspended.write_text("")
     until = time.monotonic() + PATIENCE
     while (entry := slurm.entry(folder)) is not None and not entry.is_pending and time.monotonic() < until:
@@ -199,11 +198,8 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
 
 def _cancel(name: str, entry: Entry, slurm: _Tries, number: int | None) -> None:
     """Send a signal to a Slurm job that runs; one that waits, or without a signal each, is cancelled."""
-    if number is not None and entry.state == "SUSPENDED":  # scancel would try for ever
-        raise NotStopped(
-            f"job {name} is suspended in Slurm, so it cannot save",
-            f"end it with paceline stop --now {name}, or stop it after: scontrol resume {entry.number}",
-        )
+    if number is not None:
+        _refuse_suspended(name, entry)
     is_waiting_task = bool(entry.task) and entry.is_pending
     if number is None or is_waiting_task:
         slurm.cancel(entry.number)
@@ -213,6 +209,15 @@ def _cancel(name: str, entry: Entry, slurm: _Tries, number: int | None) -> None:
         slurm.forget()
     if number is not None and not is_waiting_task:
         slurm.cancel(f"--signal={number}", entry.number)
+
+
+def _refuse_suspended(name: str, entry: Entry) -> None:
+    """Refuse a job to which scancel would try to send a signal for ever."""
+    if entry.state == "SUSPENDED":
+        raise NotStopped(
+            f"job {name} is suspended in Slurm, so it cannot save",
+            f"end it with paceline stop --now {name}, or let it go on first: scontrol resume {entry.number}",
+        )
 
 
 def cancel(number: str, patience: float = PATIENCE) -> None:

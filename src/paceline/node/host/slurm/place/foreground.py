@@ -35,6 +35,7 @@ _LOOK = 0.5  # seconds between two looks; the kernel does not report what other 
 _LAST = 300.0  # seconds for which a job is stopped whose client is gone, while Slurm does not answer
 _TRY, _LONGEST_TRY = 10.0, 60.0  # seconds for which Slurm is asked to stop a job, at first and at most
 _AGAIN = 10.0  # seconds until it is asked again
+_IDLE = ("PENDING", "RESTARTING", "SUSPENDED")  # without ranks, so that it is said why
 
 
 def follow(
@@ -138,7 +139,7 @@ class _Following:
                     raise update.error
 
     def _report_waiting(self, record: JobRecord | None) -> Iterator[Answer]:
-        waiting = record["waiting"] if record and record["state"] in ("PENDING", "RESTARTING") else None
+        waiting = record["waiting"] if record and record["state"] in _IDLE else None
         if waiting in (None, ENDED_ON_NODES, NEW) or self._readers.active:
             return
         if waiting != self._waiting:
