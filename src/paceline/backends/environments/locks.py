@@ -47,12 +47,10 @@ def _markers(platform: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_pylock(lock: Mapping[str, Any], markers: dict[str, str], source: str) -> Iterable[str]:
-    from packaging.pylock import (
-        Pylock,
-        PylockSelectError,
-        PylockUnsupportedVersionError,
-        PylockValidationError,
-    )
+    try:
+        from packaging.pylock import Pylock, PylockSelectError, PylockUnsupportedVersionError, PylockValidationError
+    except ImportError:
+        raise UserError(f"--environment {source}: to read it, install packaging 26.1 or newer here") from None
 
     try:
         pylock = Pylock.from_dict(lock)

@@ -7,11 +7,9 @@ are `<name>.lock`, which a build holds, and `<name>.log`, which has all that the
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import fcntl
 import os
-import platform
 import re
 import shutil
 import signal
@@ -20,7 +18,6 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from paceline.node.errors import Refused
 from paceline.node.files import is_disk_full, list_names, read_json, write_json
@@ -52,6 +49,8 @@ def look(root: Path, digest: str, index: str | None) -> Answer:
 
     `index` is where packages come from if the client says so; it is tried unless the environment is there already.
     """
+    import platform
+
     pythons = _pythons()
     built = {path: record for path, minor in pythons if (record := _record(folder(root) / _name(digest, minor)))}
     place = next(it for it in (folder(root), *folder(root).parents) if it.exists())
@@ -185,6 +184,8 @@ def _record(path: Path) -> dict[str, Any] | None:
 
 def platform_here() -> dict[str, str]:
     """The machine as wheels name it."""
+    import platform  # agents do not need it
+
     libc, version = platform.libc_ver()
     if libc != "glibc":
         return {"machine": platform.machine(), "libc": "musl", "libc_version": ""}
@@ -213,6 +214,7 @@ def _program(name: str) -> str | None:
 def _has_index(index: str | None) -> bool:
     """Whether a connection to the index can be made; what it answers is the builder's concern."""
     import socket
+    from urllib.parse import urlsplit
     from urllib.request import getproxies
 
     url = urlsplit(index or _configured_index() or _INDEX)
@@ -228,6 +230,8 @@ def _has_index(index: str | None) -> bool:
 
 def _configured_index() -> str | None:
     """The index that pip uses here, as its variables and files have it."""
+    import configparser
+
     given = os.environ.get("PIP_INDEX_URL")
     files = ["/etc/pip.conf", "/etc/xdg/pip/pip.conf", os.path.expanduser("~/.pip/pip.conf"),
              os.path.expanduser("~/.config/pip/pip.conf"), os.environ.get("PIP_CONFIG_FILE", "")]  # fmt: skip
