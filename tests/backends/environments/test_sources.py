@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.backends.environments import locks, pip, source
-from paceline.backends.environments.source import Environment
+from paceline.backends.environments.environment import Environment
 from paceline.job.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.backends.environments.environment import Form
 
 HERE = {"machine": "x86_64", "libc": "glibc", "libc_version": "2.36", "version": "3.11.2"}
 ARM = {**HERE, "machine": "aarch64"}
@@ -84,9 +88,7 @@ archive = { url = "https://files/far-1.tar.gz", hashes = { sha256 = "dd" } }
          ["arm==2 --hash=sha256:cc", "far @ https://files/far-1.tar.gz", "lib==1.0 --hash=sha256:aa"]),
     ],
 )  # fmt: skip
-def test_locks_are_those_of_one_machine(
-    form: source.Form, text: str, platform: dict[str, str], lines: list[str]
-) -> None:
+def test_locks_are_those_of_one_machine(form: Form, text: str, platform: dict[str, str], lines: list[str]) -> None:
     assert locks.lines(Environment("lock", form, text, ""), platform) == lines
 
 
@@ -127,7 +129,7 @@ def test_any_requirements_are_read_or_refused(lines: list[str], others: list[str
             os.rename(folder / file, again / file)
         assert source.kept("requirements.txt", None, again) == (found, digest)  # wherever it is
         assert source.kept("requirements.txt", digest, again) == (found, digest)
-        assert found.lines(HERE) == found.lines(ARM)
+        assert locks.lines(found, HERE) == locks.lines(found, ARM)
 
 
 def refuse(words: list[str], where: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from paceline.job.errors import UserError
 
 from . import pip
-from .source import Environment
+from .environment import Environment
 
 _OF_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "paceline"})  # paceline comes along with each job
 _ASK = "import json, sys; print(json.dumps([list(sys.version_info[:2]), [it for it in sys.path if it]]))"

@@ -15,7 +15,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .source import Environment
+    from .environment import Environment
 
 
 def toml(text: str, source: str) -> dict[str, Any]:
@@ -28,7 +28,9 @@ def toml(text: str, source: str) -> dict[str, Any]:
 
 
 def lines(environment: Environment, platform: Mapping[str, str]) -> list[str]:
-    """What a lock has for a machine."""
+    """The lines of a requirements file, or of environment.yml, for a machine; see `machine/environments.py`."""
+    if environment.form in ("requirements", "conda"):
+        return environment.text.splitlines()
     read = _of_pylock if environment.form == "pylock" else _of_uv
     found = read(toml(environment.text, environment.source), _markers(platform), environment.source)
     # As soon as one line has hashes, pip wants one for each.

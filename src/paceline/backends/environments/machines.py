@@ -22,7 +22,7 @@ from paceline.job.quantities import show_size
 from paceline.job.spec import JobSpec
 from paceline.job.text import a_few, printable
 
-from . import pip
+from . import locks, pip
 from .source import kept
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Environments:
         """What a machine, and others of its kind, get to install."""
         python, found = self._pythons[host], self._found
         look, is_conda = python.look, found.form == "conda"
-        lines = found.lines(python.platform)
+        lines = locks.lines(found, python.platform)
         wheels = list(found.wheels)
         is_closed, is_complete = found.is_closed or not lines, found.is_complete
         archive = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when all machines have it

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 from . import pip
+from .environment import Environment
 from .locks import toml
-from .source import Environment
 
 if TYPE_CHECKING:
     from pathlib import Path

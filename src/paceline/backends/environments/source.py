@@ -6,7 +6,6 @@ It is kept below the user's state folder, so that `resubmit` finds the same pack
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -14,17 +13,15 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Literal
+from .environment import Environment
 
-    # how `text` is read: as a requirements file, pylock.toml, uv.lock, or environment.yml of conda
-    Form = Literal["requirements", "pylock", "uv", "conda"]
+if TYPE_CHECKING:
+    from .environment import Form
 
 _RECORD = "source.json"
 # What a project has, the most exact first.
@@ -38,33 +35,6 @@ _USUAL = (
     ".venv",
 )
 _KINDS = "uv.lock, pylock.toml, requirements.txt, pyproject.toml, environment.yml, a folder of wheels or a .venv"
-
-
-class Environment(NamedTuple):
-    """The packages of a job."""
-
-    source: str  # as the user calls it
-    form: Form
-    text: str
-    requires: str  # the versions of Python that it is for, as in `requires-python`; "" if it does not say
-    wheels: tuple[Path, ...] = ()  # that go along
-    is_closed: bool = False  # whether all packages are among them
-    is_complete: bool = False  # whether the lines name all packages, also those that others need
-
-    @property
-    def digest(self) -> str:
-        """What it is kept under."""
-        parts = [self.form, self.text, self.requires, str(self.is_closed), str(self.is_complete)]
-        parts += sorted(f"{wheel.name} {_hash(wheel)}" for wheel in self.wheels)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-    def lines(self, platform: Mapping[str, str]) -> list[str]:
-        """The lines of a requirements file, or of environment.yml, for a machine; see `machine/environments.py`."""
-        if self.form in ("requirements", "conda"):
-            return self.text.splitlines()
-        from . import locks
-
-        return locks.lines(self, platform)
 
 
 def kept(source: str, digest: str | None, folder: Path) -> tuple[Environment, str]:
@@ -162,11 +132,3 @@ def _lock(source: str, form: Form, text: str) -> Environment:
     found = Environment(source, form, text, requires, is_complete=True)
     locks.lines(found, {**platform_here(), "version": platform.python_version()})
     return found
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.backends import moving
 from paceline.backends.base import Prepared
-from paceline.backends.environments import environments_of
+from paceline.backends.environments.jobs import environments_of
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import checked, kept_warm
 from paceline.job.errors import UserError

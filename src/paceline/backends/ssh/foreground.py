@@ -7,7 +7,7 @@ import math
 import signal
 from typing import TYPE_CHECKING
 
-from paceline.backends.environments import equipped
+from paceline.backends.environments.jobs import equipped
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import how_it_ended, terminal_size
 from paceline.job.errors import UserError

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from paceline.backends.environments import equipped
+from paceline.backends.environments.jobs import equipped
 from paceline.job.errors import UserError
 from paceline.job.text import counted
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import moving
-from paceline.backends.environments import environments_of
+from paceline.backends.environments.jobs import environments_of
 from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken, check_script, checked, kept_warm, names, packed, volumes_of
 from paceline.job.errors import UserError
