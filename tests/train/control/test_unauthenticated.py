@@ -22,10 +22,10 @@ torch = pytest.importorskip("torch")
 from tests.train.checkpoint.checkpoint_ranks import save, single  # noqa: E402
 
 from paceline.contract.handshake import HandshakeError, derive_key  # noqa: E402
+from paceline.contract.links import Link, Messages, initiate  # noqa: E402
 from paceline.train.checkpoint.replication import _Fetcher, _Holder  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError  # noqa: E402
 from paceline.train.control import connect as star  # noqa: E402
-from paceline.train.control.connections import Link, Messages, initiate  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline

@@ -7,10 +7,10 @@ import json
 import selectors
 from typing import TYPE_CHECKING, Any
 
-from paceline.train.control.connections import Messages
+from paceline.contract.links import Messages
 
 if TYPE_CHECKING:
-    from paceline.train.control.connections import Link
+    from paceline.contract.links import Link
 
 _CHUNK = 1 << 16  # bytes read at once; more would be new memory each time
 

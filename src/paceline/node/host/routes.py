@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import handshake
-from paceline.node.machine.network import listen
+from paceline.contract.links import listen
 from paceline.node.rendezvous.handshake import is_proof, prove
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RouteListener:
         self._token, self._name = token, name
         self._pending: dict[socket.socket, None] = {}  # not authenticated yet; the oldest first
         self._lock = threading.Lock()
-        self._listener = listen(backlog=1024)
+        self._listener = listen()
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -20,8 +20,9 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from paceline.contract import handshake
+from paceline.contract.links import listen
 from paceline.node.eventloop.channel import MAX_LINE, Channel, ChannelClosed, Message
-from paceline.node.machine.network import is_here, is_own_ip, listen
+from paceline.node.machine.network import is_here, is_own_ip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,61 +1,67 @@
-"""Connections between ranks whose two sides have proved to each other that they know the job's key."""
+"""Connections whose two sides have proved to each other that they know a key, over IPv4, IPv6 and local sockets.
+
+The one place where agents and ranks listen, shake hands (`handshake`), and divide a stream into messages.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
-import json
 import selectors
 import socket
 import struct
-import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.contract.handshake import CHECKSUM_SIZE, Acceptance, HandshakeError, Initiation, checksums
+from .handshake import CHECKSUM_SIZE, Acceptance, HandshakeError, Initiation, checksums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from .relay import Message
+    from collections.abc import Callable, Iterator
 
 HANDSHAKE = 20.0  # seconds for one handshake
-MOST_PENDING = 256  # unauthenticated connections at a time, beside one of each rank
+MOST_PENDING = 256  # unauthenticated connections at a time, beside one of each that is expected
+_BATCH = 64  # connections that are taken before something else is done
 _NO_FILES = 0.1  # seconds to wait when the process may open no more files
 _SIZE = struct.Struct("!Q")
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A connection, and the key that only its two sides know."""
 
     socket: socket.socket
     key: bytes
 
 
-@dataclass
+def listen(port: int = 0, address: str = "", backlog: int = 1024) -> socket.socket:
+    """A socket that listens on a port, or on a free one for 0; without an address on all of this machine."""
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", port), backlog=backlog)
+
+
 class _Pending:
-    acceptance: Acceptance
-    expires: float
-    received: bytearray = field(default_factory=bytearray)
+    """A handshake that is under way."""
+
+    def __init__(self, acceptance: Acceptance) -> None:
+        self.acceptance, self.received, self.expires = acceptance, bytearray(), time.monotonic() + HANDSHAKE
 
 
 class Acceptor:
     """Takes the connections to a listening socket whose other side knows a key, many handshakes at a time.
 
     An unauthenticated peer that is silent or slow delays nobody. There is a bounded number of them: when more connect,
-    the oldest is dropped, and a rank that was dropped tries again.
+    the oldest is dropped, and a peer that was dropped tries again.
     """
 
-    def __init__(self, server: socket.socket, key: bytes, accepts: Callable[[int], bool], ranks: int) -> None:
+    def __init__(self, server: socket.socket, key: bytes, accepts: Callable[[int], bool], expected: int) -> None:
         """Nobody has connected yet."""
         self._server = server
         self._key = key
         self._accepts = accepts
-        self._most = ranks + MOST_PENDING
+        self._most = expected + MOST_PENDING
         self._pending: dict[socket.socket, _Pending] = {}  # the oldest first
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
@@ -69,7 +75,7 @@ class Acceptor:
         for key, _ in self._selector.select(max(0.0, min(limits)) if limits else None):
             assert isinstance(key.fileobj, socket.socket)
             if key.fileobj is self._server:
-                self._take_connection()
+                self._take_connections()
             elif key.fileobj in self._pending:
                 link = self._advance(key.fileobj)
                 if link is not None:
@@ -86,23 +92,24 @@ class Acceptor:
             self._drop(sock)
         self._selector.close()
 
-    def _take_connection(self) -> None:
-        try:
-            sock, _ = self._server.accept()
-        except (BlockingIOError, ConnectionError, InterruptedError):
-            return  # it is gone again
-        except OSError as error:
-            if error.errno not in _TOO_MANY_FILES:
-                raise
-            if self._pending:
+    def _take_connections(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                sock, _ = self._server.accept()
+            except (BlockingIOError, ConnectionError, InterruptedError):
+                return  # there are no more, or it is gone again
+            except OSError as error:
+                if error.errno not in _TOO_MANY_FILES:
+                    raise
+                if self._pending:
+                    self._drop(next(iter(self._pending)))
+                time.sleep(_NO_FILES)
+                return
+            if len(self._pending) >= self._most:
                 self._drop(next(iter(self._pending)))
-            time.sleep(_NO_FILES)
-            return
-        if len(self._pending) >= self._most:
-            self._drop(next(iter(self._pending)))
-        sock.setblocking(False)
-        self._pending[sock] = _Pending(Acceptance(self._key, self._accepts), time.monotonic() + HANDSHAKE)
-        self._selector.register(sock, selectors.EVENT_READ)
+            sock.setblocking(False)
+            self._pending[sock] = _Pending(Acceptance(self._key, self._accepts))
+            self._selector.register(sock, selectors.EVENT_READ)
 
     def _advance(self, sock: socket.socket) -> tuple[int, Link] | None:
         """Go on with a handshake as far as it has come."""
@@ -136,20 +143,13 @@ class Acceptor:
         sock.close()
 
 
-def initiate(sock: socket.socket, key: bytes, number: int) -> Link:
+def initiate(sock: socket.socket, key: bytes, number: int, seconds: float = HANDSHAKE) -> Link:
     """Prove to the other side that we know the key, once it has proved it; `number` says who we are."""
-    initiation, deadline = Initiation(key, number), time.monotonic() + HANDSHAKE
-    sock.settimeout(HANDSHAKE)
+    initiation, deadline = Initiation(key, number), time.monotonic() + seconds
+    sock.settimeout(max(0.001, seconds))
     sock.sendall(initiation.hello)
     while initiation.needs:
-        data = b""
-        while len(data) < initiation.needs:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            got = sock.recv(initiation.needs - len(data))
-            if not got:
-                raise ConnectionError("the other side ended the connection")
-            data += got
-        sock.sendall(initiation.receive(data))
+        sock.sendall(initiation.receive(read(sock, initiation.needs, deadline)))
     return Link(_prepared(sock), initiation.session_key)
 
 
@@ -213,31 +213,16 @@ class Messages:
             raise HandshakeError("what came is not what the other side has sent")
 
 
-class Sum:
-    """A running keyed checksum of a stream of bytes, in one direction (keyed BLAKE2b, RFC 7693)."""
-
-    SIZE = 32
-
-    def __init__(self, link: Link) -> None:
-        self._hash = hashlib.blake2b(key=link.key, digest_size=self.SIZE)
-
-    def add(self, data: bytes | memoryview) -> None:
-        """More of the stream."""
-        self._hash.update(data)
-
-    def digest(self) -> bytes:
-        """The checksum of all that has been added so far."""
-        return self._hash.digest()
-
-
-def read(peer: socket.socket, size: int) -> bytes:
+def read(peer: socket.socket, size: int, deadline: float | None = None) -> bytes:
     """Exactly `size` bytes."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
+        if deadline is not None:
+            peer.settimeout(max(0.001, deadline - time.monotonic()))
         count = peer.recv_into(view)
         if not count:
-            raise ConnectionError("the other side ended")
+            raise ConnectionError("the other side ended the connection")
         view = view[count:]
     return bytes(data)
 
@@ -250,102 +235,3 @@ def _prepared(peer: socket.socket) -> socket.socket:
         if hasattr(socket, option):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return peer
-
-
-# -- the thread that receives ------------------------------------------------------------------------------------------
-# The thread of a rank that receives what other ranks send, and signals, while the main thread is in a collective.
-
-
-class Events(Protocol):
-    """What the thread reports; it calls these methods itself."""
-
-    def received(self, rank: int, message: Message) -> None:
-        """A message came from a rank."""
-
-    def disconnected(self, rank: int, why: str) -> None:
-        """The connection to a rank has ended, or can no longer be trusted."""
-
-    def signalled(self, number: int) -> None:
-        """This process got a signal."""
-
-    def next_deadline(self) -> float | None:
-        """When `deadline_passed` is to be called, on `time.monotonic`'s clock."""
-
-    def deadline_passed(self) -> None:
-        """The time of `next_deadline` has come."""
-
-
-class Listener:
-    """Reads from the links to other ranks until it is stopped.
-
-    Attributes:
-        wakeup: a byte written here wakes the thread; the number of a signal reports that signal, 0 reports nothing.
-    """
-
-    def __init__(self, events: Events, links: Mapping[int, Messages]) -> None:
-        self._events, self._links = events, links
-        self._woken, self.wakeup = socket.socketpair()
-        for end in (self._woken, self.wakeup):
-            end.setblocking(False)
-        self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, name="paceline-watch", daemon=True)
-
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; must not be called with a lock that its events take."""
-        self._is_stopped = True
-        self.wake()
-        self._thread.join()
-
-    def wake(self) -> None:
-        """Make the thread ask for its next deadline again."""
-        with contextlib.suppress(OSError):
-            self.wakeup.send(b"\0")
-
-    def close(self) -> None:
-        """Close the sockets that wake the thread."""
-        self._is_stopped = True
-        self._woken.close()
-        self.wakeup.close()
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._woken, selectors.EVENT_READ, None)
-            for rank, link in self._links.items():
-                selector.register(link.socket, selectors.EVENT_READ, rank)
-            while not self._is_stopped:
-                deadline = self._events.next_deadline()
-                ready = selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                if not ready and not self._is_stopped:
-                    self._events.deadline_passed()
-                for key, _ in ready:
-                    if key.data is None:
-                        self._read_signals()
-                    elif not self._read(key.data):
-                        selector.unregister(key.fileobj)
-
-    def _read(self, rank: int) -> bool:
-        """Read what came from a rank; returns whether more may come."""
-        link = self._links[rank]
-        try:
-            data = link.socket.recv(65536)
-        except OSError:
-            data = b""
-        try:
-            for message in link.feed(data):
-                self._events.received(rank, json.loads(message))
-        except HandshakeError:
-            self._events.disconnected(rank, "what came from it was changed on the way")
-            return False
-        if not data:
-            self._events.disconnected(rank, "it is gone")
-        return bool(data)
-
-    def _read_signals(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for number in self._woken.recv(4096):
-                if number:
-                    self._events.signalled(number)
