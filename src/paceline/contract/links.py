@@ -6,6 +6,8 @@ The one place where agents and ranks listen, shake hands (`handshake`), and divi
 from __future__ import annotations
 
 import errno
+import itertools
+import os
 import selectors
 import socket
 import struct
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
 
 HANDSHAKE = 20.0  # seconds for one handshake
 MOST_PENDING = 256  # unauthenticated connections at a time, beside one of each that is expected
+_STRANGER = 5.0  # seconds for one with a process of another user of this machine
+_MOST_STRANGERS = 64  # of these at a time
 _BATCH = 64  # connections that are taken before something else is done
 _NO_FILES = 0.1  # seconds to wait when the process may open no more files
 _SIZE = struct.Struct("!Q")
+_CREDENTIALS = struct.Struct("=iii")  # process, user, group
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -42,18 +47,36 @@ def listen(port: int = 0, address: str = "", backlog: int = 1024) -> socket.sock
     return socket.create_server(("", port), backlog=backlog)
 
 
-class _Pending:
-    """A handshake that is under way."""
+def listen_here(name: str, backlog: int = 4096) -> socket.socket:
+    """A local socket that listens with an abstract name: every user of the machine can see it and connect to it."""
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.bind(f"\0{name}")
+        server.listen(backlog)  # the kernel may allow fewer
+    except BaseException:
+        server.close()
+        raise
+    return server
 
-    def __init__(self, acceptance: Acceptance) -> None:
-        self.acceptance, self.received, self.expires = acceptance, bytearray(), time.monotonic() + HANDSHAKE
+
+class _Handshake:
+    """One that is under way: as acceptor, or as initiator of the connection to the peer with a number."""
+
+    def __init__(self, side: Acceptance | Initiation, group: _Group, seconds: float, number: int = -1) -> None:
+        self.side, self.group, self.number = side, group, number
+        self.expires = time.monotonic() + seconds
+        self.received = bytearray()
+
+
+_Group = dict[socket.socket, _Handshake]  # those of one kind; the oldest first
 
 
 class Acceptor:
     """Takes the connections to a listening socket whose other side knows a key, many handshakes at a time.
 
     An unauthenticated peer that is silent or slow delays nobody. There is a bounded number of them: when more connect,
-    the oldest is dropped, and a peer that was dropped tries again.
+    the oldest is dropped, and a peer that was dropped tries again. Of processes of other users of this machine there
+    are fewer, and for less time.
     """
 
     def __init__(self, server: socket.socket, key: bytes, accepts: Callable[[int], bool], expected: int) -> None:
@@ -62,34 +85,51 @@ class Acceptor:
         self._key = key
         self._accepts = accepts
         self._most = expected + MOST_PENDING
-        self._pending: dict[socket.socket, _Pending] = {}  # the oldest first
+        self._accepted: _Group = {}
+        self._strangers: _Group = {}
+        self._begun: _Group = {}
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
 
+    @property
+    def begun(self) -> set[int]:
+        """The peers to which this side has begun to connect."""
+        return {each.number for each in self._begun.values()}
+
+    def begin(self, sock: socket.socket, key: bytes, own: int, number: int) -> None:
+        """Begin a handshake over a new connection to the peer with a number. `accept` has it once that is proved."""
+        initiation = Initiation(key, own)
+        sock.setblocking(False)
+        sock.send(initiation.hello)
+        self._watch(sock, _Handshake(initiation, self._begun, HANDSHAKE, number))
+
     def accept(self, timeout: float | None = None) -> Iterator[tuple[int, Link]]:
-        """The peers that have proved themselves by now: their numbers and connections; waits for some event."""
-        now = time.monotonic()
-        limits = [] if timeout is None else [timeout]
-        limits.extend(pending.expires - now for pending in list(self._pending.values())[:1])
+        """The peers that have proved themselves by now: their numbers and connections; waits for some event.
+
+        That a peer to which this side connects does not know the key is a `HandshakeError`.
+        """
+        groups = (self._accepted, self._strangers, self._begun)
+        oldest = [each.expires - time.monotonic() for group in groups for each in itertools.islice(group.values(), 1)]
+        limits = oldest if timeout is None else [*oldest, timeout]
         for key, _ in self._selector.select(max(0.0, min(limits)) if limits else None):
             assert isinstance(key.fileobj, socket.socket)
-            if key.fileobj is self._server:
+            if key.data is None:
                 self._take_connections()
-            elif key.fileobj in self._pending:
-                link = self._advance(key.fileobj)
+            elif key.fileobj in key.data.group:
+                link = self._advance(key.fileobj, key.data)
                 if link is not None:
                     yield link
         now = time.monotonic()
-        for sock, pending in list(self._pending.items()):
-            if pending.expires > now:
-                break
-            self._drop(sock)
+        for group in groups:
+            while group and next(iter(group.values())).expires <= now:
+                self._drop_oldest(group)
 
     def close(self) -> None:
         """Drop the peers that have not proved themselves."""
-        for sock in list(self._pending):
-            self._drop(sock)
+        for group in (self._accepted, self._strangers, self._begun):
+            while group:
+                self._drop_oldest(group)
         self._selector.close()
 
     def _take_connections(self) -> None:
@@ -101,46 +141,60 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _TOO_MANY_FILES:
                     raise
-                if self._pending:
-                    self._drop(next(iter(self._pending)))
+                if self._strangers:
+                    self._drop_oldest(self._strangers)
+                    continue
+                if self._accepted:
+                    self._drop_oldest(self._accepted)
                 time.sleep(_NO_FILES)
                 return
-            if len(self._pending) >= self._most:
-                self._drop(next(iter(self._pending)))
             sock.setblocking(False)
-            self._pending[sock] = _Pending(Acceptance(self._key, self._accepts))
-            self._selector.register(sock, selectors.EVENT_READ)
+            group, most, seconds = self._accepted, self._most, HANDSHAKE
+            if sock.family == socket.AF_UNIX and _user(sock) != os.geteuid():  # or a rank in another user namespace
+                group, most, seconds = self._strangers, _MOST_STRANGERS, _STRANGER
+            if len(group) >= most:
+                self._drop_oldest(group)
+            self._watch(sock, _Handshake(Acceptance(self._key, self._accepts), group, seconds))
 
-    def _advance(self, sock: socket.socket) -> tuple[int, Link] | None:
+    def _advance(self, sock: socket.socket, pending: _Handshake) -> tuple[int, Link] | None:
         """Go on with a handshake as far as it has come."""
-        pending = self._pending[sock]
-        acceptance = pending.acceptance
+        side = pending.side
         try:
-            data = sock.recv(acceptance.needs - len(pending.received))
+            data = sock.recv(side.needs - len(pending.received))
             pending.received += data
             if not data:
-                self._drop(sock)
-            elif len(pending.received) == acceptance.needs:
-                answer = acceptance.receive(bytes(pending.received))
+                self._drop(sock, pending.group)
+            elif len(pending.received) == side.needs:
+                answer = side.receive(bytes(pending.received))
                 pending.received.clear()
                 if sock.send(answer) != len(answer):  # an empty buffer takes it whole
-                    self._drop(sock)
-                elif not acceptance.needs:
-                    self._forget(sock)
-                    return acceptance.number, Link(_prepared(sock), acceptance.session_key)
+                    self._drop(sock, pending.group)
+                elif not side.needs:
+                    self._forget(sock, pending.group)
+                    number = side.number if isinstance(side, Acceptance) else pending.number
+                    return number, Link(_prepared(sock), side.session_key)
         except BlockingIOError:
             pass
-        except OSError:
-            self._drop(sock)
+        except OSError as error:
+            self._drop(sock, pending.group)
+            if isinstance(error, HandshakeError) and isinstance(side, Initiation):
+                raise
         return None
 
-    def _forget(self, sock: socket.socket) -> None:
-        del self._pending[sock]
+    def _watch(self, sock: socket.socket, handshake: _Handshake) -> None:
+        handshake.group[sock] = handshake
+        self._selector.register(sock, selectors.EVENT_READ, handshake)
+
+    def _forget(self, sock: socket.socket, group: _Group) -> None:
+        del group[sock]
         self._selector.unregister(sock)
 
-    def _drop(self, sock: socket.socket) -> None:
-        self._forget(sock)
+    def _drop(self, sock: socket.socket, group: _Group) -> None:
+        self._forget(sock, group)
         sock.close()
+
+    def _drop_oldest(self, group: _Group) -> None:
+        self._drop(next(iter(group)), group)
 
 
 def initiate(sock: socket.socket, key: bytes, number: int, seconds: float = HANDSHAKE) -> Link:
@@ -229,9 +283,17 @@ def read(peer: socket.socket, size: int, deadline: float | None = None) -> bytes
 
 def _prepared(peer: socket.socket) -> socket.socket:
     peer.settimeout(None)
+    if peer.family == socket.AF_UNIX:
+        return peer
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
         if hasattr(socket, option):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return peer
+
+
+def _user(sock: socket.socket) -> int:
+    """The user of the process at the other side of a local socket."""
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
