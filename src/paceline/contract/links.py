@@ -14,7 +14,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from .handshake import CHECKSUM_SIZE, Acceptance, HandshakeError, Initiation, checksums
+from .handshake import Acceptance, HandshakeError, Initiation, checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,15 +26,16 @@ _MOST_STRANGERS = 64  # of these at a time
 _BATCH = 64  # connections that are taken before something else is done
 _NO_FILES = 0.1  # seconds to wait when the process may open no more files
 _SIZE = struct.Struct("!Q")
+_CHUNK = 1 << 16  # bytes read at once; more would be new memory each time
 _CREDENTIALS = struct.Struct("=iii")  # process, user, group
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Link(NamedTuple):
-    """A connection, and the key that only its two sides know."""
+    """A connection, and the key that only its two sides know; None if a process has inherited it from the other one."""
 
     socket: socket.socket
-    key: bytes
+    key: bytes | None
 
 
 def listen(port: int = 0, address: str = "", backlog: int = 1024) -> socket.socket:
@@ -77,11 +78,14 @@ class Acceptor:
     An unauthenticated peer that is silent or slow delays nobody. There is a bounded number of them: when more connect,
     the oldest is dropped, and a peer that was dropped tries again. Of processes of other users of this machine there
     are fewer, and for less time.
+
+    Attributes:
+        server: the socket that listens; `close` leaves it open.
     """
 
     def __init__(self, server: socket.socket, key: bytes, accepts: Callable[[int], bool], expected: int) -> None:
         """Nobody has connected yet."""
-        self._server = server
+        self.server = server
         self._key = key
         self._accepts = accepts
         self._most = expected + MOST_PENDING
@@ -91,6 +95,10 @@ class Acceptor:
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when `accept` has something to do."""
+        return self._selector.fileno()
 
     @property
     def begun(self) -> set[int]:
@@ -135,7 +143,7 @@ class Acceptor:
     def _take_connections(self) -> None:
         for _ in range(_BATCH):
             try:
-                sock, _ = self._server.accept()
+                sock, _ = self.server.accept()
             except (BlockingIOError, ConnectionError, InterruptedError):
                 return  # there are no more, or it is gone again
             except OSError as error:
@@ -171,8 +179,9 @@ class Acceptor:
                     self._drop(sock, pending.group)
                 elif not side.needs:
                     self._forget(sock, pending.group)
+                    sock.settimeout(None)
                     number = side.number if isinstance(side, Acceptance) else pending.number
-                    return number, Link(_prepared(sock), side.session_key)
+                    return number, Link(sock, side.session_key)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -202,9 +211,13 @@ def initiate(sock: socket.socket, key: bytes, number: int, seconds: float = HAND
     initiation, deadline = Initiation(key, number), time.monotonic() + seconds
     sock.settimeout(max(0.001, seconds))
     sock.sendall(initiation.hello)
-    while initiation.needs:
-        sock.sendall(initiation.receive(read(sock, initiation.needs, deadline)))
-    return Link(_prepared(sock), initiation.session_key)
+    try:
+        while initiation.needs:
+            sock.sendall(initiation.receive(read(sock, initiation.needs, deadline)))
+    except socket.timeout:
+        raise TimeoutError("no answer") from None
+    sock.settimeout(None)
+    return Link(sock, initiation.session_key)
 
 
 class Messages:
@@ -214,6 +227,7 @@ class Messages:
         """No message has been sent yet."""
         self.socket = link.socket
         self._ours, self._theirs = checksums(link.key, accepted=accepted)
+        self._head = _SIZE.size + self._theirs.size
         self._incoming = bytearray()  # the beginning of a message, see `feed`
         self._size: int | None = None  # of that message, once it has been proved
 
@@ -231,9 +245,9 @@ class Messages:
     def receive(self) -> bytes:
         """The next message. No memory is taken for one before its size has been proved to be the other side's."""
         size = read(self.socket, _SIZE.size)
-        self._check(read(self.socket, CHECKSUM_SIZE), size)
+        self._check(read(self.socket, self._theirs.size), size)
         data = read(self.socket, _SIZE.unpack(size)[0])
-        self._check(read(self.socket, CHECKSUM_SIZE), size + data)
+        self._check(read(self.socket, self._theirs.size), size + data)
         self._theirs.next()
         return data
 
@@ -244,7 +258,7 @@ class Messages:
         """
         self._incoming += data
         while True:
-            head = _SIZE.size + CHECKSUM_SIZE
+            head = self._head
             if self._size is None:
                 if len(self._incoming) < head:
                     return
@@ -252,12 +266,12 @@ class Messages:
                 self._check(self._incoming[_SIZE.size : head], size)
                 (self._size,) = _SIZE.unpack(size)
             end = head + self._size
-            if len(self._incoming) < end + CHECKSUM_SIZE:
+            if len(self._incoming) < end + self._theirs.size:
                 return
             message = bytes(self._incoming[head:end])
             size = bytes(self._incoming[: _SIZE.size])
-            self._check(self._incoming[end : end + CHECKSUM_SIZE], size + message)
-            del self._incoming[: end + CHECKSUM_SIZE]
+            self._check(self._incoming[end : end + self._theirs.size], size + message)
+            del self._incoming[: end + self._theirs.size]
             self._size = None
             self._theirs.next()
             yield message
@@ -265,6 +279,63 @@ class Messages:
     def _check(self, given: bytes | bytearray, what: bytes) -> None:
         if not self._theirs.is_right(given, what):
             raise HandshakeError("what came is not what the other side has sent")
+
+
+class Stream:
+    """Messages over a link that its owner never waits for: it calls `take` when it is readable, `flush` when writable.
+
+    Attributes:
+        socket: that of the link.
+    """
+
+    def __init__(self, link: Link, *, accepted: bool) -> None:
+        """Nothing has been sent."""
+        self.socket = link.socket
+        self.socket.setblocking(False)
+        self._messages = Messages(link, accepted=accepted)
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        """The descriptor, so that a selector takes a stream as it is."""
+        return self.socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether some bytes are still to be sent."""
+        return bool(self._unsent)
+
+    def put(self, data: bytes) -> None:
+        """Queue a message, and send what the socket takes."""
+        self._unsent += self._messages.pack(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes now."""
+        while self._unsent:
+            try:
+                sent = self.socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
+
+    def take(self) -> list[bytes]:
+        """The messages that have arrived completely; a `ConnectionResetError` if the other side has closed."""
+        messages: list[bytes] = []
+        while True:
+            try:
+                data = self.socket.recv(_CHUNK)
+            except BlockingIOError:
+                return messages
+            messages += self._messages.feed(data)
+            if len(data) < _CHUNK:
+                break
+        if not data and not messages:
+            raise ConnectionResetError("the other side closed the connection")
+        return messages
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
 
 
 def read(peer: socket.socket, size: int, deadline: float | None = None) -> bytes:
@@ -281,16 +352,13 @@ def read(peer: socket.socket, size: int, deadline: float | None = None) -> bytes
     return bytes(data)
 
 
-def _prepared(peer: socket.socket) -> socket.socket:
-    peer.settimeout(None)
-    if peer.family == socket.AF_UNIX:
-        return peer
+def keep_alive(peer: socket.socket) -> None:
+    """Have the kernel end a TCP connection within half a minute when the other machine is gone."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
         if hasattr(socket, option):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return peer
 
 
 def _user(sock: socket.socket) -> int:

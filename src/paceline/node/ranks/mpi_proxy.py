@@ -15,6 +15,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from paceline.contract.links import Link, Messages
 from paceline.node.machine import processes
 
 from .mpi_daemon import parse
@@ -44,7 +45,7 @@ def _send(path: str, message: FromMpirun) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     with shortened(path) as address:
         sock.connect(address)
-    sock.sendall(json.dumps(message).encode() + b"\n")
+    Messages(Link(sock, None), accepted=False).send(json.dumps(message).encode())
     return sock
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.checkpoint import MANIFEST, temporary_name
-from paceline.contract.links import Acceptor, Link, listen
+from paceline.contract.links import Acceptor, Link, keep_alive, listen
 from paceline.train.control.connect import LOOPBACK, job_key, try_addresses
 
 from . import disk_format
@@ -113,6 +113,7 @@ class Sum:
     SIZE = 32
 
     def __init__(self, link: Link) -> None:
+        assert link.key is not None
         self._hash = hashlib.blake2b(key=link.key, digest_size=self.SIZE)
 
     def add(self, data: bytes | memoryview) -> None:
@@ -165,6 +166,7 @@ class _Holder:
                 try:
                     for rank, link in acceptor.accept():
                         self._fetchers.discard(rank)
+                        keep_alive(link.socket)
                         self._attend(link)
                 except OSError:
                     return  # closed

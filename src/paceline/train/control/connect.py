@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from paceline.contract import RANK_KEY, TOKEN
 from paceline.contract.handshake import HandshakeError, derive_key
-from paceline.contract.links import Acceptor, Link, initiate, listen
+from paceline.contract.links import Acceptor, Link, initiate, keep_alive, listen
 
 _CONNECT = 5.0  # seconds to try one address
 _MEET = 300.0  # seconds until all ranks must have connected
@@ -66,6 +66,7 @@ def _accept(server: socket.socket, world_size: int, key: bytes) -> dict[int, Lin
                 missing = sorted({*range(1, world_size)} - peers.keys())
                 raise NotConnected(f"ranks {missing} did not connect to rank 0 within {_MEET:.0f} s")
             for rank, link in acceptor.accept(remaining):
+                keep_alive(link.socket)
                 peers[rank] = link
     except BaseException:
         for link in peers.values():
@@ -98,6 +99,7 @@ def try_addresses(number: int, port: int, places: list[str], key: bytes) -> tupl
             except OSError:
                 continue
             try:
+                keep_alive(sock)
                 return initiate(sock, key, number), ""
             except HandshakeError:
                 why = ": what answers there does not know this job's key; PACELINE_TOKEN must be the same on all ranks"
