@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from .handshake import Acceptance, HandshakeError, Initiation, checksums
+from .local_sockets import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,6 @@ _BATCH = 64  # connections that are taken before something else is done
 _NO_FILES = 0.1  # seconds to wait when the process may open no more files
 _SIZE = struct.Struct("!Q")
 _CHUNK = 1 << 16  # bytes read at once; more would be new memory each time
-_CREDENTIALS = struct.Struct("=iii")  # process, user, group
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -158,7 +158,9 @@ class Acceptor:
                 return
             sock.setblocking(False)
             group, most, seconds = self._accepted, self._most, HANDSHAKE
-            if sock.family == socket.AF_UNIX and _user(sock) != os.geteuid():  # or a rank in another user namespace
+            if (
+                sock.family == socket.AF_UNIX and peer_of(sock)[1] != os.geteuid()
+            ):  # or a rank in another user namespace
                 group, most, seconds = self._strangers, _MOST_STRANGERS, _STRANGER
             if len(group) >= most:
                 self._drop_oldest(group)
@@ -359,9 +361,3 @@ def keep_alive(peer: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
         if hasattr(socket, option):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _user(sock: socket.socket) -> int:
-    """The user of the process at the other side of a local socket."""
-    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(user)

@@ -140,7 +140,7 @@ def test_processes_of_other_users_hold_up_no_rank(how: str) -> None:
 
 
 def test_ranks_whose_users_have_other_numbers_here_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net, "_user", lambda _: NOBODY)  # as in another user namespace
+    monkeypatch.setattr(net, "peer_of", lambda _: (os.getpid(), NOBODY))  # as in another user namespace
     assert neighbours(Telling()) == ["shared"] * RANKS
 
 

@@ -30,8 +30,10 @@ class Peer(Stream):
             self.put(json.dumps(message, separators=(",", ":")).encode())
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             super().flush()
+        except OSError:
+            self._unsent.clear()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0)
         if self._is_open and wanted != self._wanted:
             self._wanted = wanted
