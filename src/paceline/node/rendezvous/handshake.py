@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from paceline.contract.handshake import OtherVersion, WrongKey, derive_key
-from paceline.contract.links import Acceptor, initiate, listen
+from paceline.contract.links import HANDSHAKE, Acceptor, initiate, listen
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
 from paceline.node.machine.network import is_here, is_own_ip
 
@@ -49,7 +49,7 @@ class Listener:
         self._status = status
         self._admit = admit
         self._acceptor: Acceptor | None = None
-        self._pending: set[Channel] = set()  # of agents that have not yet said whether they join
+        self._pending: dict[Channel, float] = {}  # since when; agents that have not yet said whether they join
 
     def open(self, port: int, address: str = "") -> None:
         """Listen on this port, or on any for 0; at this address alone, if one is given."""
@@ -70,9 +70,11 @@ class Listener:
 
     def _accept(self) -> None:
         assert self._acceptor is not None
+        for channel in [it for it, since in self._pending.items() if self._loop.now() - since > HANDSHAKE]:
+            self._drop(channel)
         for _, link in self._acceptor.accept(0):
             channel = Channel(*link, accepted=True)
-            self._pending.add(channel)
+            self._pending[channel] = self._loop.now()
             self._loop.watch(channel, functools.partial(self._read, channel))
 
     def _read(self, channel: Channel) -> None:
@@ -88,12 +90,12 @@ class Listener:
         if not (messages[0].get("joins") and status["leads"]):
             self._drop(channel)
             return
-        self._pending.discard(channel)
+        self._pending.pop(channel, None)
         self._loop.forget(channel)
         self._admit(channel)
 
     def _drop(self, channel: Channel) -> None:
-        self._pending.discard(channel)
+        self._pending.pop(channel, None)
         self._loop.forget(channel)
         channel.close()
 
