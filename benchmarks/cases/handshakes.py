@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from paceline.train.control.connections import Acceptor, initiate
+from paceline.contract.links import Acceptor, initiate
 
 from ..case import Case, Goal, Side
 from ..lab import Lab

@@ -405,7 +405,7 @@ class Channel:
     def fileno(self) -> int:
         return 1 if self._is_open else -1
 
-    def send_line(self, line: bytes) -> None:
+    def put(self, line: bytes) -> None:
         if not self._is_open or self._is_ended:
             raise ChannelClosed("gone")
         if line is not BEAT:
@@ -483,7 +483,7 @@ class Channel:
 
     def part(self, message: Any) -> None:
         if self._is_open and not self._is_ended:
-            self.send_line(encode(message))
+            self.put(encode(message))
 
     def close(self) -> None:
         if self._is_open:

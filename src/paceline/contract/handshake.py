@@ -1,7 +1,7 @@
 """How two processes prove to each other that they know the same key, without sending it.
 
     initiator → acceptor    its number (of its rank, say) and a nonce
-    acceptor → initiator    a nonce, and a proof
+    acceptor → initiator    a nonce, which begins with the version of this protocol, and a proof
     initiator → acceptor    a proof
     acceptor → initiator    a confirmation
 
@@ -31,16 +31,20 @@ PROOF_SIZE = 32
 CHECKSUM_SIZE = 16
 _HELLO = struct.Struct(f"!8sI{NONCE_SIZE}s")  # the protocol, the initiator's number, its nonce
 _NUMBER = struct.Struct("!Q")
-_PROTOCOL = b"paceln03"
+_NAME = b"paceln"
+_PROTOCOL = _NAME + b"04"
 
 
 class HandshakeError(ConnectionError):
     """The other side does not know the key, or may not connect with its number."""
 
 
-def nonce() -> bytes:
-    """A random number that is used once."""
-    return secrets.token_bytes(NONCE_SIZE)
+class WrongKey(HandshakeError):
+    """The other side is a process of paceline that does not know the key."""
+
+
+class OtherVersion(HandshakeError):
+    """The other side knows the key, and is of another version of paceline."""
 
 
 def derive_key(secret: bytes, *context: str) -> bytes:
@@ -63,7 +67,12 @@ class Checksums:
     """Keyed checksums (BLAKE2b, RFC 7693) of the messages in one direction of a connection, in their order.
 
     A message that was changed, left out, repeated, reflected, or taken from another connection has a wrong one.
+
+    Attributes:
+        size: bytes of one.
     """
+
+    size = CHECKSUM_SIZE
 
     def __init__(self, session_key: bytes, side: str) -> None:
         """No message has been sent."""
@@ -84,8 +93,27 @@ class Checksums:
         self._number += 1
 
 
-def checksums(session_key: bytes, *, accepted: bool) -> tuple[Checksums, Checksums]:
+class NoChecksums(Checksums):
+    """Between two processes of which one has inherited the connection from the other."""
+
+    size = 0
+
+    def __init__(self) -> None:
+        """There is no key."""
+
+    def of(self, data: bytes) -> bytes:
+        return b""
+
+    def is_right(self, given: bytes | bytearray, data: bytes) -> bool:
+        return not given
+
+    def next(self) -> None: ...
+
+
+def checksums(session_key: bytes | None, *, accepted: bool) -> tuple[Checksums, Checksums]:
     """Those of the messages that this side sends, and of those that it receives."""
+    if session_key is None:
+        return NoChecksums(), NoChecksums()
     acceptors, initiators = Checksums(session_key, "acceptor"), Checksums(session_key, "initiator")
     return (acceptors, initiators) if accepted else (initiators, acceptors)
 
@@ -114,10 +142,11 @@ class Acceptance:
             raise HandshakeError(f"{len(data)} bytes instead of {self.needs}")
         if not self._transcript:
             protocol, self.number, _ = _HELLO.unpack(data)
-            self._check(protocol == _PROTOCOL, "another protocol")
-            ours = nonce()
+            self._check(protocol.startswith(_NAME), "another protocol")
+            ours = _PROTOCOL + secrets.token_bytes(NONCE_SIZE - len(_PROTOCOL))
             self._transcript, self.needs = (data, ours), PROOF_SIZE
             return ours + prove(self._key, "acceptor", *self._transcript)
+        self._check(self._transcript[0].startswith(_PROTOCOL), "another version")  # which it has seen in our nonce
         self._check(is_proof(data, self._key, "initiator", *self._transcript), "a wrong proof")
         self.needs = 0
         self.session_key = prove(self._key, "session", *self._transcript)
@@ -142,7 +171,7 @@ class Initiation:
 
     def __init__(self, key: bytes, number: int) -> None:
         """Nothing has been sent yet."""
-        self.hello = _HELLO.pack(_PROTOCOL, number, nonce())
+        self.hello = _HELLO.pack(_PROTOCOL, number, secrets.token_bytes(NONCE_SIZE))
         self.needs = NONCE_SIZE + PROOF_SIZE
         self.is_proved = False
         self.session_key = b""
@@ -154,8 +183,12 @@ class Initiation:
         if len(data) != self.needs or not self.needs:
             raise HandshakeError(f"{len(data)} bytes instead of {self.needs}")
         if not self.is_proved:
+            if not data.startswith(_NAME):
+                raise HandshakeError("another program answers there")
             self._transcript = (self.hello, data[:NONCE_SIZE])
             self._check(data[NONCE_SIZE:], "acceptor")
+            if not data.startswith(_PROTOCOL):
+                raise OtherVersion("the other side is of another version of paceline")
             self.is_proved, self.needs = True, PROOF_SIZE
             return prove(self._key, "initiator", *self._transcript)
         self._check(data, "confirmation")
@@ -165,4 +198,4 @@ class Initiation:
 
     def _check(self, given: bytes, side: str) -> None:
         if not is_proof(given, self._key, side, *self._transcript):
-            raise HandshakeError("the other side does not know the key")
+            raise WrongKey("the other side does not know the key")

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from typing import TYPE_CHECKING, Literal, TypedDict
+
+from .local_sockets import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHORT, WHOLE, PROFILE = b"s", b"w", b"p"
 NODE_SIDE = "paceline-node"  # as the first word of a command for `shell`: the node side of paceline, and its role
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Collective(TypedDict):
@@ -246,5 +246,4 @@ def address(job_id: str, attempt: int, rank: int) -> str:
 
 def is_of_this_user(peer: socket.socket) -> bool:
     """Whether the process at the other end belongs to this user, or to root."""
-    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return uid in (0, os.geteuid())
+    return peer_of(peer)[1] in (0, os.geteuid())

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.conftest import GENEROUS
 
+from paceline.contract.handshake import Initiation, derive_key, prove
 from paceline.node.eventloop.channel import Channel, ChannelClosed, MessageAltered
 from paceline.node.eventloop.loop import Loop
 from paceline.node.host.routes import Peer, RouteListener, reach
-from paceline.node.rendezvous.handshake import Listener, connect, prove
+from paceline.node.rendezvous.handshake import Listener, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,10 +83,6 @@ def meeting() -> Iterator[Meeting]:
         yield it
 
 
-def line(**message: object) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
 def talk(port: int, *messages: bytes) -> list[bytes]:
     """Send one message after the other, each after an answer; returns the answers."""
     answers = []
@@ -107,7 +101,7 @@ def test_a_node_sends_nothing_secret_before_the_other_side_has_proved_itself() -
             for _ in range(2):
                 with impostor.accept()[0] as sock:
                     received.append(sock.recv(4096))
-                    sock.sendall(line(challenge="00", proof=64 * "0", id="a", leads=True))
+                    sock.sendall(b"paceln04" + bytes(24 + 32))
                     received.append(sock.recv(4096))
 
         thread = threading.Thread(target=pose)
@@ -117,17 +111,18 @@ def test_a_node_sends_nothing_secret_before_the_other_side_has_proved_itself() -
             connect("127.0.0.1", port, b"token", GENEROUS, joins=True)
         assert reach([Peer("h", "127.0.0.1", port)], b"token") == {"h": "another machine answers there"}
         thread.join(GENEROUS)
-    assert [list(json.loads(said)) if said else [] for said in received] == [["challenge"], [], ["challenge"], []]
+    assert [(len(said), said[:8]) for said in received] == [(44, b"paceln04"), (0, b"")] * 2
+    assert b"token" not in b"".join(received)
 
 
 @contextlib.contextmanager
 def relayed(meeting: Meeting, alter: Callable[[bytes], bytes]) -> Iterator[int]:
-    """A port that leads to the meeting, through a relay that may alter each of the four messages of a handshake."""
+    """A port that leads to the meeting, through a relay that may alter each of the six messages of a meeting."""
     with socket.create_server(("127.0.0.1", 0)) as relay:
 
         def pass_on() -> None:
             with relay.accept()[0] as guest, socket.create_connection(("127.0.0.1", meeting.listener.port)) as host:
-                for _ in range(2):
+                for _ in range(3):
                     for one, other in ((guest, host), (host, guest)):
                         data = one.recv(4096)
                         if not data:
@@ -157,20 +152,20 @@ def test_recorded_messages_do_not_authenticate(meeting: Meeting) -> None:
     count = len(meeting.admitted)
     assert count == 1
     assert b"token" not in b"".join(recorded)
-    answers = meeting.while_open(lambda: talk(meeting.listener.port, recorded[0], recorded[2]))
-    assert json.loads(answers[0]).keys() == {"challenge", "proof"}
-    assert answers[1:] in ([], [b""])
-    proof = json.loads(recorded[1])["proof"]
-    answers = meeting.while_open(lambda: talk(meeting.listener.port, recorded[0], line(proof=proof, joins=True)))
-    assert answers[1:] in ([], [b""])
+    for second in (recorded[2], recorded[1][32:]):  # its own proof, or that of the other side
+        answers = meeting.while_open(
+            lambda second=second: talk(meeting.listener.port, recorded[0], second, recorded[4])
+        )
+        assert len(answers[0]) == 64
+        assert not any(answers[1:])
     assert len(meeting.admitted) == count
 
 
 @pytest.mark.parametrize(
     ("before", "after", "error"),
     [
-        (b'"challenge": "3:', b'"challenge": "3:0', PermissionError),
-        (b'"joins": false', b'"joins": true', ChannelClosed),
+        (b"paceln04", b"paceln03", PermissionError),
+        (b'"joins": false', b'"joins": true ', ChannelClosed),
         (b'"leads": true', b'"leads": false', MessageAltered),
         (b'"leader": null', b'"leader": ["192.0.2.9", 1]', MessageAltered),
     ],
@@ -194,8 +189,8 @@ def test_another_version_is_told_so(meeting: Meeting) -> None:
 
         def answer() -> None:
             with older.accept()[0] as sock:
-                theirs = json.loads(sock.recv(4096))["challenge"]
-                sock.sendall(line(challenge="00", proof=prove(b"token", "acceptor", theirs, "00")))
+                theirs, ours = sock.recv(4096), b"paceln03" + bytes(24)
+                sock.sendall(ours + prove(derive_key(b"token", "agents"), "acceptor", theirs, ours))
                 sock.recv(4096)
 
         thread = threading.Thread(target=answer)
@@ -203,34 +198,14 @@ def test_another_version_is_told_so(meeting: Meeting) -> None:
         with pytest.raises(PermissionError, match="runs another version of paceline; start all nodes with the same"):
             connect("127.0.0.1", older.getsockname()[1], b"token", GENEROUS, joins=True)
         thread.join(GENEROUS)
-    answers = meeting.while_open(lambda: talk(meeting.listener.port, line(challenge="00"), line(joins=True)))
-    assert json.loads(answers[0])["challenge"].startswith("3:")
-    assert answers[1:] in ([], [b""])
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    messages=st.lists(
-        st.one_of(
-            st.binary(max_size=50).map(lambda data: data.replace(b"\n", b"") + b"\n"),
-            st.dictionaries(
-                st.sampled_from(["challenge", "proof", "joins", "do"]), st.one_of(st.text(), st.none(), st.integers())
-            ).map(lambda message: json.dumps(message).encode() + b"\n"),
-        ),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_nothing_else_is_admitted(messages: list[bytes]) -> None:
-    with contextlib.closing(Meeting()) as meeting:
-        answers = meeting.while_open(lambda: talk(meeting.listener.port, *messages))
-        assert not any(b"leads" in answer for answer in answers)
-        assert not meeting.admitted
+    answers = meeting.while_open(lambda: talk(meeting.listener.port, b"paceln03" + bytes(36), bytes(32)))
+    assert answers[0].startswith(b"paceln04")
+    assert not any(answers[1:])
 
 
 def test_hosts_that_are_tried_prove_themselves_first() -> None:
     with contextlib.closing(RouteListener(b"token", "h1")) as post:
-        answers = talk(post.port, line(challenge="ab"), line(proof=64 * "0"))
-        assert json.loads(answers[0]).keys() == {"challenge", "proof"}
-        assert answers[1:] in ([], [b""])
+        answers = talk(post.port, Initiation(b"guess", 0).hello, bytes(32))
+        assert len(answers[0]) == 64
+        assert not any(answers[1:])
         assert reach([Peer("h1", "127.0.0.1", post.port)], b"token") == {"h1": None}

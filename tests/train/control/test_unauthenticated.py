@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import queue
 import socket
@@ -13,19 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.conftest import GENEROUS, eventually
 
 torch = pytest.importorskip("torch")
 
 from tests.train.checkpoint.checkpoint_ranks import save, single  # noqa: E402
 
-from paceline.contract.handshake import HandshakeError, derive_key  # noqa: E402
+from paceline.contract.handshake import derive_key  # noqa: E402
+from paceline.contract.links import Link, initiate  # noqa: E402
 from paceline.train.checkpoint.replication import _Fetcher, _Holder  # noqa: E402
 from paceline.train.checkpoint.store import CheckpointError  # noqa: E402
 from paceline.train.control import connect as star  # noqa: E402
-from paceline.train.control.connections import Link, Messages, initiate  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.conftest import Paceline
@@ -245,17 +242,6 @@ def test_a_sniffed_handshake_lets_nobody_in(key: str) -> None:
             links[rank].socket.close()
 
 
-def test_more_silent_connections_than_are_held_keep_no_rank_out(key: str) -> None:
-    ranks = Star()
-    with contextlib.ExitStack() as stack:
-        for _ in range(300):
-            stack.enter_context(socket.create_connection(("127.0.0.1", ranks.offer[0]), GENEROUS))
-        for rank in (1, 2):
-            stack.enter_context(ranks.connect(rank).socket)
-        for link in ranks.answers.get(timeout=GENEROUS).values():
-            stack.enter_context(link.socket)
-
-
 def test_ranks_without_a_secret_use_what_they_have_told_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PACELINE_RANK_KEY", raising=False)
     monkeypatch.delenv("PACELINE_TOKEN", raising=False)
@@ -286,62 +272,6 @@ def test_a_checkpoint_that_is_changed_on_its_way_is_refused(key: str, tmp_path: 
         with pytest.raises(CheckpointError):
             fetcher.fetch(tmp_path / "here")
     assert list((tmp_path / "here").iterdir()) == []
-
-
-def check_feed(link: Link, sent: list[bytes], stream: bytes, how: str, data: st.DataObject) -> None:
-    """The same for a reader that does not wait, whatever pieces the stream comes in."""
-    theirs, received, error = Messages(link, accepted=False), [], None
-    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
-    try:
-        for start, end in itertools.pairwise([0, *places, len(stream)]):
-            for message in theirs.feed(stream[start:end]):
-                received.append(message)
-    except HandshakeError as caught:
-        error = caught
-    assert received == sent[: len(received)]
-    if how == "none":
-        assert received == sent
-    if how in ("flip", "reflect", "repeat"):
-        assert error is not None
-
-
-@settings(deadline=None)
-@given(st.lists(st.binary(max_size=50), min_size=1, max_size=4), st.data())
-def test_a_message_that_was_tampered_with_is_noticed(sent: list[bytes], data: st.DataObject) -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        ours, theirs = (Messages(Link(sock, b"k"), accepted=sock is one) for sock in (one, other))
-        frames = [ours.pack(message) for message in sent]
-        how = data.draw(st.sampled_from(["none", "flip", "repeat", "omit", "reflect", "cut"]))
-        which = data.draw(st.integers(0, len(frames) - 1))
-        if how == "flip":
-            place = data.draw(st.integers(0, len(frames[which]) - 1))
-            frame = bytearray(frames[which])
-            frame[place] ^= data.draw(st.integers(1, 255))
-            frames[which] = bytes(frame)
-        elif how == "repeat":
-            frames.insert(which, frames[which])
-        elif how == "omit":
-            del frames[which]
-        elif how == "reflect":
-            frames[which] = b"".join([Messages(Link(other, b"k"), accepted=False).pack(sent[which])])
-        elif how == "cut":
-            frames[which:] = [frames[which][: data.draw(st.integers(0, len(frames[which]) - 1))]]
-        stream = b"".join(frames)
-        check_feed(Link(other, b"k"), sent, stream, how, data)
-        one.sendall(stream)
-        one.shutdown(socket.SHUT_WR)
-        received = []
-        error: type[OSError] | None = None
-        try:
-            for _ in range(len(sent) + (how == "repeat")):
-                received.append(theirs.receive())
-        except OSError as caught:
-            error = type(caught)
-        assert received == sent[: len(received)]
-        assert (error is None) == (how == "none")
-        if how in ("flip", "reflect", "repeat"):
-            assert error is HandshakeError
 
 
 # What comes from rank 1 passes through a relay of the script, which adds to it what the test says.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import GENEROUS
 
+from paceline.contract import links as net
 from paceline.train.group import local_links
 from paceline.train.group.local_links import LocalListener
 from paceline.train.group.neighbours import Neighbours, NeighboursError
@@ -139,7 +140,7 @@ def test_processes_of_other_users_hold_up_no_rank(how: str) -> None:
 
 
 def test_ranks_whose_users_have_other_numbers_here_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_links, "_user", lambda _: NOBODY)  # as in another user namespace
+    monkeypatch.setattr(net, "peer_of", lambda _: (os.getpid(), NOBODY))  # as in another user namespace
     assert neighbours(Telling()) == ["shared"] * RANKS
 
 

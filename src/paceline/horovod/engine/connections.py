@@ -7,67 +7,52 @@ import json
 import selectors
 from typing import TYPE_CHECKING, Any
 
-from paceline.train.control.connections import Messages
+from paceline.contract.links import Stream
 
 if TYPE_CHECKING:
-    from paceline.train.control.connections import Link
-
-_CHUNK = 1 << 16  # bytes read at once; more would be new memory each time
+    from paceline.contract.links import Link
 
 
-class Peer:
-    """A connection to another rank, with what has not been sent yet."""
+class Peer(Stream):
+    """A connection to another rank; a selector knows what it waits for."""
 
     def __init__(self, rank: int, link: Link, selector: selectors.BaseSelector, *, accepted: bool) -> None:
+        super().__init__(link, accepted=accepted)
         self.rank = rank
-        self._messages = Messages(link, accepted=accepted)
-        self._socket = link.socket
-        self._socket.setblocking(False)
         self._selector = selector
-        self._unsent = bytearray()
         self._is_open = True
         self._wanted = selectors.EVENT_READ
-        selector.register(self._socket, self._wanted, self)
+        selector.register(self, self._wanted, self)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message now, or as soon as the connection takes it; if the peer is gone, `receive` will say so."""
         if self._is_open:
-            self._unsent += self._messages.pack(json.dumps(message, separators=(",", ":")).encode())
-            self.flush()
+            self.put(json.dumps(message, separators=(",", ":")).encode())
 
     def flush(self) -> None:
         try:
-            sent = self._socket.send(self._unsent) if self._unsent else 0
-            del self._unsent[:sent]
-        except BlockingIOError:
-            pass
+            super().flush()
         except OSError:
             self._unsent.clear()
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0)
         if self._is_open and wanted != self._wanted:
             self._wanted = wanted
-            self._selector.modify(self._socket, wanted, self)
+            self._selector.modify(self, wanted, self)
 
     def receive(self) -> list[dict[str, Any]]:
-        try:
-            data = self._socket.recv(_CHUNK)
-        except BlockingIOError:
-            return []
-        if not data:
-            raise ConnectionError("its connection ended")
-        return [json.loads(message) for message in self._messages.feed(data)]
+        return [json.loads(message) for message in self.take()]
 
     def close(self) -> None:
         """Close the connection, after what can be sent of the rest."""
         if self._is_open:
             self._is_open = False
-            self._selector.unregister(self._socket)
+            self._selector.unregister(self)
             with contextlib.suppress(OSError):
-                self._socket.settimeout(1.0)
-                self._socket.sendall(self._unsent)
-            self._socket.close()
+                self.socket.settimeout(1.0)
+                self.socket.sendall(self._unsent)
+            super().close()
 
     def forget(self) -> None:
         """In a child of this process: close its copy of the connection."""
         self._is_open = False
-        self._socket.close()
+        super().close()

@@ -35,7 +35,7 @@ from .stall import StallCheck
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.train.control.connections import Link
+    from paceline.contract.links import Link
     from paceline.train.replicas.judging import Message
 
     from .entries import Entry

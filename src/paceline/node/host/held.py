@@ -17,12 +17,12 @@ import itertools
 import os
 import select
 import socket
-import struct
 import sys
 import threading
 import time
 from typing import IO, TYPE_CHECKING
 
+from paceline.contract.local_sockets import peer_of, reachable
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.lifeline import CLIENT_LOST
@@ -45,7 +45,6 @@ _LONGER = 5.0  # seconds that the client is waited for when it has stopped tryin
 _PIECE = 4096  # bytes that a pipe takes at once when it takes any
 _ENDING = 1.0  # seconds from the end of a connection's pipes until its sshd has ended
 _PAUSE = 0.02  # seconds between two looks whether it has
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _LONGEST = 4096  # bytes of what a returning client says first
 
 
@@ -215,8 +214,7 @@ class HeldClient:
 
     def _take_over(self, successor: socket.socket) -> None:
         """Use the connection of another process."""
-        credentials = successor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, user, _ = _CREDENTIALS.unpack(credentials)
+        pid, user = peer_of(successor)
         if user != os.getuid():
             raise ValueError(user)
         received, descriptors, _, _ = socket.recv_fds(successor, _LONGEST, 2)
@@ -245,7 +243,7 @@ def rejoin(home: Home, request: RejoinRequest) -> Iterator[Answer]:
         try:
             if job_id != request["job_id"]:
                 raise FileNotFoundError
-            with _reachable(run.client_socket) as path:
+            with reachable(run.client_socket) as path:
                 waiting.connect(path)
             socket.send_fds(waiting, [str(request["seen"]).encode()], [sys.stdin.fileno(), sys.stdout.fileno()])
         except OSError:
@@ -260,7 +258,7 @@ def _listener(path: Path) -> socket.socket | None:
     listener = socket.socket(socket.AF_UNIX)
     try:
         path.unlink(missing_ok=True)
-        with _reachable(path) as short:
+        with reachable(path) as short:
             listener.bind(short)
         path.chmod(0o600)
         listener.listen()
@@ -268,13 +266,3 @@ def _listener(path: Path) -> socket.socket | None:
         listener.close()
         return None
     return listener
-
-
-@contextlib.contextmanager
-def _reachable(path: Path) -> Iterator[str]:
-    """A short name of a socket, whose path may be too long for the kernel."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)

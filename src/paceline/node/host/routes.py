@@ -1,7 +1,7 @@
 """Whether hosts reach each other, and how fast: each listens on a free port for a while, and the others connect to it.
 
 Both sides of a connection prove that they know the token of this preflight, and the listening side also that it is the
-expected host (`handshake.prove`); other peers get no answer. Messages are JSON lines, one answer per request.
+expected host (`contract/links`); other peers get no answer. There is one answer per request.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract import handshake
-from paceline.node.machine.network import listen
-from paceline.node.rendezvous.handshake import is_proof, prove
+from paceline.contract.handshake import HandshakeError, WrongKey, derive_key
+from paceline.contract.links import Acceptor, Link, Messages, initiate, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 CONNECT_SECONDS = 4.0  # a lost packet is sent again after one second, and after three
 ANSWER_SECONDS = 30.0  # the kernel makes a connection alone; the process that answers may wait for a busy processor
-_MOST_PENDING = 2048  # unauthenticated connections: more than hosts that connect at the same time
-_LONGEST_LINE = 4096
+_MOST_HOSTS = 2048  # that connect at the same time
 _ROUNDS = 21
 _SENDING_SECONDS = 0.5
 _STARTING_SECONDS = 0.1  # in which TCP has not reached its full rate yet
@@ -52,74 +50,64 @@ class RouteListener:
     """Answers the other hosts of the preflight."""
 
     def __init__(self, token: bytes, name: str) -> None:
-        self._token, self._name = token, name
-        self._pending: dict[socket.socket, None] = {}  # not authenticated yet; the oldest first
-        self._lock = threading.Lock()
-        self._listener = listen(backlog=1024)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = Acceptor(listen(), _key(token, name), lambda _: True, _MOST_HOSTS)
+        self.port: int = self._acceptor.server.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop to accept connections."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # which wakes `_accept`
-        self._listener.close()
+            self._acceptor.server.shutdown(socket.SHUT_RDWR)  # which wakes `_accept`
+        self._thread.join()
+        self._acceptor.server.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                if len(self._pending) >= _MOST_PENDING:
-                    oldest = next(iter(self._pending))
-                    del self._pending[oldest]
-                    with contextlib.suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)  # which wakes its thread
-                self._pending[sock] = None
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+        with contextlib.closing(self._acceptor), contextlib.suppress(OSError):  # it is closed
+            while True:
+                for _, link in self._acceptor.accept():
+                    threading.Thread(target=_serve, args=(link,), daemon=True).start()
 
-    def _serve(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(OSError, ValueError, KeyError):
-            try:
-                self._authenticate(sock)
-            finally:
-                with self._lock:
-                    self._pending.pop(sock, None)
-            while _receive(sock)["do"] == "echo":
-                _send_message(sock, {})
-            _send_message(sock, {})
-            _send_message(sock, {"bandwidth": _take(sock)})
-            while sock.recv(1 << 20):  # what was sent before the answer arrived
-                pass
 
-    def _authenticate(self, sock: socket.socket) -> None:
+def _serve(link: Link) -> None:
+    peer = Messages(link, accepted=True)
+    with link.socket as sock, contextlib.suppress(OSError, ValueError, KeyError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ours, theirs = handshake.nonce().hex(), _receive(sock)["challenge"]
-        _send_message(sock, {"challenge": ours, "proof": prove(self._token, f"host {self._name}", theirs, ours)})
-        if not is_proof(_receive(sock)["proof"], self._token, "client", theirs, ours):
-            raise WrongPeer("wrong token")
-        _send_message(sock, {})
+        while _receive(peer)["do"] == "echo":
+            _send_message(peer, {})
+        _send_message(peer, {})
+        _send_message(peer, {"bandwidth": _take(sock)})
+        while sock.recv(1 << 20):  # what was sent before the answer arrived
+            pass
 
 
-def connect(peer: Peer, token: bytes) -> socket.socket:
+def _key(token: bytes, host: str) -> bytes:
+    return derive_key(token, "host", host)
+
+
+def connect(peer: Peer, token: bytes) -> Messages:
     """A connection to another host."""
     sock = socket.create_connection((peer.address, peer.port), timeout=CONNECT_SECONDS)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        mine = handshake.nonce().hex()
-        _send_message(sock, {"challenge": mine})
-        answer = _receive(sock)
-        theirs = answer.get("challenge")
-        if not is_proof(answer.get("proof"), token, f"host {peer.name}", mine, theirs):
-            raise WrongPeer("another machine answers there")
-        _send_message(sock, {"proof": prove(token, "client", mine, theirs)})
-        _receive(sock)
-    except BaseException:
+        with _answering():
+            return Messages(initiate(sock, _key(token, peer.name), 0, ANSWER_SECONDS), accepted=False)
+    except BaseException as error:
         sock.close()
+        if isinstance(error, HandshakeError):
+            what = "machine" if isinstance(error, WrongKey) else "program"
+            raise WrongPeer(f"another {what} answers there") from None
+        if type(error) is ConnectionError:
+            raise WrongPeer("the program that answers there does not know this preflight's token") from None
         raise
-    return sock
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except (socket.timeout, TimeoutError):
+        raise TimeoutError(f"connected, but nothing answered for {ANSWER_SECONDS:g} s") from None
 
 
 def reach(peers: Sequence[Peer], token: bytes) -> dict[str, str | None]:
@@ -127,7 +115,7 @@ def reach(peers: Sequence[Peer], token: bytes) -> dict[str, str | None]:
 
     def attempt(peer: Peer) -> str | None:
         try:
-            connect(peer, token).close()
+            connect(peer, token).socket.close()
         except OSError as error:
             return _reason(error)
         return None
@@ -141,12 +129,13 @@ def reach(peers: Sequence[Peer], token: bytes) -> dict[str, str | None]:
 def latency(peer: Peer, token: bytes) -> dict[str, Any]:
     """The median of some round trips of a small message: `seconds`, or the `problem`."""
     try:
-        with connect(peer, token) as sock:
+        there = connect(peer, token)
+        with there.socket:
             taken = []
             for _ in range(_ROUNDS):
                 start = time.monotonic()
-                _send_message(sock, {"do": "echo"})
-                _receive(sock)
+                _send_message(there, {"do": "echo"})
+                _receive(there)
                 taken.append(time.monotonic() - start)
     except OSError as error:
         return {"problem": _reason(error)}
@@ -156,18 +145,20 @@ def latency(peer: Peer, token: bytes) -> dict[str, Any]:
 def bandwidth(peer: Peer, token: bytes) -> dict[str, Any]:
     """The rate at which the other host receives over one connection: `bandwidth` in bytes/s, or the `problem`."""
     try:
-        with connect(peer, token) as sock:
+        there = connect(peer, token)
+        with there.socket as sock:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT)
-            _send_message(sock, {"do": "take"})
-            _receive(sock)
-            return dict(_send(sock))
+            _send_message(there, {"do": "take"})
+            _receive(there)
+            return _send(there)
     except OSError as error:
         return {"problem": _reason(error)}
 
 
-def _send(sock: socket.socket) -> Mapping[str, Any]:
+def _send(there: Messages) -> dict[str, Any]:
     """Send until the other side answers with the rate."""
+    sock = there.socket
     data, deadline = bytes(_UNSENT), time.monotonic() + ANSWER_SECONDS
     sock.setblocking(False)
     poller = select.poll()  # `select` takes no descriptors above 1023
@@ -175,7 +166,7 @@ def _send(sock: socket.socket) -> Mapping[str, Any]:
     while (remaining := deadline - time.monotonic()) > 0:
         events = poller.poll(1000 * remaining)
         if events and events[0][1] & ~select.POLLOUT:
-            return _receive(sock)
+            return _receive(there)
         if events:
             with contextlib.suppress(BlockingIOError):
                 sock.send(data)
@@ -200,31 +191,16 @@ def _take(sock: socket.socket) -> float:
     return count / _SENDING_SECONDS
 
 
-def _send_message(sock: socket.socket, message: Mapping[str, Any]) -> None:
-    sock.settimeout(ANSWER_SECONDS)
-    sock.sendall(json.dumps(message).encode() + b"\n")
+def _send_message(peer: Messages, message: Mapping[str, Any]) -> None:
+    peer.socket.settimeout(ANSWER_SECONDS)
+    peer.send(json.dumps(message).encode())
 
 
-def _receive(sock: socket.socket) -> dict[str, Any]:
+def _receive(peer: Messages) -> dict[str, Any]:
     """The next message."""
-    deadline, line = time.monotonic() + ANSWER_SECONDS, b""
-    while not line.endswith(b"\n"):
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        try:
-            data = sock.recv(_LONGEST_LINE)
-        except socket.timeout:
-            raise TimeoutError(f"connected, but nothing answered for {ANSWER_SECONDS:g} s") from None
-        line += data
-        if not data:
-            raise WrongPeer("the program that answers there does not know this preflight's token")
-        if len(line) > _LONGEST_LINE:
-            raise WrongPeer("another program answers there")
-    try:
-        message: dict[str, Any] = json.loads(line)
-        message.keys()
-    except (ValueError, AttributeError, RecursionError):
-        raise WrongPeer("another program answers there") from None
-    return message
+    peer.socket.settimeout(ANSWER_SECONDS)
+    with _answering():
+        return dict(json.loads(peer.receive()))
 
 
 def _reason(error: OSError) -> str:

@@ -234,16 +234,6 @@ def is_own_ip(address: str) -> bool:
     return is_here(address, socket.AI_NUMERICHOST)
 
 
-def listen(port: int = 0, address: str = "", backlog: int = 128) -> socket.socket:
-    """A socket that listens on a port, or on a free one for 0; without an address on all of this machine."""
-    if address:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=backlog)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
-    return socket.create_server(("", port), backlog=backlog)
-
-
 def own_address() -> str:
     """The address at which others reach this machine: the server's address of this ssh connection, else its name."""
     connection = os.environ.get("SSH_CONNECTION", "").split()

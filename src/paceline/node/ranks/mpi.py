@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from paceline.contract.local_sockets import reachable
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
 from paceline.node.failure import exit_code
@@ -25,7 +26,6 @@ from paceline.node.machine.network import interface_of, interfaces, is_loopback
 
 from .launcher import Rank, Ranks
 from .mpi_daemon import check, with_folders
-from .mpi_proxy import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,7 +154,7 @@ class MpiRanks(Ranks):
         if self._listener is None:
             self._listener = socket.socket(socket.AF_UNIX)
             Path(self._socket).unlink(missing_ok=True)
-            with shortened(self._socket) as address:
+            with reachable(self._socket) as address:
                 self._listener.bind(address)
             self._listener.listen(1024)
             self._loop.watch(self._listener, self._accept)

@@ -7,7 +7,6 @@ agent  →  in place of a rank     {"do": "end"}                                
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,13 +14,13 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from paceline.contract.links import Link, Messages
+from paceline.contract.local_sockets import reachable
 from paceline.node.machine import processes
 
 from .mpi_daemon import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .messages import FromMpirun
 
 # Prefixes of the variables that mpirun sets and MPI_Init reads.
@@ -29,22 +28,11 @@ _PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_")
 _OF_THE_PROXY = ("OMPI_COMMAND", "OMPI_ARGV", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_oob_tcp_if_include")
 
 
-@contextlib.contextmanager
-def shortened(path: str) -> Iterator[str]:
-    """Another path to a file, of at most 107 bytes: the address of a socket can hold no more."""
-    folder, name = os.path.split(path)
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{name}"
-    finally:
-        os.close(descriptor)
-
-
 def _send(path: str, message: FromMpirun) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    with shortened(path) as address:
+    with reachable(path) as address:
         sock.connect(address)
-    sock.sendall(json.dumps(message).encode() + b"\n")
+    Messages(Link(sock, None), accepted=False).send(json.dumps(message).encode())
     return sock
 
 

@@ -1,27 +1,23 @@
-"""How two agents prove to each other that they know the job's token, before they exchange anything else.
+"""How two agents meet: they prove to each other that they know the job's token, before they exchange anything else.
 
-    initiator → acceptor    {"challenge"}             the version of this protocol, and a random number
-    acceptor → initiator    {"challenge", "proof"}
-    initiator → acceptor    {"joins"}                 whether it wants to join, or only asks
-    acceptor → initiator    its `AgentStatus`
-
-The proof is an HMAC of both challenges (`contract/handshake.py`). The acceptor proves first: the initiator sends
-nothing that depends on the token to an address that has not proved itself. With both challenges both sides have the key
-of this connection, and all that follows has checksums; so the initiator proves itself by that of its second message.
+both                    the handshake of `contract/links`
+initiator → acceptor    {"joins"}                 whether it wants to join, or only asks
+acceptor → initiator    its `AgentStatus`
 """
 
 from __future__ import annotations
 
-import hmac
+import functools
 import select
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, cast
 
-from paceline.contract import handshake
-from paceline.node.eventloop.channel import MAX_LINE, Channel, ChannelClosed, Message
-from paceline.node.machine.network import is_here, is_own_ip, listen
+from paceline.contract.handshake import OtherVersion, WrongKey, derive_key
+from paceline.contract.links import HANDSHAKE, Acceptor, initiate, listen
+from paceline.node.eventloop.channel import Channel, ChannelClosed, Message
+from paceline.node.machine.network import is_here, is_own_ip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,32 +29,11 @@ if TYPE_CHECKING:
     from .messages import AgentStatus
 
 
-# Limits for peers that are not authenticated yet.
-MAX_PENDING = 64
-PENDING_SECONDS = 10.0
 _LOOKUP = 1.0  # seconds for looking the names of agents up, beside the time for asking them
-_PROTOCOL = "3:"  # begins every challenge; a version of paceline that speaks another one has another
 
 
-def _challenge() -> str:
-    return _PROTOCOL + handshake.nonce().hex()
-
-
-def _session_key(token: bytes, initiators: str, acceptors: str) -> bytes:
-    """The key of one connection."""
-    return bytes.fromhex(prove(token, "session", initiators, acceptors))
-
-
-def prove(token: bytes, side: str, initiators: object, acceptors: object) -> str:
-    """The proof of `side` after both have sent their challenges."""
-    challenges = (str(each).encode(errors="replace") for each in (initiators, acceptors))
-    return handshake.prove(token, side, *challenges).hex()
-
-
-def is_proof(given: object, token: bytes, side: str, initiators: object, acceptors: object) -> bool:
-    """Whether `given` proves that `side` knows the token."""
-    expected = prove(token, side, initiators, acceptors).encode()
-    return hmac.compare_digest(str(given).encode(errors="replace"), expected)
+def _key(token: bytes) -> bytes:
+    return derive_key(token, "agents")
 
 
 class Listener:
@@ -73,50 +48,39 @@ class Listener:
         self._token = token
         self._status = status
         self._admit = admit
-        self._listener: socket.socket | None = None
-        self._pending: dict[Channel, tuple[bool, float]] = {}  # whether it must prove itself now; since when
+        self._acceptor: Acceptor | None = None
+        self._pending: dict[Channel, float] = {}  # since when; agents that have not yet said whether they join
 
     def open(self, port: int, address: str = "") -> None:
         """Listen on this port, or on any for 0; at this address alone, if one is given."""
-        self._listener = listen(port, address)
-        self._listener.setblocking(False)
-        self.port = int(self._listener.getsockname()[1])
-        self._loop.watch(self._listener, self._accept)
+        server = listen(port, address)
+        self._acceptor = Acceptor(server, _key(self._token), lambda _: True, 0)
+        self.port = int(server.getsockname()[1])
+        self._loop.watch(self._acceptor, self._accept)
 
     def close(self) -> None:
-        """Stop listening, and drop the peers that are not authenticated."""
+        """Stop listening, and drop the peers that have not joined."""
         for channel in list(self._pending):
             self._drop(channel)
-        if self._listener is not None:
-            self._loop.forget(self._listener)
-            self._listener.close()
-            self._listener = None
+        if self._acceptor is not None:
+            self._loop.forget(self._acceptor)
+            self._acceptor.close()
+            self._acceptor.server.close()
+            self._acceptor = None
 
     def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return  # the peer has closed the connection already
-        now = self._loop.now()
-        for channel, (_, since) in list(self._pending.items()):
-            if now - since > PENDING_SECONDS or len(self._pending) >= MAX_PENDING:
-                self._drop(channel)
-        channel = Channel(sock, is_strange=True)
-        self._pending[channel] = (False, now)
-        self._loop.watch(channel, lambda: self._read(channel))
+        assert self._acceptor is not None
+        for channel in [it for it, since in self._pending.items() if self._loop.now() - since > HANDSHAKE]:
+            self._drop(channel)
+        for _, link in self._acceptor.accept(0):
+            channel = Channel(*link, accepted=True)
+            self._pending[channel] = self._loop.now()
+            self._loop.watch(channel, functools.partial(self._read, channel))
 
     def _read(self, channel: Channel) -> None:
-        has_answer, since = self._pending[channel]
         try:
             messages = channel.receive()
             if not messages:
-                return
-            if len(messages) > 1:
-                raise ChannelClosed("it did not wait for an answer")
-            if not has_answer:
-                self._answer(channel, str(messages[0].get("challenge")))
-                self._pending[channel] = (True, since)
                 return
             status = self._status()
             channel.send(status)
@@ -126,18 +90,9 @@ class Listener:
         if not (messages[0].get("joins") and status["leads"]):
             self._drop(channel)
             return
-        del self._pending[channel]
+        self._pending.pop(channel, None)
         self._loop.forget(channel)
-        channel.limit = MAX_LINE
         self._admit(channel)
-
-    def _answer(self, channel: Channel, theirs: str) -> None:
-        """Prove that this side knows the token; what comes after that must be from one that knows it too."""
-        ours = _challenge()
-        channel.send({"challenge": ours, "proof": prove(self._token, "acceptor", theirs, ours)})
-        if not theirs.startswith(_PROTOCOL):
-            raise ChannelClosed("another version")  # which the other side sees in the challenge
-        channel.authenticate(_session_key(self._token, theirs, ours), accepted=True)
 
     def _drop(self, channel: Channel) -> None:
         self._pending.pop(channel, None)
@@ -241,22 +196,17 @@ def connect(address: str, port: int, token: bytes, timeout: float, *, joins: boo
     deadline = time.monotonic() + timeout
     sock = _connected(address, port, deadline)
     try:
-        channel = Channel(sock, is_strange=True)
-        mine = _challenge()
-        channel.send({"challenge": mine})
-        answer = _first(channel, deadline)
-        theirs = str(answer.get("challenge"))
-        if not is_proof(answer.get("proof"), token, "acceptor", mine, theirs):
-            do = "start all nodes with the same --rdzv-id and PACELINE_TOKEN"
-            raise PermissionError(f"{address}:{port} does not know this job's token; {do}")
-        if not theirs.startswith(_PROTOCOL):
-            raise PermissionError(f"{address}:{port} runs another version of paceline; start all nodes with the same")
-        channel.authenticate(_session_key(token, mine, theirs), accepted=False)
-        channel.limit = MAX_LINE
+        channel = Channel(*initiate(sock, _key(token), 0, deadline - time.monotonic()))
         channel.send({"joins": joins})
         status = cast("AgentStatus", _first(channel, deadline))
-    except BaseException:
+    except BaseException as error:
         sock.close()
+        if isinstance(error, WrongKey):
+            do = "start all nodes with the same --rdzv-id and PACELINE_TOKEN"
+            raise PermissionError(f"{address}:{port} does not know this job's token; {do}") from None
+        if isinstance(error, OtherVersion):
+            why = f"{address}:{port} runs another version of paceline; start all nodes with the same"
+            raise PermissionError(why) from None
         raise
     return channel, status
 

@@ -74,7 +74,7 @@ class Link:
         """`send` a message that is encoded."""
         if self._is_open:
             with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
-                self.channel.send_line(line)
+                self.channel.put(line)
 
     def part(self) -> None:
         """Disconnect; the other side learns that this agent is alive."""

@@ -8,16 +8,16 @@ import json
 import os
 import socket
 import stat
-import sys
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.local_sockets import peer_of, reachable
 from paceline.node.errors import Refused
 from paceline.node.files import list_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 VARIABLE, HOME = "PACELINE_WARM_DIR", "PACELINE_HOME"
 MOST_BYTES = 1 << 20  # of a message: a request holds the variables of a job
@@ -80,22 +80,12 @@ def keys(path: Path) -> list[str]:
     return [name[: -len(_SOCKET)] for name in reversed(list_names(path)) if name.endswith(_SOCKET)]
 
 
-@contextlib.contextmanager
-def _opened(path: Path, key: str) -> Iterator[str]:
-    """An address of a server's socket that is short enough for the kernel: at most 107 bytes."""
-    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{opened}/{key}{_SOCKET}"
-    finally:
-        os.close(opened)
-
-
 def listen(path: Path, key: str) -> socket.socket:
     """Listen as this server; its lock is held."""
     with contextlib.suppress(FileNotFoundError):
         (path / f"{key}{_SOCKET}").unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with _opened(path, key) as address:
+    with reachable(path / f"{key}{_SOCKET}") as address:
         listener.bind(address)
     listener.listen(64)
     return listener
@@ -106,7 +96,7 @@ def connect(path: Path, key: str, seconds: float) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(seconds)
     try:
-        with _opened(path, key) as address:
+        with reachable(path / f"{key}{_SOCKET}") as address:
             connection.connect(address)
         if peer_of(connection)[1] == os.geteuid():
             return connection
@@ -117,13 +107,6 @@ def connect(path: Path, key: str, seconds: float) -> socket.socket | None:
         pass
     connection.close()
     return None
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Pid and uid of the process at the other end of a connection."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid = (int.from_bytes(credentials[at : at + 4], sys.byteorder) for at in (0, 4))
-    return pid, uid
 
 
 def locked(path: Path, key: str) -> int | None:

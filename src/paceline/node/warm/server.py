@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.local_sockets import peer_of
 from paceline.contract.memory import machine_memory
 from paceline.node.agent import guard
 from paceline.node.machine import processes
@@ -180,7 +181,7 @@ class WarmServer:
 
     def _answer(self, client: socket.socket) -> Order | None:
         """Do what a client asks for; in a fork that becomes an agent, return the order."""
-        pid, uid = folder.peer_of(client)
+        pid, uid = peer_of(client)
         message = folder.receive(client) if uid == os.geteuid() else {}
         if message.get("do") == "start":
             return self._fork(client, pid, message)

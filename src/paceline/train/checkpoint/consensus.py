@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
+from paceline.contract.links import Messages
 from paceline.train.control import connect
-from paceline.train.control.connections import Messages
 from paceline.train.group.forks import forget_in_children
 from paceline.train.group.join import on_one_machine, share_object
 

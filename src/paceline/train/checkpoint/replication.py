@@ -10,6 +10,7 @@ the same error.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import json
 import secrets
@@ -20,8 +21,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.checkpoint import MANIFEST, temporary_name
-from paceline.train.control.connect import LOOPBACK, job_key, listen, try_addresses
-from paceline.train.control.connections import Acceptor, Link, Sum
+from paceline.contract.links import Acceptor, Link, keep_alive, listen
+from paceline.train.control.connect import LOOPBACK, job_key, try_addresses
 
 from . import disk_format
 from .disk_format import Manifest, SavedCheckpoint
@@ -106,13 +107,31 @@ def _sum_up(reports: list[bytes]) -> bytes:
     return b"" if goes_on else json.dumps(names).encode()
 
 
+class Sum:
+    """A running keyed checksum of a stream of bytes, in one direction (keyed BLAKE2b, RFC 7693)."""
+
+    SIZE = 32
+
+    def __init__(self, link: Link) -> None:
+        assert link.key is not None
+        self._hash = hashlib.blake2b(key=link.key, digest_size=self.SIZE)
+
+    def add(self, data: bytes | memoryview) -> None:
+        """More of the stream."""
+        self._hash.update(data)
+
+    def digest(self) -> bytes:
+        """The checksum of all that has been added so far."""
+        return self._hash.digest()
+
+
 class _Holder:
     """Serves one checkpoint to the ranks that fetch it here, in parallel, until it is closed."""
 
     def __init__(self, saved: SavedCheckpoint, fetchers: set[int], *, local: bool) -> None:
         self._saved = saved
         self._fetchers = fetchers  # that have not connected yet
-        self._server = listen(local=local)
+        self._server = listen(address=LOOPBACK if local else "")
         self.port: int = self._server.getsockname()[1]
         self._lock = threading.Lock()
         self._peers: set[socket.socket] = set()
@@ -147,6 +166,7 @@ class _Holder:
                 try:
                     for rank, link in acceptor.accept():
                         self._fetchers.discard(rank)
+                        keep_alive(link.socket)
                         self._attend(link)
                 except OSError:
                     return  # closed

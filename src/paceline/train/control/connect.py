@@ -16,8 +16,7 @@ from collections.abc import Callable
 
 from paceline.contract import RANK_KEY, TOKEN
 from paceline.contract.handshake import HandshakeError, derive_key
-
-from .connections import Acceptor, Link, initiate
+from paceline.contract.links import Acceptor, Link, initiate, keep_alive, listen
 
 _CONNECT = 5.0  # seconds to try one address
 _MEET = 300.0  # seconds until all ranks must have connected
@@ -44,7 +43,7 @@ def connect(rank: int, world_size: int, share: Share, purpose: str, *, local: bo
     if rank:
         port, places, salt = share(None)
         return {0: _reach(rank, port, places, job_key(purpose, salt))}
-    with listen(local=local) as server:
+    with listen(address=LOOPBACK if local else "") as server:
         salt = secrets.token_hex(32)
         share((server.getsockname()[1], addresses(local=local), salt))
         return _accept(server, world_size, job_key(purpose, salt))
@@ -67,6 +66,7 @@ def _accept(server: socket.socket, world_size: int, key: bytes) -> dict[int, Lin
                 missing = sorted({*range(1, world_size)} - peers.keys())
                 raise NotConnected(f"ranks {missing} did not connect to rank 0 within {_MEET:.0f} s")
             for rank, link in acceptor.accept(remaining):
+                keep_alive(link.socket)
                 peers[rank] = link
     except BaseException:
         for link in peers.values():
@@ -99,6 +99,7 @@ def try_addresses(number: int, port: int, places: list[str], key: bytes) -> tupl
             except OSError:
                 continue
             try:
+                keep_alive(sock)
                 return initiate(sock, key, number), ""
             except HandshakeError:
                 why = ": what answers there does not know this job's key; PACELINE_TOKEN must be the same on all ranks"
@@ -108,15 +109,6 @@ def try_addresses(number: int, port: int, places: list[str], key: bytes) -> tupl
         if not again or time.monotonic() > deadline:
             return None, why
         time.sleep(_PAUSE)
-
-
-def listen(*, local: bool) -> socket.socket:
-    """A port of this machine: on the loopback, or for all its addresses."""
-    if local:
-        return socket.create_server((LOOPBACK, 0), backlog=1024)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", 0), backlog=1024)
 
 
 def addresses(*, local: bool) -> list[str]:

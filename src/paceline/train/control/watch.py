@@ -17,13 +17,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import RESUME_CODE
+from paceline.contract.links import Messages
 from paceline.train.collective_trace import LateRanks, Trace
 from paceline.train.group.forks import forget_in_children
 
 from . import connect
-from .connections import Listener, Messages
 from .errors import CollectiveMismatch, LeftEarly, PeerLost, ReplicaMismatch
 from .exit_report import Fatal
+from .listener import Listener
 from .process_hooks import ProcessHooks, die_by
 from .relay import EVERYBODY, Message, Relay
 
