@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 Thing = tuple[str, str]  # its kind and its name
 _SECONDS = 60.0  # until what is left counts; machines are noisy
 _NETWORKS = Path("/run/netns")
-# Names of temporary files begin so that chromium and Open MPI leave, and multiprocessing and torch until the end.
-_OF_OTHERS = ("org.chromium.Chromium.", "ompi.", "pymp-", "torchinductor_")
+# Names of temporary files begin so that chromium, Open MPI, torchrun and TensorBoard leave, and multiprocessing and
+# torch until the end.
+_OF_OTHERS = (
+    ".tensorboard-info", "org.chromium.Chromium.", "ompi.", "pymp-", "pytorch-errorfile-", "torchelastic_",
+    "torchinductor_",
+)  # fmt: skip
 _NOT_YET = (
     "tests/frameworks/",  # in an environment of its own, and not looked through
     "tests/lab/",  # not looked through; its hosts use the temporary folder of the machine, not the one made here
