@@ -199,6 +199,7 @@ class Environments:
                 if uv is None:
                     pip.archive(builder)
                 tar.add(builder, "pip.whl" if uv is None else "uv")
+        archive.flush()  # its size is asked of the file
         return _Load(lines, archive, is_closed, is_complete)
 
     def _build(self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter) -> dict[str, Any]:
