@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,19 +58,22 @@ def wheel_of(project: Path, to: Path, where: str) -> Path:
 
 
 def collect(
-    lines: Sequence[str], minor: str, platform: Mapping[str, str], *, near: Path | None, to: Path, where: str
-) -> None:
+    lines: Sequence[str], minor: str, platform: Mapping[str, str], *, near: Path | None, is_complete: bool, to: Path,
+    where: str,
+) -> None:  # fmt: skip
     """Collect the wheels of requirements for a machine, also of what they need, from the indexes of this one."""
-    wanted = to / "requirements.txt"
-    wanted.write_text("".join(f"{line}\n" for line in lines))
-    options = ["-r", str(wanted), *([] if near is None else ["--find-links", str(near)])]
+    from paceline.node.machine.environments import batches, write_requirements
+
     if _suits(minor, platform):
-        _run(["wheel", "--wheel-dir", str(to), *options], where)
+        words = ["wheel", "--wheel-dir", str(to)]
     else:
         platforms = [word for tag in tags(platform) for word in ("--platform", tag)]
-        options += ["--only-binary", ":all:", "--python-version", minor, "--implementation", "cp"]
-        _run(["download", "--dest", str(to), *platforms, *options], where)
-    wanted.unlink()
+        words = ["download", "--dest", str(to), *platforms, "--only-binary", ":all:", "--python-version", minor]
+        words += ["--implementation", "cp"]
+    words += ["--no-deps"] if is_complete else []
+    words += [] if near is None else ["--find-links", str(near)]
+    for batch in batches(lines):
+        _run([*words, *write_requirements(batch, Path(tempfile.mkdtemp(dir=to)))], where)
 
 
 def _suits(minor: str, platform: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ It is kept below the user's state folder, so that `resubmit` finds the same pack
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import json
@@ -85,7 +86,7 @@ def _place(digest: str) -> Path:
 
 
 def _keep(found: Environment, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as folder:
         new = Path(folder, "new")
         new.mkdir()
@@ -146,10 +147,16 @@ def _find(source: str, folder: Path, made: Path) -> Environment:
 
 def _text(path: Path, source: str) -> str:
     try:
-        return path.read_text()
+        return decoded(path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         why = "is no text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise UserError(f"--environment {source}: {why}; name {_KINDS}") from None
+
+
+def decoded(data: bytes) -> str:
+    """A text in UTF-8, or in UTF-16 as PowerShell writes `pip freeze > requirements.txt`."""
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "\n".join(data.decode("utf-16" if is_wide else "utf-8-sig").splitlines())
 
 
 def _lock(source: str, form: Form, text: str) -> Environment:

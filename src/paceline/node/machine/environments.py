@@ -38,6 +38,17 @@ _MINORS = range(9, 30)  # of Python 3 that are looked for
 _SAYS_SECONDS = 1.0  # between two lines about a build
 _SAID = re.compile(r"^(ERROR|error|Error|hint)?\W*")  # what pip and uv begin lines with
 _ERROR = re.compile(r"ERROR|error|hint|\xd7|\u2570")  # pip's lines, and uv's trees
+_CONSTRAINT = re.compile(r"-c (?!\S+://)")
+# What would make builders install elsewhere, or find there what they then do not install; empty ones count as none,
+# also where files of pip's set them.
+_HERE = {"PIP_USER": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PIP_ROOT": "", "PIP_PYTHON": ""}
+_ELSEWHERE = frozenset({"PYTHONPATH", "PYTHONHOME", "PIP_DRY_RUN", "UV_SYSTEM_PYTHON", "UV_PYTHON"})
+# Settings of pip, with uv's variables for the same, and pip's.
+_BOTH = (
+    ("index-url", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"),
+    ("extra-index-url", "UV_INDEX", "UV_EXTRA_INDEX_URL", "PIP_EXTRA_INDEX_URL"),
+    ("find-links", "UV_FIND_LINKS", "PIP_FIND_LINKS"),
+)
 _TOLD = 3  # lines of the builder in a message
 _CONDA = ("micromamba", "mamba", "conda")
 
@@ -79,7 +90,7 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
     if record := _record(path):
         yield {"built": record}
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(path.with_name(f"{path.name}.lock"), "a") as lock:
         yield from _locked(lock.fileno())
         if record := _record(path):
@@ -215,7 +226,7 @@ def _has_index(index: str | None) -> bool:
     import socket
     from urllib.request import getproxies
 
-    url = urlsplit(index or _configured_index() or _INDEX)
+    url = urlsplit(index or _configured("index-url") or _INDEX)
     if url.scheme not in ("http", "https") or getproxies().get(url.scheme):
         return True
     try:
@@ -226,17 +237,36 @@ def _has_index(index: str | None) -> bool:
     return True
 
 
-def _configured_index() -> str | None:
-    """The index that pip uses here, as its variables and files have it."""
-    given = os.environ.get("PIP_INDEX_URL")
+def _configured(setting: str) -> str | None:
+    """A setting of pip here, as its variables and files have it."""
+    given = os.environ.get(f"PIP_{setting.upper().replace('-', '_')}")
     files = ["/etc/pip.conf", "/etc/xdg/pip/pip.conf", os.path.expanduser("~/.pip/pip.conf"),
              os.path.expanduser("~/.config/pip/pip.conf"), os.environ.get("PIP_CONFIG_FILE", "")]  # fmt: skip
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     with contextlib.suppress(configparser.Error, UnicodeDecodeError):
         parser.read(files)
     for section in ("install", "global"):
-        given = given or parser.get(section, "index-url", fallback=None)
+        given = given or parser.get(section, setting, fallback=None)
     return given
+
+
+def _variables(given: Mapping[str, str], *, is_uv: bool) -> dict[str, str]:
+    """The variables of a builder: indexes as the client names them, else as this machine's pip or uv is set up."""
+    found = {name: value for name, value in {**os.environ, **given}.items() if name not in _ELSEWHERE}
+    found.update(_HERE)
+    for setting, own, *others in _BOTH:
+        names = (own, *others) if is_uv else (*reversed(others), own)
+        told = (source[name] for source in (given, os.environ) for name in names if source.get(name))
+        value = next(told, None) or _configured(setting)
+        if value and is_uv:
+            found[own] = ",".join(value.split()) if setting == "find-links" else " ".join(value.split())
+        elif value:
+            found[others[-1]] = re.sub(r"(^|\s)\w+=", r"\1", value)
+    if is_uv:
+        found.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")  # all indexes are one, as for pip
+        if certificates := _configured("cert"):
+            found.setdefault("SSL_CERT_FILE", certificates)
+    return found
 
 
 def _locked(lock: int) -> Iterator[Answer]:
@@ -271,9 +301,8 @@ def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[l
         verb = ["create"] if is_micro else ["env", "create"]
         yield [request["conda"], *verb, "--yes", "--quiet", "--prefix", str(path), "--file", str(wanted)]
         return
-    wanted = files / "requirements.txt"
-    wanted.write_text(text)
     yield [request["python"], "-m", "venv", "--without-pip", str(path)]
+    lines = request["lines"]
     python, uv, wheels = str(path / "bin/python"), files / "uv", files / "wheels"
     found = str(uv) if uv.exists() else _program("uv")
     options = ["--no-index"] if request["is_closed"] else []
@@ -284,10 +313,34 @@ def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[l
     if found is not None:
         if uv.exists():
             uv.chmod(0o700)
-        yield [found, "pip", "install", "--python", python, *options, "-r", str(wanted)]
+        yield [found, "pip", "install", "--python", python, *options, *write_requirements(lines, files)]
     else:
         quiet = ["--disable-pip-version-check", "--no-input", "--no-warn-script-location", "--progress-bar", "off"]
-        yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *options, "-r", str(wanted)]
+        for batch in batches(lines):
+            asked = write_requirements(batch, files)
+            yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *options, *asked]
+
+
+def batches(lines: Sequence[str]) -> list[list[str]]:
+    """Lines that pip can have at once: repositories have no hashes, and if one line has some pip wants them of all."""
+    options = [line for line in lines if line.startswith("-")]
+    hashed = [line for line in lines if "--hash" in line and line not in options]
+    others = [line for line in lines if line not in hashed and line not in options]
+    if not hashed or not all("@ git+" in line for line in others):
+        return [list(lines)]
+    return [[*options, *batch] for batch in (hashed, others) if batch]
+
+
+def write_requirements(lines: Sequence[str], folder: Path) -> list[str]:
+    """Write the files that pip and uv read; returns their options. Lines `-c first==1.0` become constraints."""
+    words = []
+    for name, option in (("requirements", "-r"), ("constraints", "-c")):
+        own = [line for line in lines if bool(_CONSTRAINT.match(line)) == (option == "-c")]
+        if own:
+            path = folder / f"{name}.txt"
+            path.write_text("".join(f"{_CONSTRAINT.sub('', line)}\n" for line in own))
+            words += [option, str(path)]
+    return words
 
 
 def _ran(command: list[str], log: Any, request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
@@ -296,7 +349,7 @@ def _ran(command: list[str], log: Any, request: Mapping[str, Any], files: Path) 
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         # A pip that is killed leaves temporary files; they go with the others.
-        env={**os.environ, **request["index"], "TMPDIR": str(files)}, start_new_session=True,
+        env={**_variables(request["index"], is_uv=command[1] == "pip"), "TMPDIR": str(files)}, start_new_session=True,
         preexec_fn=lambda: processes.die_with(parent),  # noqa: PLW1509 - this process has one thread
     )  # fmt: skip
     assert process.stdout is not None
