@@ -72,8 +72,8 @@ class Environments:
     def __init__(self, spec: JobSpec) -> None:
         """Read what the user names, and keep it under its digest."""
         assert spec.environment is not None
-        self.source = spec.environment
         self._found, self.digest = kept(spec.environment, spec.environment_digest, Path.cwd())
+        self.source = self._found.source  # what `auto` has found
         self._pythons: dict[Host, _Python] = {}
 
     @property

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _QUIET = ("--disable-pip-version-check", "--no-input", "--quiet")
 _MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # glibc 2.N → the older name
+_EPOCH = "315532800"  # 1980, the first date of zip files: of one project, the same wheel each time
 _TOLD = 3  # lines of pip in a message
 
 
@@ -105,7 +106,10 @@ def tags(platform: Mapping[str, str]) -> list[str]:
 def _run(words: Sequence[str], where: str) -> None:
     command = [*_command(), words[0], *_QUIET, *words[1:]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+            env={"SOURCE_DATE_EPOCH": _EPOCH, **os.environ},
+        )  # fmt: skip
     except OSError as error:
         raise UserError(f"{where}: cannot run pip: {error.strerror}") from None
     if done.returncode:

@@ -14,6 +14,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,7 +57,7 @@ class Environment(NamedTuple):
     def digest(self) -> str:
         """What it is kept under."""
         parts = [self.form, self.text, self.requires, str(self.is_closed), str(self.is_complete)]
-        parts += sorted(f"{wheel.name} {_hash(wheel)}" for wheel in self.wheels)
+        parts += sorted(f"{wheel.name} {_content(wheel, self.source)}" for wheel in self.wheels)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def lines(self, platform: Mapping[str, str]) -> list[str]:
@@ -71,18 +72,24 @@ class Environment(NamedTuple):
 def kept(source: str, digest: str | None, folder: Path) -> tuple[Environment, str]:
     """The environment that a user names, and its digest; with a digest, that of a job which has been submitted."""
     if digest is not None:
-        return _read(digest, source), digest
+        found = _read(digest, source)
+        return found if source == "auto" else found._replace(source=source), digest
     with tempfile.TemporaryDirectory() as made:
         found = _find(source, folder, Path(made))
         digest = found.digest
         place = _place(digest)
         if not (place / _RECORD).exists():
             _keep(found, place)
-    return _read(digest, source), digest
+    return _read(digest, source)._replace(source=found.source), digest
+
+
+def sources_folder() -> Path:
+    """Where what users have named is kept."""
+    return jobs_folder().parent / "environment-sources"
 
 
 def _place(digest: str) -> Path:
-    return jobs_folder().parent / "environment-sources" / digest
+    return sources_folder() / digest
 
 
 def _keep(found: Environment, place: Path) -> None:
@@ -91,11 +98,19 @@ def _keep(found: Environment, place: Path) -> None:
         new = Path(folder, "new")
         new.mkdir()
         for wheel in found.wheels:
-            shutil.copyfile(wheel, new / wheel.name)
+            _link(wheel, new / wheel.name)
         record = {**found._asdict(), "wheels": [wheel.name for wheel in found.wheels]}
         (new / _RECORD).write_text(json.dumps(record))
         with contextlib.suppress(FileExistsError, OSError):  # another process was faster
             new.rename(place)
+
+
+def _link(wheel: Path, to: Path) -> None:
+    """Keep a wheel; one that lies here already, made of an installed distribution, takes no space again."""
+    if sources_folder() in wheel.parents:
+        to.hardlink_to(wheel)
+    else:
+        shutil.copyfile(wheel, to)
 
 
 def _read(digest: str, source: str) -> Environment:
@@ -171,9 +186,11 @@ def _lock(source: str, form: Form, text: str) -> Environment:
     return found
 
 
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
+def _content(wheel: Path, source: str) -> str:
+    """A digest of what a wheel has; when it was made makes no difference."""
+    try:
+        with zipfile.ZipFile(wheel) as file:
+            parts = sorted(f"{it.filename} {it.CRC} {it.file_size}" for it in file.infolist())
+    except (OSError, zipfile.BadZipFile):
+        raise UserError(f"--environment {source}: {wheel} is no wheel, or damaged; get it anew") from None
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

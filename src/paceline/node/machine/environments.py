@@ -313,6 +313,7 @@ def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[l
     if found is not None:
         if uv.exists():
             uv.chmod(0o700)
+        options += ["--no-index"] if _configured("no-index") not in (None, "", "0", "false", "no", "off") else []
         yield [found, "pip", "install", "--python", python, *options, *write_requirements(lines, files)]
     else:
         quiet = ["--disable-pip-version-check", "--no-input", "--no-warn-script-location", "--progress-bar", "off"]
