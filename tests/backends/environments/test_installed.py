@@ -214,7 +214,7 @@ def test_a_wheel_for_another_platform(there: Paceline) -> None:
         ({"r.txt": "-r r.txt\n"}, "r.txt", "includes itself; remove that line"),
         ({"r.txt": "-r other.txt\n"}, "r.txt", "cannot read "),
         ({"r.txt": "-e ./gone\n"}, "r.txt", "'-e ./gone': no such file or folder; correct the path"),
-        ({"r.txt": b"\xff\xfe"}, "r.txt", "--environment r.txt: is no text; name "),
+        ({"r.txt": b"\xff\x00"}, "r.txt", "--environment r.txt: is no text; name "),
         ({"pyproject.toml": "[tool.x]\n"}, "pyproject.toml", "it lists no dependencies below [project]"),
         ({"pyproject.toml": "[project\n"}, "pyproject.toml", "--environment pyproject.toml: "),
         (
