@@ -35,9 +35,11 @@ RECORD = "environment.json"  # in the folder of an environment
 _INDEX = "https://pypi.org/simple"
 _SECONDS = 4.0  # for an index to be reached
 _MINORS = range(9, 30)  # of Python 3 that are looked for
+_BUILD_SECONDS = 24 * 3600.0  # that a build takes at most
 _SAYS_SECONDS = 1.0  # between two lines about a build
-_SAID = re.compile(r"^(ERROR|error|Error|hint)?\W*")  # what pip and uv begin lines with
-_ERROR = re.compile(r"ERROR|error|hint|\xd7|\u2570")  # pip's lines, and uv's trees
+_SAID = re.compile(r"^(ERROR|error|Error|hint|cause|Caused by)?\W*")  # what pip and uv begin lines with
+# Lines of pip, also those that name what the error before is about, and of uv.
+_ERROR = re.compile(r"ERROR|error|Could not fetch|\S+ \(?from |hint|cause|Caused by|\xd7|\u2570")
 _CONSTRAINT = re.compile(r"-c (?!\S+://)")
 # What would make builders install elsewhere, or find there what they then do not install; empty ones count as none,
 # also where files of pip's set them.
@@ -103,11 +105,12 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
                 for command in _commands(path, request, files):
                     yield from _ran(command, log, request, files)
             record = {
-                "digest": request["digest"], "source": request["source"], "python": str(path / "bin/python"),
+                "digest": request["digest"], "source": request["source"],
                 "seconds": round(time.monotonic() - begin, 1), "bytes": _size(path), "packages": _packages(path),
                 "built": time.time(),
             }  # fmt: skip
             write_json(path / RECORD, record, durably=True)
+            record["python"] = str(path / "bin/python")
         except BaseException:
             is_full = is_disk_full(path.parent)
             shutil.rmtree(path, ignore_errors=True)
@@ -153,7 +156,9 @@ def listed(root: Path) -> list[dict[str, Any]]:
     found = []
     for name in list_names(folder(root)):
         path = folder(root) / name
-        if path.is_dir():
+        # What came along for a build lies here as long as that runs; a killed one leaves it.
+        is_new = name.startswith(".") and time.time() - path.stat().st_mtime < _BUILD_SECONDS
+        if path.is_dir() and not is_new:
             record = read_json(path / RECORD) or {}
             size = record.get("bytes") or _size(path)
             found.append({"name": name, "source": record.get("source"), "bytes": size, "used": path.stat().st_mtime})
@@ -173,8 +178,8 @@ def prune(root: Path, names: Sequence[str]) -> list[str]:
             with contextlib.suppress(FileNotFoundError):
                 (path / RECORD).unlink()  # from now on nobody takes it for a whole one
             shutil.rmtree(path, ignore_errors=True)
-            for extra in ("log", "lock"):
-                path.with_name(f"{path.name}.{extra}").unlink(missing_ok=True)
+            # The lock stays, it is empty: another process may wait for it.
+            path.with_name(f"{path.name}.log").unlink(missing_ok=True)
             gone.append(name)
     return gone
 
@@ -186,12 +191,12 @@ def _name(digest: str, minor: str) -> str:
 
 def _record(path: Path) -> dict[str, Any] | None:
     """The record of an environment that is whole; it counts as used now."""
-    record = read_json(path / RECORD)
-    if record is None or not os.access(record.get("python", ""), os.X_OK):
+    record, python = read_json(path / RECORD), str(path / "bin/python")
+    if record is None or not {"seconds", "bytes", "packages"} <= record.keys() or not os.access(python, os.X_OK):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return record
+    return {**record, "python": python}
 
 
 def platform_here() -> dict[str, str]:
@@ -388,6 +393,8 @@ def _why(command: Sequence[str], code: int, said: str) -> str:
     errors = [line for line in lines if _ERROR.match(line)] or lines
     told = "; ".join(_SAID.sub("", line) for line in errors[-_TOLD:]) or f"exit code {code}"
     builder = "pip" if command[1].endswith("/pip") else os.path.basename(command[0])
+    if code < 0:
+        return f"{builder} was killed by signal {-code}{', perhaps for want of memory' * (code == -signal.SIGKILL)}"
     return f"{builder} failed: {told}"
 
 
