@@ -75,11 +75,16 @@ def kept(source: str, digest: str | None, folder: Path) -> tuple[Environment, st
         found = _read(digest, source)
         return found if source == "auto" else found._replace(source=source), digest
     with tempfile.TemporaryDirectory() as made:
-        found = _find(source, folder, Path(made))
-        digest = found.digest
-        place = _place(digest)
-        if not (place / _RECORD).exists():
-            _keep(found, place)
+        try:
+            found = _find(source, folder, Path(made))
+            digest = found.digest
+            place = _place(digest)
+            if not (place / _RECORD).exists():
+                _keep(found, place)
+        except OSError as error:
+            raise UserError(
+                f"--environment {source}: {error.filename}: {error.strerror}; make room there, or set PACELINE_HOME"
+            ) from None
     return _read(digest, source)._replace(source=found.source), digest
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -67,6 +68,8 @@ def look(root: Path, digest: str, index: str | None) -> Answer:
     """
     pythons = _pythons()
     built = {path: record for path, minor in pythons if (record := _record(folder(root) / _name(digest, minor)))}
+    if not built:
+        pythons = [pythons[0], *(it for it in pythons[1:] if _runs(it[0]))]
     place = next(it for it in (folder(root), *folder(root).parents) if it.exists())
     space = os.statvfs(place)
     return {
@@ -111,8 +114,8 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
             }  # fmt: skip
             write_json(path / RECORD, record, durably=True)
             record["python"] = str(path / "bin/python")
-        except BaseException:
-            is_full = is_disk_full(path.parent)
+        except BaseException as error:
+            is_full = is_disk_full(path.parent) or os.strerror(errno.ENOSPC) in str(error)
             shutil.rmtree(path, ignore_errors=True)
             if is_full:
                 raise Refused(
@@ -136,7 +139,15 @@ def hold(python: str) -> int | None:
 
 def is_built(root: Path, python: str) -> bool:
     """Whether an interpreter is that of an environment of this machine."""
-    return Path(python).parents[2] == folder(root) if python.endswith("/bin/python") else False
+    with contextlib.suppress(OSError):
+        return python.endswith("/bin/python") and os.path.samefile(Path(python).parents[2], folder(root))
+    return False
+
+
+def packages_of(python: str) -> dict[str, str]:
+    """The distributions of the environment of an interpreter; empty if it is of none."""
+    record = read_json(Path(python).parents[1] / RECORD) if python.endswith("/bin/python") else None
+    return (record or {}).get("packages", {})
 
 
 def activate(root: Path) -> None:
@@ -215,6 +226,16 @@ def _pythons() -> list[tuple[str, str]]:
         if path is not None:
             found.setdefault(f"3.{number}", path)
     return [(path, minor) for minor, path in found.items()]
+
+
+def _runs(python: str) -> bool:
+    """Whether an interpreter runs: pyenv has commands for versions that are not chosen, which fail."""
+    try:
+        return not subprocess.run(
+            [python, "-I", "-S", "-c", ""], capture_output=True, stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _program(name: str) -> str | None:
