@@ -110,8 +110,9 @@ def test_requirements_with_files_of_their_own(there: Paceline) -> None:
     (there.folder / "more.txt").write_text("--find-links made\n")
     (there.folder / "requirements.txt").write_text(f"-r more.txt  # and others\n./{made.relative_to(there.folder)}\n")
     there.env["PIP_NO_INDEX"] = "1"
-    done = there.succeeds("run", "--environment", "auto", "script.py")
-    assert done.stdout == "1.1 True True\n"
+    done = there.succeeds("run", "--environment", "auto", "--no-python", "say-first")
+    assert done.stdout == "first 1.1\n"
+    assert "installing requirements.txt on localhost" in done.stderr
 
 
 def test_machines_without_an_index_get_the_wheels(there: Paceline) -> None:

@@ -36,6 +36,7 @@ RECORD = "environment.json"  # in the folder of an environment
 _INDEX = "https://pypi.org/simple"
 _SECONDS = 4.0  # for an index to be reached
 _MINORS = range(9, 30)  # of Python 3 that are looked for
+_PIP_FILES = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 _BUILD_SECONDS = 24 * 3600.0  # that a build takes at most
 _SAYS_SECONDS = 1.0  # between two lines about a build
 _SAID = re.compile(r"^(ERROR|error|Error|hint|cause|Caused by)?\W*")  # what pip and uv begin lines with
@@ -147,7 +148,8 @@ def is_built(root: Path, python: str) -> bool:
 def packages_of(python: str) -> dict[str, str]:
     """The distributions of the environment of an interpreter; empty if it is of none."""
     record = read_json(Path(python).parents[1] / RECORD) if python.endswith("/bin/python") else None
-    return (record or {}).get("packages", {})
+    packages: dict[str, str] = (record or {}).get("packages", {})
+    return packages
 
 
 def activate(root: Path) -> None:
@@ -266,8 +268,7 @@ def _has_index(index: str | None) -> bool:
 def _configured(setting: str) -> str | None:
     """A setting of pip here, as its variables and files have it."""
     given = os.environ.get(f"PIP_{setting.upper().replace('-', '_')}")
-    files = ["/etc/pip.conf", "/etc/xdg/pip/pip.conf", os.path.expanduser("~/.pip/pip.conf"),
-             os.path.expanduser("~/.config/pip/pip.conf"), os.environ.get("PIP_CONFIG_FILE", "")]  # fmt: skip
+    files = [*map(os.path.expanduser, _PIP_FILES), os.environ.get("PIP_CONFIG_FILE", "")]
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     with contextlib.suppress(configparser.Error, UnicodeDecodeError):
         parser.read(files)
