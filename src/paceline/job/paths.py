@@ -21,6 +21,7 @@ _CONTENTS = (
     "jobs",
     "queue",
     "targets",
+    "environment",
     "hosts",
     "silent",
     "trusted",

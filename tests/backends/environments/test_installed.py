@@ -110,8 +110,9 @@ def test_requirements_with_files_of_their_own(there: Paceline) -> None:
     (there.folder / "more.txt").write_text("--find-links made\n")
     (there.folder / "requirements.txt").write_text(f"-r more.txt  # and others\n./{made.relative_to(there.folder)}\n")
     there.env["PIP_NO_INDEX"] = "1"
-    done = there.succeeds("run", "--environment", "auto", "script.py")
-    assert done.stdout == "1.1 True True\n"
+    done = there.succeeds("run", "--environment", "auto", "--no-python", "say-first")
+    assert done.stdout == "first 1.1\n"
+    assert "installing requirements.txt on localhost" in done.stderr
 
 
 def test_machines_without_an_index_get_the_wheels(there: Paceline) -> None:
@@ -214,7 +215,7 @@ def test_a_wheel_for_another_platform(there: Paceline) -> None:
         ({"r.txt": "-r r.txt\n"}, "r.txt", "includes itself; remove that line"),
         ({"r.txt": "-r other.txt\n"}, "r.txt", "cannot read "),
         ({"r.txt": "-e ./gone\n"}, "r.txt", "'-e ./gone': no such file or folder; correct the path"),
-        ({"r.txt": b"\xff\xfe"}, "r.txt", "--environment r.txt: is no text; name "),
+        ({"r.txt": b"\xff\x00"}, "r.txt", "--environment r.txt: is no text; name "),
         ({"pyproject.toml": "[tool.x]\n"}, "pyproject.toml", "it lists no dependencies below [project]"),
         ({"pyproject.toml": "[project\n"}, "pyproject.toml", "--environment pyproject.toml: "),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.backends.environments import locks, pip, source
+from paceline.backends.environments import installed, locks, machines, pip, source
 from paceline.backends.environments.environment import Environment
 from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
+from paceline.node.machine.environments import write_requirements
+
+from .wheels import wheel
 
 if TYPE_CHECKING:
     from paceline.backends.environments.environment import Form
@@ -56,7 +61,7 @@ gpu = [{ name = "cuda" }]
 [[package]]
 name = "cuda"
 version = "12"
-source = { registry = "https://pypi.org/simple" }
+source = { registry = "https://own/simple" }
 sdist = { url = "https://files/cuda-12.tar.gz", hash = "sha256:bb" }
 """
 PYLOCK = """
@@ -80,12 +85,13 @@ archive = { url = "https://files/far-1.tar.gz", hashes = { sha256 = "dd" } }
 @pytest.mark.parametrize(
     ("form", "text", "platform", "lines"),
     [
-        ("uv", UV, HERE, ["big @ git+https://host/big@abc", "cuda==12 --hash=sha256:bb", "lib==1.0 --hash=sha256:aa"]),
+        ("uv", UV, HERE, ["--extra-index-url https://own/simple", "big @ git+https://host/big@abc",
+                          "cuda==12 --hash=sha256:bb", "lib==1.0 --hash=sha256:aa"]),
         ("uv", UV, ARM, ["lib==1.0 --hash=sha256:aa"]),
         ("uv", UV, {**ARM, **OLD, "machine": "aarch64"}, ["lib==1.0 --hash=sha256:aa", "old @ https://files/old-2.tar.gz"]),
-        ("pylock", PYLOCK, HERE, ["far @ https://files/far-1.tar.gz", "lib==1.0 --hash=sha256:aa"]),
+        ("pylock", PYLOCK, HERE, ["far @ https://files/far-1.tar.gz --hash=sha256:dd", "lib==1.0 --hash=sha256:aa"]),
         ("pylock", PYLOCK, ARM,
-         ["arm==2 --hash=sha256:cc", "far @ https://files/far-1.tar.gz", "lib==1.0 --hash=sha256:aa"]),
+         ["arm==2 --hash=sha256:cc", "far @ https://files/far-1.tar.gz --hash=sha256:dd", "lib==1.0 --hash=sha256:aa"]),
     ],
 )  # fmt: skip
 def test_locks_are_those_of_one_machine(form: Form, text: str, platform: dict[str, str], lines: list[str]) -> None:
@@ -130,6 +136,53 @@ def test_any_requirements_are_read_or_refused(lines: list[str], others: list[str
         assert source.kept("requirements.txt", None, again) == (found, digest)  # wherever it is
         assert source.kept("requirements.txt", digest, again) == (found, digest)
         assert locks.lines(found, HERE) == locks.lines(found, ARM)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8"])
+def test_constraints_only_constrain(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    text = "numpy>=1  # a comment\r\n-c limits.txt\r\n-c https://x/more.txt\r\n"
+    (tmp_path / "requirements.txt").write_bytes(text.encode(encoding))
+    (tmp_path / "limits.txt").write_text("numpy==1.26\nscipy==1.10\n")
+    found, _ = source.kept("auto", None, tmp_path)
+    assert found.source == "requirements.txt"
+    options = write_requirements(locks.lines(found, HERE), tmp_path)
+    assert options == ["-r", str(tmp_path / "requirements.txt"), "-c", str(tmp_path / "constraints.txt")]
+    assert (tmp_path / "requirements.txt").read_text() == "numpy>=1\n-c https://x/more.txt\n"
+    assert (tmp_path / "constraints.txt").read_text() == "numpy==1.26\nscipy==1.10\n"
+
+
+def test_the_same_distributions_have_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever they were installed; what has changed in one is another."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(installed, "_asked", lambda *_: ([3, 11], [str(tmp_path / "site")]))
+    with zipfile.ZipFile(wheel(tmp_path, "first", "1.0+local")) as file:
+        file.extractall(tmp_path / "site")
+    before = source.kept("here", None, tmp_path)
+    os.utime(tmp_path / "site/first.py", (1e9, 1e9))
+    assert source.kept("here", None, tmp_path) == before
+    (tmp_path / "site/first.py").write_text("changed")
+    assert source.kept("here", None, tmp_path)[1] != before[1]
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").write_text("in the way")
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    (tmp_path / "requirements.txt").write_text("numpy\n")
+    with pytest.raises(UserError, match="Not a directory; make room there, or set PACELINE_HOME"):
+        source.kept("requirements.txt", None, tmp_path)
+
+
+def test_an_archive_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    wheel(tmp_path / "wheels", "first")
+    here = machines.this_machine()
+    look = {"pythons": [("python", "3.11")], "platform": HERE, "has_index": True, "uv": "/usr/bin/uv"}
+    found = machines.Environments(JobSpec(script="x", environment="wheels"))
+    found._pythons[here] = machines._Python("python", "3.11", None, look)
+    with found._load(here).archive as archive:
+        assert os.fstat(archive.fileno()).st_size == archive.seek(0, os.SEEK_END)
 
 
 def refuse(words: list[str], where: str) -> None:

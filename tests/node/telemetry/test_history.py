@@ -25,6 +25,14 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     assert "no telemetry was recorded" in found["missing"][0]
 
 
+def test_the_packages_of_an_environment(tmp_path: Path) -> None:
+    """Also of a job that was too short for anything to be recorded."""
+    write(tmp_path / "environment.json", {"packages": {"first": "1.0"}})
+    run = RunDirectory(tmp_path)
+    write(run.spec, {"python": [str(tmp_path / "bin/python"), "-u"]})
+    assert history(run)["software"] == {"first": "1.0"}
+
+
 def test_what_is_no_line_is_left_out(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     odd: list[Any] = ["{}\n", "[1]\n", {**line(12.0), "ranks": [1]}, {**line(13.0), "ranks": {"rank": [0], "cpu": []}}]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import zipfile
 from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.job.errors import UserError
+from paceline.job.paths import jobs_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,13 +33,26 @@ class Environment(NamedTuple):
     def digest(self) -> str:
         """What it is kept under."""
         parts = [self.form, self.text, self.requires, str(self.is_closed), str(self.is_complete)]
-        parts += sorted(f"{wheel.name} {_hash(wheel)}" for wheel in self.wheels)
+        parts += sorted(f"{wheel.name} {_content(wheel, self.source)}" for wheel in self.wheels)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
+def _content(wheel: Path, source: str) -> str:
+    """A digest of what a wheel has; when it was made makes no difference."""
+    try:
+        with zipfile.ZipFile(wheel) as file:
+            parts = sorted(f"{it.filename} {it.CRC} {it.file_size}" for it in file.infolist())
+    except (OSError, zipfile.BadZipFile):
+        raise UserError(f"--environment {source}: {wheel} is no wheel, or damaged; get it anew") from None
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def sources_folder() -> Path:
+    """Where what users have named is kept."""
+    return jobs_folder().parent / "environment-sources"
+
+
+def decoded(data: bytes) -> str:
+    """A text in UTF-8, or in UTF-16 as PowerShell writes `pip freeze > requirements.txt`."""
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "\n".join(data.decode("utf-16" if is_wide else "utf-8-sig").splitlines())

@@ -9,16 +9,18 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from paceline.job.errors import UserError
 
 from . import pip
-from .environment import Environment
+from .environment import Environment, sources_folder
 
 _OF_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "paceline"})  # paceline comes along with each job
 _ASK = "import json, sys; print(json.dumps([list(sys.version_info[:2]), [it for it in sys.path if it]]))"
@@ -74,32 +76,44 @@ def _wheel(found: metadata.Distribution, made: Path, source: str) -> Path:
     url = _direct_url(found)
     info = url.get("dir_info")
     if isinstance(info, dict) and info.get("editable"):
-        return pip.wheel_of(Path(str(url["url"]).removeprefix("file://")), made, f"--environment {source}")
+        return pip.wheel_of(Path(unquote(str(url["url"]).removeprefix("file://"))), made, f"--environment {source}")
+    own = [(path, at) for each in found.files or () if (path := PurePosixPath(str(each))) and _is_own(path)
+           and (at := Path(os.fspath(each.locate()))).is_file()]  # fmt: skip
     name = found.metadata["Name"]
-    wheel = made / f"{name.replace('-', '_')}-{found.version}-{_tag(found)}.whl"
-    record, rows = "", []
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for each in found.files or ():
-            path = PurePosixPath(str(each))
-            if (
-                path.parts[0] == ".."
-                or path.suffix == ".pyc"
-                or path.name in ("INSTALLER", "REQUESTED", "direct_url.json")
-            ):
-                continue  # scripts are made anew from the entry points
-            if path.name == "RECORD":
-                record = str(path)
-                continue
-            at = Path(os.fspath(each.locate()))
-            if at.is_file():
-                file.write(at, str(path))
-                rows.append(f"{path},sha256={_hash(at)},{at.stat().st_size}")
-        if not record:
+    file_name = f"{name.replace('-', '_')}-{found.version}-{_tag(found)}.whl"
+    stats = [f"{path} {at} {(it := at.stat()).st_size} {it.st_mtime_ns}" for path, at in own]
+    key = hashlib.sha256("\0".join([file_name, *stats]).encode()).hexdigest()[:16]
+    kept = sources_folder() / "wheels" / key / file_name
+    if not kept.exists():  # it takes seconds for large ones
+        if not any(path.name == "RECORD" for path, _ in own):
             raise UserError(
                 f"--environment {source}: {name} {found.version} has no list of its files; install it anew with pip"
             )
+        new = made / file_name
+        _write(new, own)
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = kept.with_name(f".{os.getpid()}.part")
+        shutil.copyfile(new, part)
+        part.replace(kept)
+    return kept
+
+
+def _is_own(path: PurePosixPath) -> bool:
+    """Whether a file goes into a wheel; scripts are made anew from the entry points."""
+    is_made = path.suffix == ".pyc" or path.name in ("INSTALLER", "REQUESTED", "direct_url.json")
+    return path.parts[0] != ".." and not is_made
+
+
+def _write(wheel: Path, own: list[tuple[PurePosixPath, Path]]) -> None:
+    record, rows = "", []
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for path, at in own:
+            if path.name == "RECORD":
+                record = str(path)
+                continue
+            file.write(at, str(path))
+            rows.append(f"{path},sha256={_hash(at)},{at.stat().st_size}")
         file.writestr(record, "\n".join([*rows, f"{record},,", ""]))
-    return wheel
 
 
 def _tag(found: metadata.Distribution) -> str:

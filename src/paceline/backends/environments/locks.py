@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .environment import Environment
 
 
+_PYPI = "https://pypi.org/simple"
+
+
 def toml(text: str, source: str) -> dict[str, Any]:
     """The content of a file in TOML."""
     try:
@@ -34,7 +37,7 @@ def lines(environment: Environment, platform: Mapping[str, str]) -> list[str]:
     read = _of_pylock if environment.form == "pylock" else _of_uv
     found = read(toml(environment.text, environment.source), _markers(platform), environment.source)
     # As soon as one line has hashes, pip wants one for each.
-    return sorted(found)
+    return sorted(set(found))
 
 
 def _markers(platform: Mapping[str, str]) -> dict[str, str]:
@@ -63,8 +66,9 @@ def _of_pylock(lock: Mapping[str, Any], markers: dict[str, str], source: str) ->
         if package.version is not None and (package.wheels or package.sdist):
             files = [*(package.wheels or ()), *([package.sdist] if package.sdist else ())]
             yield _line(package.name, str(package.version), [file.hashes for file in files])
+            yield from _index(package.index)
         elif package.archive is not None and package.archive.url:
-            yield f"{package.name} @ {package.archive.url}"
+            yield _url_line(package.name, package.archive.url, package.archive.hashes)
         elif package.vcs is not None and package.vcs.url:
             yield f"{package.name} @ {package.vcs.type}+{package.vcs.url}@{package.vcs.commit_id}"
         else:
@@ -87,7 +91,7 @@ def _all_tags(pylock: Any) -> list[Any]:
 
 
 def _of_uv(lock: Mapping[str, Any], markers: dict[str, str], source: str) -> Iterable[str]:
-    """The packages that the project of an uv.lock needs, with its default group `dev`."""
+    """The packages that the project of an uv.lock needs."""
     from packaging.markers import Marker
 
     def holds(it: Mapping[str, Any]) -> bool:
@@ -111,6 +115,7 @@ def _of_uv(lock: Mapping[str, Any], markers: dict[str, str], source: str) -> Ite
         seen.add(key)
         if package not in roots and not extra:
             yield _uv_line(package, source)
+            yield from _index(package["source"].get("registry"))
         needs = package.get("optional-dependencies", {}).get(extra, []) if extra else package.get("dependencies", [])
         for need in filter(holds, needs):
             there = [
@@ -130,11 +135,22 @@ def _uv_line(package: Mapping[str, Any], source: str) -> str:
         address, _, commit = kind["git"].partition("#")
         return f"{package['name']} @ git+{address.partition('?')[0]}@{commit}"
     if "url" in kind:
-        return f"{package['name']} @ {kind['url']}"
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        return _url_line(package["name"], kind["url"], dict(it["hash"].split(":", 1) for it in files if "hash" in it))
     raise UserError(
         f"--environment {source}: {package['name']} is a folder of this machine; use --environment here, which brings "
         "its files along"
     )
+
+
+def _index(url: str | None) -> Iterable[str]:
+    """The line for the index of a package; a machine has one of its own instead of PyPI."""
+    if url is not None and url.startswith("http") and not url.startswith(_PYPI):
+        yield f"--extra-index-url {url}"
+
+
+def _url_line(name: str, url: str, hashes: Mapping[str, str]) -> str:
+    return " ".join([f"{name} @ {url}", *(f"--hash={kind}:{value}" for kind, value in hashes.items())])
 
 
 def _line(name: str, version: str, hashes: Iterable[Mapping[str, str]]) -> str:

@@ -6,6 +6,7 @@ A machine that has no index gets the wheels, which are collected here for its pl
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tarfile
 import tempfile
@@ -39,6 +40,8 @@ _INDEXES = (
     "UV_INDEX",
     "UV_EXTRA_INDEX_URL",
 )
+_URL = re.compile(r"(\w+=)?https?:")  # of an index, which uv may have a name for
+_USED = re.compile(r"\$\{([A-Z0-9_]+)\}")  # a variable in a line, as pip and uv read it
 _SAID = 40  # letters of what each machine says
 _CLOCK_SECONDS = 3600.0  # by which a clock may be wrong before certificates look invalid
 _Host = TypeVar("_Host", bound="Host")
@@ -69,8 +72,8 @@ class Environments:
     def __init__(self, spec: JobSpec) -> None:
         """Read what the user names, and keep it under its digest."""
         assert spec.environment is not None
-        self.source = spec.environment
         self._found, self.digest = kept(spec.environment, spec.environment_digest, Path.cwd())
+        self.source = self._found.source  # what `auto` has found
         self._pythons: dict[Host, _Python] = {}
 
     @property
@@ -186,8 +189,9 @@ class Environments:
             if not look["has_index"] and not is_closed and not is_conda:
                 own = next((wheel.parent for wheel in wheels), None)
                 where = f"--environment {self.source}, for {host.name}, which reaches no index"
-                pip.collect(lines, python.minor, python.platform, near=own, to=Path(folder), where=where)
-                wheels = sorted(Path(folder).glob("*.whl"))
+                to = Path(folder)
+                pip.collect(lines, python.minor, python.platform, near=own, is_complete=is_complete, to=to, where=where)
+                wheels = sorted(to.glob("*.whl"))
                 # Exactly these, whose hashes pip has checked here.
                 lines = ["{}=={}".format(*wheel.name.split("-")[:2]) for wheel in wheels]
                 is_closed = is_complete = True
@@ -199,13 +203,16 @@ class Environments:
                 if uv is None:
                     pip.archive(builder)
                 tar.add(builder, "pip.whl" if uv is None else "uv")
-        return _Load(lines, archive, is_closed, is_complete)
+        archive.flush()  # its size is asked of the file
+        used = {it for line in lines for it in _USED.findall(line)}
+        variables = {**_variables(), **{it: os.environ[it] for it in used if it in os.environ}}
+        return _Load(lines, archive, is_closed, is_complete, variables)
 
     def _build(self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter) -> dict[str, Any]:
         python, size = self._pythons[host], os.fstat(load.archive.fileno()).st_size
         request = {
             "do": "environment_build", "digest": self.digest, "source": self.source, "python": python.path,
-            "minor": python.minor, "lines": load.lines, "is_closed": load.is_closed, "index": _variables(),
+            "minor": python.minor, "lines": load.lines, "is_closed": load.is_closed, "index": load.variables,
             "is_complete": load.is_complete, "conda": python.path if self._found.form == "conda" else None,
             "bytes": size,
         }  # fmt: skip
@@ -240,6 +247,7 @@ class _Load(NamedTuple):
     archive: IO[bytes]
     is_closed: bool
     is_complete: bool
+    variables: dict[str, str]  # indexes, and those that lines use
 
 
 class _Python(NamedTuple):
@@ -273,7 +281,7 @@ def _index() -> str | None:
 
 def _variables() -> dict[str, str]:
     """The variables with which the user has named indexes; those of files are this machine's own."""
-    return {name: os.environ[name] for name in _INDEXES if os.environ.get(name, "").startswith(("http:", "https:"))}
+    return {name: os.environ[name] for name in _INDEXES if _URL.match(os.environ.get(name, ""))}
 
 
 # -- without a job -----------------------------------------------------------------------------------------------------

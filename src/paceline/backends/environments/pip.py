@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _QUIET = ("--disable-pip-version-check", "--no-input", "--quiet")
 _MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # glibc 2.N → the older name
+_EPOCH = "315532800"  # 1980, the first date of zip files: of one project, the same wheel each time
 _TOLD = 3  # lines of pip in a message
 
 
@@ -57,19 +59,22 @@ def wheel_of(project: Path, to: Path, where: str) -> Path:
 
 
 def collect(
-    lines: Sequence[str], minor: str, platform: Mapping[str, str], *, near: Path | None, to: Path, where: str
-) -> None:
+    lines: Sequence[str], minor: str, platform: Mapping[str, str], *, near: Path | None, is_complete: bool, to: Path,
+    where: str,
+) -> None:  # fmt: skip
     """Collect the wheels of requirements for a machine, also of what they need, from the indexes of this one."""
-    wanted = to / "requirements.txt"
-    wanted.write_text("".join(f"{line}\n" for line in lines))
-    options = ["-r", str(wanted), *([] if near is None else ["--find-links", str(near)])]
+    from paceline.node.machine.environments import batches, write_requirements
+
     if _suits(minor, platform):
-        _run(["wheel", "--wheel-dir", str(to), *options], where)
+        words = ["wheel", "--wheel-dir", str(to)]
     else:
         platforms = [word for tag in tags(platform) for word in ("--platform", tag)]
-        options += ["--only-binary", ":all:", "--python-version", minor, "--implementation", "cp"]
-        _run(["download", "--dest", str(to), *platforms, *options], where)
-    wanted.unlink()
+        words = ["download", "--dest", str(to), *platforms, "--only-binary", ":all:", "--python-version", minor]
+        words += ["--implementation", "cp"]
+    words += ["--no-deps"] if is_complete else []
+    words += [] if near is None else ["--find-links", str(near)]
+    for batch in batches(lines):
+        _run([*words, *write_requirements(batch, Path(tempfile.mkdtemp(dir=to)))], where)
 
 
 def _suits(minor: str, platform: Mapping[str, str]) -> bool:
@@ -101,7 +106,10 @@ def tags(platform: Mapping[str, str]) -> list[str]:
 def _run(words: Sequence[str], where: str) -> None:
     command = [*_command(), words[0], *_QUIET, *words[1:]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+            env={"SOURCE_DATE_EPOCH": _EPOCH, **os.environ},
+        )  # fmt: skip
     except OSError as error:
         raise UserError(f"{where}: cannot run pip: {error.strerror}") from None
     if done.returncode:

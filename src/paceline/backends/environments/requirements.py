@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from paceline.job.errors import UserError
 
 from . import pip
-from .environment import Environment
+from .environment import Environment, decoded
 from .locks import toml
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_INCLUDES = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]?\s*(?P<file>\S.*)")
+_INCLUDES = re.compile(r"(?:(?:-r|--requirement)|(?P<constraint>-c|--constraint))[ =]?\s*(?P<file>\S.*)")
 _FOUND_AT = re.compile(r"(?:-f|--find-links)[ =]?\s*(?P<place>\S.*)")
 _EDITABLE = re.compile(r"(?:-e|--editable)[ =]?\s*(?P<path>\S.*)")
 _MOST_DEEP = 20
@@ -53,7 +53,7 @@ class _Reader:
     """Reads requirements files.
 
     Attributes:
-        lines: each with the wheel that it is about, if that comes along.
+        lines: each with the wheel that it is about, if that comes along; those of constraints begin with `-c`.
         wheels: those that come along.
     """
 
@@ -62,36 +62,36 @@ class _Reader:
         self.wheels: list[Path] = []
         self._source, self._made = source, made
 
-    def read(self, path: Path, within: tuple[Path, ...]) -> None:
-        """Read a file, and those that it includes."""
+    def read(self, path: Path, within: tuple[Path, ...], kind: str = "") -> None:
+        """Read a file, and those that it includes; `kind` is what each of its lines begins with."""
         if path in within or len(within) > _MOST_DEEP:
             raise UserError(f"--environment {self._source}: {path} includes itself; remove that line")
         try:
-            text = path.read_text()
+            text = decoded(path.read_bytes())
         except (OSError, UnicodeDecodeError):
             raise UserError(f"--environment {self._source}: cannot read {path}; correct the path") from None
         joined = re.sub(r"\\\n", " ", text)
         for line in joined.splitlines():
             wanted = re.sub(r"(^|\s)#.*$", "", line).strip()
             if wanted:
-                self._line(wanted, path, (*within, path))
+                self._line(wanted, path, (*within, path), kind)
 
-    def _line(self, line: str, path: Path, within: tuple[Path, ...]) -> None:
+    def _line(self, line: str, path: Path, within: tuple[Path, ...], kind: str) -> None:
         at = path.parent
-        if found := _INCLUDES.fullmatch(line):
-            self.read(at / found["file"].strip("\"' "), within)
+        if (found := _INCLUDES.fullmatch(line)) and "://" not in found["file"]:
+            self.read(at / found["file"].strip("\"' "), within, "-c " if found["constraint"] else kind)
         elif (found := _FOUND_AT.fullmatch(line)) and (at / found["place"]).is_dir():
             self.wheels += sorted((at / found["place"]).glob("*.whl"))
         elif found := _EDITABLE.fullmatch(line):
-            self._local(found["path"], at, line)
+            self._local(found["path"], at, line, kind)
         elif line.startswith("-"):
             self.lines[line] = None  # an option of pip, such as --index-url
         elif _is_local(line, at):
-            self._local(line, at, line)
+            self._local(line, at, line, kind)
         else:
-            self.lines[_checked(line, str(path))] = None
+            self.lines[kind + _checked(line, str(path))] = None
 
-    def _local(self, text: str, at: Path, line: str) -> None:
+    def _local(self, text: str, at: Path, line: str, kind: str) -> None:
         """A project or a wheel of this machine."""
         if "://" in text and not text.startswith("file://"):
             self.lines[text] = None  # a repository, which needs not be editable there
@@ -103,7 +103,7 @@ class _Reader:
         wheel = path if path.suffix == ".whl" else pip.wheel_of(path, self._made, f"--environment {self._source}")
         name, version = wheel.name.split("-")[:2]
         self.wheels.append(wheel)
-        self.lines[f"{name}{bracket}{extras}=={version}"] = wheel
+        self.lines[f"{kind}{name}{bracket}{extras}=={version}"] = wheel
 
 
 def _is_local(line: str, at: Path) -> bool:

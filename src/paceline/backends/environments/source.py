@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
-from paceline.job.paths import jobs_folder
 
-from .environment import Environment
+from .environment import Environment, decoded, sources_folder
 
 if TYPE_CHECKING:
     from .environment import Form
@@ -40,31 +39,45 @@ _KINDS = "uv.lock, pylock.toml, requirements.txt, pyproject.toml, environment.ym
 def kept(source: str, digest: str | None, folder: Path) -> tuple[Environment, str]:
     """The environment that a user names, and its digest; with a digest, that of a job which has been submitted."""
     if digest is not None:
-        return _read(digest, source), digest
+        found = _read(digest, source)
+        return found if source == "auto" else found._replace(source=source), digest
     with tempfile.TemporaryDirectory() as made:
-        found = _find(source, folder, Path(made))
-        digest = found.digest
-        place = _place(digest)
-        if not (place / _RECORD).exists():
-            _keep(found, place)
-    return _read(digest, source), digest
+        try:
+            found = _find(source, folder, Path(made))
+            digest = found.digest
+            place = _place(digest)
+            if not (place / _RECORD).exists():
+                _keep(found, place)
+        except OSError as error:
+            raise UserError(
+                f"--environment {source}: {error.filename}: {error.strerror}; make room there, or set PACELINE_HOME"
+            ) from None
+    return _read(digest, source)._replace(source=found.source), digest
 
 
 def _place(digest: str) -> Path:
-    return jobs_folder().parent / "environment-sources" / digest
+    return sources_folder() / digest
 
 
 def _keep(found: Environment, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as folder:
         new = Path(folder, "new")
         new.mkdir()
         for wheel in found.wheels:
-            shutil.copyfile(wheel, new / wheel.name)
+            _link(wheel, new / wheel.name)
         record = {**found._asdict(), "wheels": [wheel.name for wheel in found.wheels]}
         (new / _RECORD).write_text(json.dumps(record))
         with contextlib.suppress(FileExistsError, OSError):  # another process was faster
             new.rename(place)
+
+
+def _link(wheel: Path, to: Path) -> None:
+    """Keep a wheel; one that lies here already, made of an installed distribution, takes no space again."""
+    if sources_folder() in wheel.parents:
+        to.hardlink_to(wheel)
+    else:
+        shutil.copyfile(wheel, to)
 
 
 def _read(digest: str, source: str) -> Environment:
@@ -116,7 +129,7 @@ def _find(source: str, folder: Path, made: Path) -> Environment:
 
 def _text(path: Path, source: str) -> str:
     try:
-        return path.read_text()
+        return decoded(path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         why = "is no text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise UserError(f"--environment {source}: {why}; name {_KINDS}") from None

@@ -25,7 +25,7 @@ def environment(home: Home, request: Request) -> Answer:
 def environment_build(home: Home, request: Request) -> Iterator[Answer]:
     """Build an environment; an archive (tar) of `bytes` bytes with what it needs follows on stdin."""
     place = environments.folder(home.root)
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place, prefix=".files-") as folder:
         files = Path(folder, "files")
         unpack(Bytes(request["bytes"], "what the environment needs"), files)

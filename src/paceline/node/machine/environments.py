@@ -8,6 +8,7 @@ are `<name>.lock`, which a build holds, and `<name>.log`, which has all that the
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -32,9 +33,23 @@ RECORD = "environment.json"  # in the folder of an environment
 _INDEX = "https://pypi.org/simple"
 _SECONDS = 4.0  # for an index to be reached
 _MINORS = range(9, 30)  # of Python 3 that are looked for
+_PIP_FILES = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
+_BUILD_SECONDS = 24 * 3600.0  # that a build takes at most
 _SAYS_SECONDS = 1.0  # between two lines about a build
-_SAID = re.compile(r"^(ERROR|error|Error|hint)?\W*")  # what pip and uv begin lines with
-_ERROR = re.compile(r"ERROR|error|hint|\xd7|\u2570")  # pip's lines, and uv's trees
+_SAID = re.compile(r"^(ERROR|error|Error|hint|cause|Caused by)?\W*")  # what pip and uv begin lines with
+# Lines of pip, also those that name what the error before is about, and of uv.
+_ERROR = re.compile(r"ERROR|error|Could not fetch|\S+ \(?from |hint|cause|Caused by|\xd7|\u2570")
+_CONSTRAINT = re.compile(r"-c (?!\S+://)")
+# What would make builders install elsewhere, or find there what they then do not install; empty ones count as none,
+# also where files of pip's set them.
+_HERE = {"PIP_USER": "0", "PIP_TARGET": "", "PIP_PREFIX": "", "PIP_ROOT": "", "PIP_PYTHON": ""}
+_ELSEWHERE = frozenset({"PYTHONPATH", "PYTHONHOME", "PIP_DRY_RUN", "UV_SYSTEM_PYTHON", "UV_PYTHON"})
+# Settings of pip, with uv's variables for the same, and pip's.
+_BOTH = (
+    ("index-url", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"),
+    ("extra-index-url", "UV_INDEX", "UV_EXTRA_INDEX_URL", "PIP_EXTRA_INDEX_URL"),
+    ("find-links", "UV_FIND_LINKS", "PIP_FIND_LINKS"),
+)
 _TOLD = 3  # lines of the builder in a message
 _CONDA = ("micromamba", "mamba", "conda")
 
@@ -53,6 +68,8 @@ def look(root: Path, digest: str, index: str | None) -> Answer:
 
     pythons = _pythons()
     built = {path: record for path, minor in pythons if (record := _record(folder(root) / _name(digest, minor)))}
+    if not built:
+        pythons = [pythons[0], *(it for it in pythons[1:] if _runs(it[0]))]
     place = next(it for it in (folder(root), *folder(root).parents) if it.exists())
     space = os.statvfs(place)
     return {
@@ -78,7 +95,7 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
     if record := _record(path):
         yield {"built": record}
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(path.with_name(f"{path.name}.lock"), "a") as lock:
         yield from _locked(lock.fileno())
         if record := _record(path):
@@ -91,13 +108,14 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
                 for command in _commands(path, request, files):
                     yield from _ran(command, log, request, files)
             record = {
-                "digest": request["digest"], "source": request["source"], "python": str(path / "bin/python"),
+                "digest": request["digest"], "source": request["source"],
                 "seconds": round(time.monotonic() - begin, 1), "bytes": _size(path), "packages": _packages(path),
                 "built": time.time(),
             }  # fmt: skip
             write_json(path / RECORD, record, durably=True)
-        except BaseException:
-            is_full = is_disk_full(path.parent)
+            record["python"] = str(path / "bin/python")
+        except BaseException as error:
+            is_full = is_disk_full(path.parent) or os.strerror(errno.ENOSPC) in str(error)
             shutil.rmtree(path, ignore_errors=True)
             if is_full:
                 raise Refused(
@@ -121,7 +139,16 @@ def hold(python: str) -> int | None:
 
 def is_built(root: Path, python: str) -> bool:
     """Whether an interpreter is that of an environment of this machine."""
-    return Path(python).parents[2] == folder(root) if python.endswith("/bin/python") else False
+    with contextlib.suppress(OSError):
+        return python.endswith("/bin/python") and os.path.samefile(Path(python).parents[2], folder(root))
+    return False
+
+
+def packages_of(python: str) -> dict[str, str]:
+    """The distributions of the environment of an interpreter; empty if it is of none."""
+    record = read_json(Path(python).parents[1] / RECORD) if python.endswith("/bin/python") else None
+    packages: dict[str, str] = (record or {}).get("packages", {})
+    return packages
 
 
 def activate(root: Path) -> None:
@@ -141,7 +168,9 @@ def listed(root: Path) -> list[dict[str, Any]]:
     found = []
     for name in list_names(folder(root)):
         path = folder(root) / name
-        if path.is_dir():
+        # What came along for a build lies here as long as that runs; a killed one leaves it.
+        is_new = name.startswith(".") and time.time() - path.stat().st_mtime < _BUILD_SECONDS
+        if path.is_dir() and not is_new:
             record = read_json(path / RECORD) or {}
             size = record.get("bytes") or _size(path)
             found.append({"name": name, "source": record.get("source"), "bytes": size, "used": path.stat().st_mtime})
@@ -161,8 +190,8 @@ def prune(root: Path, names: Sequence[str]) -> list[str]:
             with contextlib.suppress(FileNotFoundError):
                 (path / RECORD).unlink()  # from now on nobody takes it for a whole one
             shutil.rmtree(path, ignore_errors=True)
-            for extra in ("log", "lock"):
-                path.with_name(f"{path.name}.{extra}").unlink(missing_ok=True)
+            # The lock stays, it is empty: another process may wait for it.
+            path.with_name(f"{path.name}.log").unlink(missing_ok=True)
             gone.append(name)
     return gone
 
@@ -174,12 +203,12 @@ def _name(digest: str, minor: str) -> str:
 
 def _record(path: Path) -> dict[str, Any] | None:
     """The record of an environment that is whole; it counts as used now."""
-    record = read_json(path / RECORD)
-    if record is None or not os.access(record.get("python", ""), os.X_OK):
+    record, python = read_json(path / RECORD), str(path / "bin/python")
+    if record is None or not {"seconds", "bytes", "packages"} <= record.keys() or not os.access(python, os.X_OK):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return record
+    return {**record, "python": python}
 
 
 def platform_here() -> dict[str, str]:
@@ -202,6 +231,16 @@ def _pythons() -> list[tuple[str, str]]:
     return [(path, minor) for minor, path in found.items()]
 
 
+def _runs(python: str) -> bool:
+    """Whether an interpreter runs: pyenv has commands for versions that are not chosen, which fail."""
+    try:
+        return not subprocess.run(
+            [python, "-I", "-S", "-c", ""], capture_output=True, stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
 def _program(name: str) -> str | None:
     places = (
         os.environ.get("PATH", os.defpath),
@@ -217,7 +256,7 @@ def _has_index(index: str | None) -> bool:
     from urllib.parse import urlsplit
     from urllib.request import getproxies
 
-    url = urlsplit(index or _configured_index() or _INDEX)
+    url = urlsplit(index or _configured("index-url") or _INDEX)
     if url.scheme not in ("http", "https") or getproxies().get(url.scheme):
         return True
     try:
@@ -228,19 +267,37 @@ def _has_index(index: str | None) -> bool:
     return True
 
 
-def _configured_index() -> str | None:
-    """The index that pip uses here, as its variables and files have it."""
+def _configured(setting: str) -> str | None:
+    """A setting of pip here, as its variables and files have it."""
     import configparser
 
-    given = os.environ.get("PIP_INDEX_URL")
-    files = ["/etc/pip.conf", "/etc/xdg/pip/pip.conf", os.path.expanduser("~/.pip/pip.conf"),
-             os.path.expanduser("~/.config/pip/pip.conf"), os.environ.get("PIP_CONFIG_FILE", "")]  # fmt: skip
+    given = os.environ.get(f"PIP_{setting.upper().replace('-', '_')}")
+    files = [*map(os.path.expanduser, _PIP_FILES), os.environ.get("PIP_CONFIG_FILE", "")]
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     with contextlib.suppress(configparser.Error, UnicodeDecodeError):
         parser.read(files)
     for section in ("install", "global"):
-        given = given or parser.get(section, "index-url", fallback=None)
+        given = given or parser.get(section, setting, fallback=None)
     return given
+
+
+def _variables(given: Mapping[str, str], *, is_uv: bool) -> dict[str, str]:
+    """The variables of a builder: indexes as the client names them, else as this machine's pip or uv is set up."""
+    found = {name: value for name, value in {**os.environ, **given}.items() if name not in _ELSEWHERE}
+    found.update(_HERE)
+    for setting, own, *others in _BOTH:
+        names = (own, *others) if is_uv else (*reversed(others), own)
+        told = (source[name] for source in (given, os.environ) for name in names if source.get(name))
+        value = next(told, None) or _configured(setting)
+        if value and is_uv:
+            found[own] = ",".join(value.split()) if setting == "find-links" else " ".join(value.split())
+        elif value:
+            found[others[-1]] = re.sub(r"(^|\s)\w+=", r"\1", value)
+    if is_uv:
+        found.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")  # all indexes are one, as for pip
+        if certificates := _configured("cert"):
+            found.setdefault("SSL_CERT_FILE", certificates)
+    return found
 
 
 def _locked(lock: int) -> Iterator[Answer]:
@@ -275,9 +332,8 @@ def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[l
         verb = ["create"] if is_micro else ["env", "create"]
         yield [request["conda"], *verb, "--yes", "--quiet", "--prefix", str(path), "--file", str(wanted)]
         return
-    wanted = files / "requirements.txt"
-    wanted.write_text(text)
     yield [request["python"], "-m", "venv", "--without-pip", str(path)]
+    lines = request["lines"]
     python, uv, wheels = str(path / "bin/python"), files / "uv", files / "wheels"
     found = str(uv) if uv.exists() else _program("uv")
     options = ["--no-index"] if request["is_closed"] else []
@@ -288,10 +344,35 @@ def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[l
     if found is not None:
         if uv.exists():
             uv.chmod(0o700)
-        yield [found, "pip", "install", "--python", python, *options, "-r", str(wanted)]
+        options += ["--no-index"] if _configured("no-index") not in (None, "", "0", "false", "no", "off") else []
+        yield [found, "pip", "install", "--python", python, *options, *write_requirements(lines, files)]
     else:
         quiet = ["--disable-pip-version-check", "--no-input", "--no-warn-script-location", "--progress-bar", "off"]
-        yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *options, "-r", str(wanted)]
+        for batch in batches(lines):
+            asked = write_requirements(batch, files)
+            yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *options, *asked]
+
+
+def batches(lines: Sequence[str]) -> list[list[str]]:
+    """Lines that pip can have at once: repositories have no hashes, and if one line has some pip wants them of all."""
+    options = [line for line in lines if line.startswith("-")]
+    hashed = [line for line in lines if "--hash" in line and line not in options]
+    others = [line for line in lines if line not in hashed and line not in options]
+    if not hashed or not all("@ git+" in line for line in others):
+        return [list(lines)]
+    return [[*options, *batch] for batch in (hashed, others) if batch]
+
+
+def write_requirements(lines: Sequence[str], folder: Path) -> list[str]:
+    """Write the files that pip and uv read; returns their options. Lines `-c first==1.0` become constraints."""
+    words = []
+    for name, option in (("requirements", "-r"), ("constraints", "-c")):
+        own = [line for line in lines if bool(_CONSTRAINT.match(line)) == (option == "-c")]
+        if own:
+            path = folder / f"{name}.txt"
+            path.write_text("".join(f"{_CONSTRAINT.sub('', line)}\n" for line in own))
+            words += [option, str(path)]
+    return words
 
 
 def _ran(command: list[str], log: Any, request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
@@ -300,7 +381,7 @@ def _ran(command: list[str], log: Any, request: Mapping[str, Any], files: Path) 
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         # A pip that is killed leaves temporary files; they go with the others.
-        env={**os.environ, **request["index"], "TMPDIR": str(files)}, start_new_session=True,
+        env={**_variables(request["index"], is_uv=command[1] == "pip"), "TMPDIR": str(files)}, start_new_session=True,
         preexec_fn=lambda: processes.die_with(parent),  # noqa: PLW1509 - this process has one thread
     )  # fmt: skip
     assert process.stdout is not None
@@ -338,6 +419,8 @@ def _why(command: Sequence[str], code: int, said: str) -> str:
     errors = [line for line in lines if _ERROR.match(line)] or lines
     told = "; ".join(_SAID.sub("", line) for line in errors[-_TOLD:]) or f"exit code {code}"
     builder = "pip" if command[1].endswith("/pip") else os.path.basename(command[0])
+    if code < 0:
+        return f"{builder} was killed by signal {-code}{', perhaps for want of memory' * (code == -signal.SIGKILL)}"
     return f"{builder} failed: {told}"
 
 

@@ -229,7 +229,8 @@ def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             )
     elif kind == "command":
         path = folder / name if os.sep in name else None
-        if shutil.which(str(path) if path else name) is None:
+        # An environment that is not built yet may have it.
+        if shutil.which(str(path) if path else name) is None and (path or not job.get("environment_digest")):
             raise Refused(
                 f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its full path"
             )

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.node.files import read_json, regular
+from paceline.node.machine.environments import packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,8 +44,10 @@ def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> Node
         "missing": missing,
     }
     origin: dict[str, Any] = read_json(run.origin) or {}
-    if isinstance(origin.get("software"), dict):
-        found["software"] = {str(name): str(version) for name, version in origin["software"].items()}
+    python = (read_json(run.spec) or {}).get("python") or [""]
+    versions = origin.get("software") or packages_of(python[0])  # the first is not known in a job's first seconds
+    if isinstance(versions, dict):
+        found["software"] = {str(name): str(version) for name, version in versions.items()}
     if origin.get("commit"):
         found["origin"] = {key: str(origin.get(key) or "") for key in ("commit", "branch", "diff")}
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import found
 from paceline.node.files import write_json
+from paceline.node.machine.environments import packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,8 @@ def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
     env = {**own, **spec.env}
     origin: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
-        origin["software"] = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
+        versions = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
+        origin["software"] = {**versions, **packages_of(spec.python[0])}
     if is_first:
         folder = Path(spec.working_dir)
         noted = next((it for at in (folder, *folder.parents) if (it := _noted(at / _NOTE)) is not None), None)
