@@ -53,7 +53,7 @@ def test_a_host_that_joins_gets_it_too(three: Client) -> None:
     three.settings(hosts=["h1", "h2"])
     three.succeeds("scaleout", "--on", "lab", "it", "h2")
     assert built(three, 1) == built(three, 0)
-    eventually(lambda: "1.4 1 " in three("logs", "--on", "lab", "it").stdout, "the job runs on h2", 0.5)
+    eventually(lambda: "1.4 1 " in three("logs", "--on", "lab", "it", "-i", "1").stdout, "the job runs on h2", 0.5)
     three.succeeds("stop", "--on", "lab", "--now", "it")
 
 
