@@ -254,7 +254,7 @@ def _one_line(error: click.ClickException) -> str:
         verb, above = "", context
         while above.parent is not None:
             verb, above = f"{above.info_name} {verb}".rstrip(), above.parent
-        run = cli.get_command(above, "run") if verb in ("submit", "resubmit") else None
+        run = cli.get_command(above, "run") if verb == "submit" else None
         if run is not None and any(error.option_name in parameter.opts for parameter in run.params):
             return f"{error.option_name} is a flag of paceline run, which shows the job; leave it out"
         if (answer := old_flag(verb, error.option_name)) is not None:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
+import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import GENEROUS, Paceline, all_end, eventually, free_port
 
+from paceline.contract import links
+from paceline.contract.handshake import CHECKSUM_SIZE, NONCE_SIZE, PROOF_SIZE
+from paceline.node.eventloop.channel import decode, encode
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+_SIZE = struct.Struct("!Q")  # of a message
+# Bytes with which both sides prove themselves: of the leader's answers, and of what the other one begins with.
+_PROOFS = {False: NONCE_SIZE + 2 * PROOF_SIZE, True: 12 + NONCE_SIZE + PROOF_SIZE}
 ALTERED = "a message from it was altered on the way"
 
 
 class Relay:
-    """Passes on what two agents say, line by line; `replace` gets each message and may return another one."""
+    """Passes on what two agents say, message by message; `replace` gets each and may return another one."""
 
     def __init__(self, target: int) -> None:
         self.replace: Callable[[bool, dict[str, Any]], dict[str, Any] | None] = lambda to_leader, message: None
@@ -58,12 +65,21 @@ class Relay:
                     thread.start()
 
     def _pump(self, one: socket.socket, other: socket.socket, to_leader: bool) -> None:
-        with contextlib.suppress(OSError, ValueError), one.makefile("rb") as lines:
-            for line in lines:
-                begin = line.index(b"{")
-                new = self.replace(to_leader, json.loads(line[begin:]))
-                self.replaced += new is not None
-                other.sendall(line if new is None else line[:begin] + json.dumps(new).encode() + b"\n")
+        with contextlib.suppress(OSError):
+            left = _PROOFS[to_leader]
+            while left and (proof := one.recv(left)):
+                other.sendall(proof)
+                left -= len(proof)
+            while True:
+                head = links.read(one, _SIZE.size + CHECKSUM_SIZE)
+                data = links.read(one, *_SIZE.unpack(head[: _SIZE.size]))
+                checksum = links.read(one, CHECKSUM_SIZE)
+                new = self.replace(to_leader, decode(data))
+                if new is not None:
+                    self.replaced += 1
+                    data = encode(new)
+                    head = _SIZE.pack(len(data)) + head[_SIZE.size :]
+                other.sendall(head + data + checksum)
         with contextlib.suppress(OSError):
             other.shutdown(socket.SHUT_WR)
 

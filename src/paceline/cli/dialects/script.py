@@ -52,8 +52,8 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     except UserError as error:
         raise UserError(_unmarked(str(error))) from None
     start, own = (Line(flags=list(it)).get("--working-dir") or "" for it in (flags, line.flags))
-    put_before(line, flags)
     line.flags = [words for words in line.flags if words[0] not in MEETING]
+    put_before(line, flags)
     line.verb = "submit"
     _count_gpus(line)
     before, line.before = line.before, []
