@@ -168,6 +168,9 @@ def test_other_versions_of_a_framework_are_refused(pair: Client) -> None:
     _, seen = check(pair)
     assert ("warning", why) in [(it["level"], f"{it['what']}; {it['do']}") for it in seen["findings"]]
     assert submit(pair, "--framework", "jax", "--nnodes", "1")[0] == 0
+    # Which Python a setup chooses is not known yet.
+    code, said = submit(pair, "--name", "other", "--framework", "jax", "--nnodes", "2", "--setup", "true")
+    assert (code, said) == (0, [])
 
 
 def test_a_full_disk_is_told(pair: Client) -> None:

@@ -81,6 +81,14 @@ def test_it_is_installed_once_and_jobs_run_with_it(there: Paceline, where: tuple
     assert environments(there) == []
 
 
+@pytest.mark.parametrize("where", [(), ("-H", "localhost")], ids=["here", "hosts"])
+def test_a_job_is_checked_before_anything_is_installed(there: Paceline, where: tuple[str, ...]) -> None:
+    wheel(there.folder / "wheels", "first")
+    done = there("run", *where, "--environment", "wheels", "nope.py")
+    assert (done.returncode, "nope.py" in done.stderr) == (2, True)
+    assert environments(there) == []
+
+
 def test_one_that_a_job_uses_stays(there: Paceline) -> None:
     wheel(there.folder / "wheels", "first")
     there.script("import first, threading\nprint('up', flush=True)\nthreading.Event().wait()")

@@ -201,8 +201,8 @@ class Preflight:
         if len(chosen) > 1:
             chosen = self._connected(chosen, order, least, most, say)
         answers = {host.name: self.answers[host] for host in chosen}
+        framework = next((name for answer in answers.values() for name in answer["packages"]), None)
         for finding in host_findings(answers, {host.name: self.clocks[host] for host in chosen}):
-            framework = next((name for answer in answers.values() for name in answer["packages"]), None)
             if framework is not None and finding.where in ("Python", framework):  # its ranks could not work together
                 raise UserError(f"{line(finding)}, or name the packages with --environment")
             if finding.level != "error":  # a disk with one is in `_unfit`

@@ -13,6 +13,7 @@ from paceline.node.machine import environments, software, volumes
 from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
+from paceline.node.planning.packages import chooses_python
 from paceline.node.store import records
 from paceline.node.store.plan import Order, check_writable, has_checkpoint, link_notes, make_plan, this_machine
 
@@ -53,7 +54,9 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
         try:
             facts["has_checkpoint"] = _has_checkpoint(home, request)
             facts["notes"] = [*volumes.notes(found_volumes(home, request)), *link_notes(home, request["job"])]
-            framework = _framework(home, request) if request["environment"] is None else None
+            framework = _framework(home, request)
+            if chooses_python(request["job"]):  # what is installed for this one says nothing
+                framework = None
             facts.update(software_facts(home.root, [framework] if framework else []), disks=disks(home.root, home.jobs))
             if framework:
                 facts["imports"] = software.versions(request["imports"] or _imported(request["job"]))

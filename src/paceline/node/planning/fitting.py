@@ -26,7 +26,15 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS, chooses_python, is_installed, standard_library
+from .packages import (
+    PRELOAD,
+    TENSORFLOW,
+    WITH_OPTIMIZERS,
+    awaits_environment,
+    chooses_python,
+    is_installed,
+    standard_library,
+)
 from .script import (
     Imports,
     imports_of,
@@ -108,7 +116,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     needed = needed and not chooses_python(job)
     if needed and package is not None and not is_installed(package, job):
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
-    if job["tensorboard"]:
+    if job["tensorboard"] and not awaits_environment(job):
         check_installed()
     for module in () if chooses_python(job) else job["preload"]:
         if not is_installed(module.partition(".")[0], job) and module_file(module, folder) is None:

@@ -45,8 +45,13 @@ HARMLESS = frozenset({
 
 def chooses_python(job: Mapping[str, Any]) -> bool:
     """Whether the ranks may run on another Python than this one, which is not known yet."""
+    return bool(job["setup"]) or awaits_environment(job)
+
+
+def awaits_environment(job: Mapping[str, Any]) -> bool:
+    """Whether a job has an environment that this interpreter is not of: it may still have to be installed."""
     digest = job.get("environment_digest")
-    return bool(job["setup"]) or (digest is not None and not os.path.basename(sys.prefix).startswith(digest))
+    return digest is not None and not os.path.basename(sys.prefix).startswith(digest)
 
 
 def is_installed(top: str, job: Mapping[str, Any] | None = None) -> bool:
