@@ -42,6 +42,14 @@ def status(paceline: Paceline) -> dict[str, Any]:
     return found
 
 
+def next_line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a run shows; a run that ends instead says why."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, (process.communicate(timeout=GENEROUS)[1], process.returncode)
+    return line
+
+
 def rank_pid(paceline: Paceline, rank: int) -> int:
     eventually(lambda: status(paceline)["state"] == "RUNNING", "the job runs")
     return int(status(paceline)["ranks"][rank]["pid"])
@@ -421,10 +429,9 @@ def test_signals_to_run_reach_the_ranks_that_handle_them(paceline: Paceline) -> 
     ready(paceline, 2)
     process.send_signal(signal.SIGUSR1)  # before there is a handler, as while a script imports
     (paceline.folder / "go").touch()
-    assert process.stdout is not None
-    assert process.stdout.readline() == f"got {int(signal.SIGUSR1)}\n"
+    assert next_line(process) == f"got {int(signal.SIGUSR1)}\n"
     process.send_signal(signal.SIGUSR2)
-    assert process.stdout.readline() == f"got {int(signal.SIGUSR2)}\n"
+    assert next_line(process) == f"got {int(signal.SIGUSR2)}\n"
     (paceline.folder / "end").touch()
     out, err = process.communicate(timeout=GENEROUS)
     assert (out, process.returncode) == ("ends\n", 0), err
