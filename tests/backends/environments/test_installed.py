@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import socket
 import subprocess
@@ -164,6 +165,30 @@ def silent_index() -> Iterator[tuple[str, threading.Event]]:
     thread.join()
     for connection in kept:
         connection.close()
+
+
+class _Refuses(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(401)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("collects", [False, True], ids=["there", "here"])
+def test_an_index_that_refuses(there: Paceline, collects: bool) -> None:
+    (there.folder / "needs.txt").write_text("first\n")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Refuses) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}/simple"
+        there.env["PIP_INDEX_URL"] = url
+        if collects:  # for a machine that reaches none of its own
+            there.env.update(PIP_INDEX_URL="http://127.0.0.1:1/simple", PIP_EXTRA_INDEX_URL=url, PIP_RETRIES="0")
+        done = there("run", "-H", "localhost", "--environment", "needs.txt", "script.py")
+        server.shutdown()
+    assert done.returncode == 2
+    assert f"{url}/first/ answers: 401 " in done.stderr.splitlines()[-1]
+    without_half(there)
 
 
 def test_a_client_that_is_killed_leaves_nothing(there: Paceline, silent_index: tuple[str, threading.Event]) -> None:

@@ -104,17 +104,22 @@ def tags(platform: Mapping[str, str]) -> list[str]:
 
 
 def _run(words: Sequence[str], where: str) -> None:
-    command = [*_command(), words[0], *_QUIET, *words[1:]]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-            env={"SOURCE_DATE_EPOCH": _EPOCH, **os.environ},
-        )  # fmt: skip
-    except OSError as error:
-        raise UserError(f"{where}: cannot run pip: {error.strerror}") from None
+    from paceline.node.machine.environments import PIP_LOG, refused_by_index
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, PIP_LOG)
+        command = [*_command(), words[0], *_QUIET, "--log", str(log), *words[1:]]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+                env={"SOURCE_DATE_EPOCH": _EPOCH, **os.environ},
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(f"{where}: cannot run pip: {error.strerror}") from None
+        refused = refused_by_index(log)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        told = "; ".join(line.removeprefix("ERROR: ").strip() for line in lines[-_TOLD:])
+        told = "; ".join([*refused[:2], *(line.removeprefix("ERROR: ").strip() for line in lines[-_TOLD:])])
         raise UserError(f"{where}: pip failed on this machine: {told or f'exit code {done.returncode}'}")
 
 

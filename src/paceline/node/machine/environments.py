@@ -39,6 +39,8 @@ _SAYS_SECONDS = 1.0  # between two lines about a build
 _SAID = re.compile(r"^(ERROR|error|Error|hint|cause|Caused by)?\W*")  # what pip and uv begin lines with
 # Lines of pip, also those that name what the error before is about, and of uv.
 _ERROR = re.compile(r"ERROR|error|Could not fetch|\S+ \(?from |hint|cause|Caused by|\xd7|\u2570")
+PIP_LOG = "pip.log"
+_NOT_FETCHED = re.compile(r"Could not fetch URL (\S+): ((\d+)?.*?)(?: for url: .*| - skipping)?$")
 _CONSTRAINT = re.compile(r"-c (?!\S+://)")
 # What would make builders install elsewhere, or find there what they then do not install; empty ones count as none,
 # also where files of pip's set them.
@@ -350,7 +352,8 @@ def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[l
         quiet = ["--disable-pip-version-check", "--no-input", "--no-warn-script-location", "--progress-bar", "off"]
         for batch in batches(lines):
             asked = write_requirements(batch, files)
-            yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *options, *asked]
+            log = ["--log", str(files / PIP_LOG)]
+            yield [python, str(files / "pip.whl" / "pip"), "install", *quiet, *log, *options, *asked]
 
 
 def batches(lines: Sequence[str]) -> list[list[str]]:
@@ -409,15 +412,23 @@ def _ran(command: list[str], log: Any, request: Mapping[str, Any], files: Path) 
     finally:
         process.stdout.close()
     if code:
-        why = _why(command, code, said.decode(errors="replace"))
+        why = _why(command, code, said.decode(errors="replace"), refused_by_index(files / PIP_LOG))
         raise Refused(f"environment {request['source']}: {why}; all of it is in {log.name}")
 
 
-def _why(command: Sequence[str], code: int, said: str) -> str:
+def refused_by_index(log: Path) -> list[str]:
+    """What indexes have answered instead of a list, as pip writes it to its log; on a terminal pip does not say it."""
+    with contextlib.suppress(OSError):
+        found = map(_NOT_FETCHED.search, log.read_text(errors="replace").splitlines())
+        return list(dict.fromkeys(f"{it[1]} answers: {it[2]}" for it in found if it is not None and it[3] != "404"))
+    return []
+
+
+def _why(command: Sequence[str], code: int, said: str, refused: Sequence[str] = ()) -> str:
     """The last lines of a builder that has failed, in one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("WARNING")]
     errors = [line for line in lines if _ERROR.match(line)] or lines
-    told = "; ".join(_SAID.sub("", line) for line in errors[-_TOLD:]) or f"exit code {code}"
+    told = "; ".join([*refused[:2], *(_SAID.sub("", line) for line in errors[-_TOLD:])]) or f"exit code {code}"
     builder = "pip" if command[1].endswith("/pip") else os.path.basename(command[0])
     if code < 0:
         return f"{builder} was killed by signal {-code}{', perhaps for want of memory' * (code == -signal.SIGKILL)}"
