@@ -97,6 +97,7 @@ class Prepared:
         is_part: whether this is one machine's part of a job that is started on each machine by hand.
         notes: lines for the user, about what may be unexpected.
         python: the command that runs Python for the ranks of each node; none for a program that is not Python's.
+        installs: a line about packages that are installed when it starts; "" if none are.
     """
 
     spec: JobSpec
@@ -105,6 +106,7 @@ class Prepared:
     is_part: bool = False
     notes: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
+    installs: str = ""
 
     def text(self) -> str:
         """What `--dry-run` prints: here the job and its ranks in JSON, elsewhere a batch script or manifests."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import socket
 import subprocess
@@ -47,11 +48,16 @@ def test_it_is_installed_once_and_jobs_run_with_it(there: Paceline, where: tuple
     wheel(there.folder / "wheels", "first", "1.5", needs=("second",))
     wheel(there.folder / "wheels", "second")
     asked = (*where, *(() if where else ("-n", "2")), "--environment", "wheels", "--name", "it-")
+    foreseen = there.succeeds("run", *asked, "--dry-run", "script.py")
+    assert foreseen.stderr == "paceline: wheels is installed on localhost before it starts\n"
     done = there.succeeds("run", *asked, "script.py")
     assert done.stdout == "1.5 True True\n"
     assert "installing wheels on localhost" in done.stderr
     [folder] = environments(there)
     before = (folder / "environment.json").read_bytes()
+    foreseen = there.succeeds("run", *asked, "--dry-run", "script.py")
+    assert foreseen.stderr == ""
+    assert json.loads(foreseen.stdout)["python"] == [str(folder / "bin/python")]
     again = there.succeeds("run", *asked, "script.py")
     assert (again.stdout, "installing" in again.stderr) == ("1.5 True True\n", False)
     assert (folder / "environment.json").read_bytes() == before

@@ -149,6 +149,17 @@ class Environments:
         """Those of these machines that do not have it yet."""
         return [host for host in hosts if self._pythons[host].built is None]
 
+    def foreseen(self) -> str:
+        """What will be installed on the machines that were asked, for users."""
+        missing = self.missing(list(self._pythons))
+        names = a_few([host.name for host in missing])
+        return f"{self.source} is installed on {names} before it starts" if missing else ""
+
+    def python(self, host: Host) -> str:
+        """The Python of a machine: that of the environment, if it is there already."""
+        chosen = self._pythons.get(host)
+        return host.python if chosen is None or chosen.built is None else str(chosen.built["python"])
+
     def build(self, hosts: Sequence[_Host], progress: ProgressReporter) -> dict[_Host, _Host]:
         """Build it where it is not; returns for each machine the same one with the Python of the environment."""
         missing = self.missing(hosts)
@@ -168,7 +179,7 @@ class Environments:
             self._pythons.update({host: self._pythons[host]._replace(built=it) for host, it in built.items()})
             size = max(it["bytes"] for it in built.values())
             progress.say(f"{self.source} is installed: {show_size(size)} on each, {time.monotonic() - begin:.0f} s")
-        return {host: replace(host, python=(self._pythons[host].built or {})["python"]) for host in hosts}
+        return {host: replace(host, python=self.python(host)) for host in hosts}
 
     def _kind(self, host: Host) -> tuple[Any, ...]:
         """What decides what a machine needs."""

@@ -70,7 +70,12 @@ class LocalPrepared(Prepared):
 
     def text(self) -> str:
         """The complete job, and the variables of its ranks."""
-        python = () if self.spec.command else (shlex.join(python_command()),)
+        own = sys.executable
+        if self.environments is not None:
+            from paceline.backends.environments.machines import this_machine
+
+            own = self.environments.python(this_machine())
+        python = () if self.spec.command else (shlex.join([own, *python_command()[1:]]),)
         return Prepared(self.spec, self.plan.ranks(), python=python).text()
 
 
@@ -107,8 +112,9 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     complete = spec.planned(plan.foreseen_job())
     ranks, is_part = int(complete.ranks), spec.nodes != 1
     return LocalPrepared(
-        complete, (), ranks, is_part, asked=spec, plan=plan, export=export, stays=is_usual, environments=environments
-    )
+        complete, (), ranks, is_part, asked=spec, plan=plan, export=export, stays=is_usual, environments=environments,
+        installs="" if environments is None else environments.foreseen(),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

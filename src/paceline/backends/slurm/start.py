@@ -146,7 +146,10 @@ def prepare(
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
     opened = Opened(login, request, apart=not detached)
     notes = tuple(opened.checked["notes"])
-    return SlurmPrepared(spec, (), ranks, notes=notes, job=request["job"], opened=opened, environments=environments)
+    return SlurmPrepared(
+        spec, (), ranks, notes=notes, job=request["job"], opened=opened, environments=environments,
+        installs="" if environments is None else environments.foreseen(),
+    )  # fmt: skip
 
 
 def _refuse(spec: JobSpec, options: Options, *, detached: bool) -> None:

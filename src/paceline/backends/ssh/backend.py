@@ -97,7 +97,8 @@ class Ssh(Backend):
         ranks = parts.spec.ranks
         if ranks == "slots" and slots and self._ssh.host_discovery_script is None:
             ranks = slots
-        return _Prepared(parts.spec, node_ranks=ranks if isinstance(ranks, int) else MOST_RANKS, parts=parts)
+        most = ranks if isinstance(ranks, int) else MOST_RANKS
+        return _Prepared(parts.spec, node_ranks=most, installs=parts.installs, parts=parts)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
         assert isinstance(prepared, _Prepared) and prepared.parts is not None

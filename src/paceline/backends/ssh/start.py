@@ -98,9 +98,17 @@ class RemoteStart:
         same = {name: asked[name] for name in ("nodes", "ranks", "node_rank", "main_address", "main_port")}
         return {
             "job": JobSpec.planned({**answers[0]["job"], **same}).dumped(),
-            "python": [] if spec.command else [host.python for host in hosts],
+            "python": [] if spec.command else [self._python(host) for host in hosts],
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
+
+    @property
+    def installs(self) -> str:
+        """What is installed first, for users."""
+        return "" if self._environments is None else self._environments.foreseen()
+
+    def _python(self, host: Host) -> str:
+        return host.python if self._environments is None else self._environments.python(host)
 
     def start(self, progress: ProgressReporter, rank_streams: RankStreams | None = None) -> Parts:
         """Start all parts of the job; they end unless the result is kept or held."""

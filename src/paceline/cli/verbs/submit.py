@@ -49,7 +49,7 @@ def dry_run(spec: JobSpec, there: Backend, *, detached: bool = True) -> int:
     prepared = there.prepare(spec, detached=detached)
     click.echo(prepared.text())
     memory = fits(spec, prepared.spec, there)
-    for line in (*prepared.notes, *([] if memory is None else [memory])):
+    for line in filter(None, (*prepared.notes, prepared.installs, memory)):
         say(line)
     return 0
 
