@@ -312,6 +312,7 @@ class JobFacts(TypedDict):
     code: CodeRecord | None
     data: Sequence[DataRecord]
     tensorboard: str | None
+    environment: str | None
 
 
 class JobState(TypedDict):

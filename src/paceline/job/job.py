@@ -92,6 +92,7 @@ class Job:
         code: where its code was copied to, and from where.
         data: volumes and where they are.
         tensorboard: address of its TensorBoard.
+        environment: where its packages come from, as `--environment` named it.
         progress: epoch, step and time left, as the library tells them.
         checkpoint: the step that the library has saved last, and the folder: `{"step", "folder"}`.
         slow: what makes it slow, what helps, and how much that would save: a line each, the worst first.
@@ -138,6 +139,7 @@ class Job:
     code: CodeRecord | None = None
     data: Sequence[DataRecord] = ()
     tensorboard: str | None = None
+    environment: str | None = None
     progress: ProgressRecord | None = None
     checkpoint: CheckpointRecord | None = None
     slow: Sequence[str] = ()

@@ -72,6 +72,7 @@ def test_it_is_installed_once_and_jobs_run_with_it(there: Paceline, where: tuple
     # A job that is submitted again has what it had, whatever the folder has by now.
     assert there.succeeds("submit", *where, "--environment", "wheels", "--name", "old", "script.py").returncode == 0
     there.succeeds("wait", *where, "old")
+    assert there.json("get", *where, "old")["environment"] == "wheels"
     wheel(there.folder / "wheels", "first", "3.0")
     name = there.succeeds("resubmit", *where, "old").stdout.strip()
     there.succeeds("wait", *where, name)

@@ -204,6 +204,7 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         *(("slow", line) for line in job.slow),
         ("command", job.command),
         ("framework", job.framework),
+        ("environment", job.environment),
         ("kind", job.kind),
         ("ranks", f"{job.ranks} on {counted(job.nodes, 'node')}"),
         ("device" if len(job.devices) == 1 else "devices", ", ".join(job.devices) or _count_of_devices(job)),

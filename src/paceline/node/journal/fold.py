@@ -119,7 +119,7 @@ def facts_of(spec: Mapping[str, Any]) -> JobFacts:
         "ttl": None if ttl is None else float(ttl), "grace": float(spec.get("grace", 30.0)),
         "command": " ".join(shlex.quote(str(it)) for it in [*program, *(spec.get("args") or ())]),
         "working_dir": str(spec.get("working_dir") or "."), "folder": "", "code": None, "data": [],
-        "tensorboard": None,
+        "tensorboard": None, "environment": spec.get("environment"),
     }  # fmt: skip
 
 
