@@ -84,9 +84,10 @@ def test_it_is_installed_once_and_jobs_run_with_it(there: Paceline, where: tuple
     assert len(environments(there)) == 3
     assert there.json("prune", *where, "--environments", "--dry-run") == []  # each was used a moment ago
     listed = there.json("prune", *where, "--environments", "--since", "0s", "--dry-run")
-    assert sorted(it["source"] for it in listed) == ["wheels"] * 3
+    assert sorted(it["source"] for it in listed) == ["wheels"] * 3 + ["wheels, kept for resubmit"] * 3
     there.succeeds("prune", *where, "--environments", "--since", "0s", "-y")
     assert environments(there) == []
+    assert "are not kept here any more" in there("resubmit", *where, "old").stderr
 
 
 @pytest.mark.parametrize("where", [(), ("-H", "localhost")], ids=["here", "hosts"])

@@ -24,7 +24,7 @@ from paceline.job.spec import JobSpec
 from paceline.job.text import a_few, printable
 
 from . import locks, pip
-from .source import kept
+from .source import forget, kept, sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +45,7 @@ _USED = re.compile(r"\$\{([A-Z0-9_]+)\}")  # a variable in a line, as pip and uv
 _SAID = 40  # letters of what each machine says
 _CLOCK_SECONDS = 3600.0  # by which a clock may be wrong before certificates look invalid
 _Host = TypeVar("_Host", bound="Host")
+_KEPT = "sources/"  # what names of sources begin with, which are kept on this machine for resubmit
 _PIECE = 1 << 18  # bytes of an archive that are sent at once
 
 
@@ -314,11 +315,19 @@ class Machines:
         listed = [
             InstalledEnvironment(host.name, **it) for host, answer in found.items() for it in answer["environments"]
         ]
+        for host in filter(lambda host: host.is_here, self._hosts.values()):
+            listed += [
+                InstalledEnvironment(host.name, _KEPT + digest, f"{source}, kept for resubmit", size, used)
+                for digest, source, size, used in sources()
+            ]
         return sorted(listed, key=lambda it: it.used)
 
     def remove(self, going: Sequence[InstalledEnvironment]) -> list[InstalledEnvironment]:
         names: dict[Host, list[str]] = {}
+        copies = {one for one in going if one.name.startswith(_KEPT) and forget(one.name.removeprefix(_KEPT))}
         for one in going:
-            names.setdefault(self._hosts[one.host], []).append(one.name)
+            if not one.name.startswith(_KEPT):
+                names.setdefault(self._hosts[one.host], []).append(one.name)
         gone = _all(at_once(names, lambda host: host.ask({"do": "environment_prune", "names": names[host]})))
-        return [one for one in going if one.name in gone[self._hosts[one.host]]["removed"]]
+        removed = {(host.name, name) for host, answer in gone.items() for name in answer["removed"]}
+        return [one for one in going if one in copies or (one.host, one.name) in removed]

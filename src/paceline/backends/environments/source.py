@@ -88,8 +88,27 @@ def _read(digest: str, source: str) -> Environment:
         raise UserError(
             f"the packages of --environment {source} are not kept here any more ({place}); give --environment again"
         ) from None
+    with contextlib.suppress(OSError):
+        os.utime(place)  # it counts as used now
     wheels = tuple(place / name for name in record["wheels"])
     return Environment(**{**record, "wheels": wheels})
+
+
+def sources() -> list[tuple[str, str, int, float]]:
+    """What is kept here: its digest, what the user called it, its bytes, and when it was used last."""
+    found = []
+    for place in sources_folder().glob("[!.]*"):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # another process deletes it
+            source = json.loads((place / _RECORD).read_text())["source"]
+            size = sum(path.stat().st_size for path in place.iterdir())
+            found.append((place.name, str(source), size, place.stat().st_mtime))
+    return found
+
+
+def forget(digest: str) -> bool:
+    """Delete what is kept under a digest; returns whether it is gone."""
+    shutil.rmtree(_place(digest), ignore_errors=True)
+    return not _place(digest).exists()
 
 
 def _find(source: str, folder: Path, made: Path) -> Environment:
