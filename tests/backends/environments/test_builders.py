@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from paceline.backends.environments import pip
 from paceline.node.machine import environments
+
+from .wheels import wheel
 
 INDEX, OTHER = "https://own/simple", "https://other/simple"
 
@@ -104,3 +108,34 @@ def test_what_a_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (environments.folder(root) / name).mkdir()
         os.utime(environments.folder(root) / name, (place.stat().st_mtime - age,) * 2)
     assert [it["name"] for it in environments.listed(root)] == [".files-old", place.name]
+
+
+BACKEND = """
+    import shutil
+    def build_wheel(folder, *_):
+        open({built!r}, "a").write("x")
+        return shutil.copy({made!r}, folder).rpartition("/")[2]
+"""
+
+
+def test_a_project_is_built_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    project, built = tmp_path / "project", tmp_path / "built"
+    made = wheel(tmp_path / "made", "first")
+    project.mkdir()
+    system = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
+    (project / "pyproject.toml").write_text(f"[build-system]\n{system}\n")
+    (project / "backend.py").write_text(textwrap.dedent(BACKEND.format(built=str(built), made=str(made))))
+
+    def of(name: str) -> bytes:
+        (tmp_path / name).mkdir()
+        return pip.wheel_of(project, tmp_path / name, "here").read_bytes()
+
+    assert of("a") == of("b") == made.read_bytes()
+    assert built.read_text() == "x"
+    (project / "build").mkdir()  # as builds leave it
+    of("c")
+    assert built.read_text() == "x"
+    (project / "more.py").touch()
+    of("d")
+    assert built.read_text() == "xx"

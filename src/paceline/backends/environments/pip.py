@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,12 +17,16 @@ from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
+from .environment import sources_folder
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _QUIET = ("--disable-pip-version-check", "--no-input", "--quiet")
 _MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # glibc 2.N → the older name
 _EPOCH = "315532800"  # 1980, the first date of zip files: of one project, the same wheel each time
+# Folders that a build makes, and those that hold no source.
+_BUILT = re.compile(r"build|dist|__pycache__|.*\.egg-info|\..*|node_modules")
 _TOLD = 3  # lines of pip in a message
 
 
@@ -52,10 +59,36 @@ def uv_for(platform: Mapping[str, str]) -> Path | None:
 
 
 def wheel_of(project: Path, to: Path, where: str) -> Path:
-    """Make a wheel of a project of this machine."""
-    made = to / f"project-{len(list(to.iterdir()))}"
-    _run(["wheel", "--no-deps", "--wheel-dir", str(made), str(project)], where)
-    return next(made.glob("*.whl"))
+    """Make a wheel of a project of this machine, or take the one of its last state if no file has changed since."""
+    own = sources_folder() / ".projects" / _digest(os.path.realpath(project))
+    kept = own / _digest("\n".join(_state(project)))
+    if (made := next(kept.glob("*.whl"), None)) is not None:
+        return made
+    folder = to / f"project-{len(list(to.iterdir()))}"
+    _run(["wheel", "--no-deps", "--wheel-dir", str(folder), str(project)], where)
+    made = next(folder.glob("*.whl"))
+    # What a build leaves in the project is not part of its state; a change while it was built is seen the next time.
+    with contextlib.suppress(OSError):  # it can be made again
+        shutil.rmtree(own, ignore_errors=True)
+        kept.mkdir(mode=0o700, parents=True)
+        shutil.copyfile(made, kept / f".{made.name}")
+        (kept / f".{made.name}").rename(kept / made.name)
+    return made
+
+
+def _state(project: Path) -> Iterator[str]:
+    """What tells whether a project has changed: the Python, and name, size and time of each file that is not built."""
+    yield f"{sys.version_info[:2]}"
+    for parent, folders, names in os.walk(project):
+        folders[:] = sorted(it for it in folders if not _BUILT.fullmatch(it))
+        for name in sorted(names):
+            with contextlib.suppress(OSError):
+                found = os.lstat(os.path.join(parent, name))
+                yield f"{os.path.join(parent, name)} {found.st_size} {found.st_mtime_ns}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def collect(
