@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from ..case import Case, Side
+from tests.backends.environments.wheels import wheel
+
+from ..case import Case, Goal, Side
 from ..lab import HOSTS, SCRIPTS, TARGETS, TIMEOUT, Lab, installed
 from ..lines import check, gates, reading
 from ..sample import Failed, Sample
@@ -210,6 +212,22 @@ def _tagged(lab: Lab, script: list[str]) -> list[str]:
     return _mpirun(lab, HOSTS, script, "--tag-output")
 
 
+# -- packages on the hosts ---------------------------------------------------------------------------------------------
+
+
+def _with_packages(*flags: str) -> Callable[[Lab], Sample]:
+    """Run a script that does nothing; the warm-up has installed the packages."""
+
+    def measure(lab: Lab) -> Sample:
+        folder = lab.folder / "wheels"
+        if not folder.exists():
+            wheel(folder, "first")
+        given = [flag.format(folder) for flag in flags]
+        return lab.timed(paceline(lab, "run", "--on", "lab2", "--nnodes", "2", *given, NOTHING))
+
+    return measure
+
+
 _WRITTEN = f"{HOSTS * LINES:,} lines of {HOSTS} hosts come through a pipe"
 _FOLLOW = Side("logs -f --all", _lines(_followed))
 CASES = [
@@ -219,6 +237,13 @@ CASES = [
     *(_sum(count, "mpirun", _mpirun) for count in TARGETS),
     *_look("hosts-list", "list"),
     *_look("hosts-top", "top", "node"),
+    Case(
+        "hosts-environment",
+        "2 hosts: run of a script that does nothing, with packages that are installed there",
+        Side("--environment", _with_packages("--environment", "{}")),
+        Side("without", _with_packages()),
+        Goal(beyond=0.3),
+    ),
     Case("hosts-lines-ssh", _WRITTEN, _FOLLOW, Side("ssh, ranks not shown", _lines(_plainly(), lossy=True))),
     Case("hosts-lines-sed", _WRITTEN, _FOLLOW, Side("ssh and sed -u", _lines(_plainly("| sed -u 's/^/[rank {}] /'")))),
     Case(
