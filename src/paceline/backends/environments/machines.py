@@ -200,7 +200,8 @@ class Environments:
         with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=archive, mode="w") as tar:
             if not look["has_index"] and not is_closed and not is_conda:
                 own = next((wheel.parent for wheel in wheels), None)
-                where = f"--environment {self.source}, for {host.name}, which reaches no index"
+                kind = f"Python {python.minor}, {python.platform['machine']}"
+                where = f"--environment {self.source}, for {host.name} ({kind}), which reaches no index"
                 to = Path(folder)
                 pip.collect(lines, python.minor, python.platform, near=own, is_complete=is_complete, to=to, where=where)
                 wheels = sorted(to.glob("*.whl"))
