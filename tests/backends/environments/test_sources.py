@@ -185,6 +185,25 @@ def test_an_archive_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert os.fstat(archive.fileno()).st_size == archive.seek(0, os.SEEK_END)
 
 
+def test_machines_that_join_have_the_same_minor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    wheel(tmp_path / "wheels", "first")
+    here = machines.this_machine()
+    look = {
+        "pythons": [("python3.13", "3.13"), ("python3.11", "3.11")], "platform": {**HERE, "version": "3.13.1"},
+        "built": {}, "is_noexec": False,
+    }  # fmt: skip
+    found = machines.Environments(JobSpec(script="x", environment="wheels"))
+    for minor, chosen in ((None, "3.13"), ("3.13", "3.13"), ("3.11", "3.11")):
+        found.choose({here: look}, minor)
+        assert found._pythons[here].path == f"python{chosen}"
+    with pytest.raises(
+        UserError, match=r"runs with Python 3\.12, and there is 3\.13, 3\.11; install Python 3\.12 there"
+    ):
+        found.choose({here: look}, "3.12")
+
+
 def refuse(words: list[str], where: str) -> None:
     """Stands in for pip."""
     raise UserError(f"{where}: no project")

@@ -26,8 +26,9 @@ def environments_of(spec: JobSpec) -> tuple[Environments | None, JobSpec]:
     return found, spec.changed({"environment_digest": found.digest})
 
 
-def equipped(hosts: Sequence[_Host], job: Mapping[str, Any]) -> list[_Host]:
+def equipped(hosts: Sequence[_Host], invited: Mapping[str, Any]) -> list[_Host]:
     """Machines that join a job, each with the Python of the job's environment, which is built where it is not."""
+    job = invited["job"]
     if not job.get("environment_digest"):  # a host may run an older version
         return list(hosts)
     from paceline.job.spec import JobSpec
@@ -35,5 +36,5 @@ def equipped(hosts: Sequence[_Host], job: Mapping[str, Any]) -> list[_Host]:
     from .machines import Environments, Silence
 
     found = Environments(JobSpec.validated({key: job[key] for key in _OWN}))
-    found.ask(hosts)
+    found.ask(hosts, invited.get("minor"))
     return [*found.build(hosts, Silence()).values()]

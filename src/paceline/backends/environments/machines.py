@@ -82,13 +82,13 @@ class Environments:
         """What a machine is asked."""
         return {"digest": self.digest, "index": _index()}
 
-    def ask(self, hosts: Sequence[Host]) -> dict[Host, Answer]:
-        """Ask machines what they have; the first one that cannot have it is an error."""
+    def ask(self, hosts: Sequence[Host], minor: str | None = None) -> dict[Host, Answer]:
+        """Ask machines what they have; the first one that cannot have it, with this minor of Python, is an error."""
         looks = _all(at_once(hosts, lambda host: host.ask({"do": "environment", **self.request})))
-        self.choose(looks)
+        self.choose(looks, minor)
         return looks
 
-    def choose(self, looks: Mapping[Host, Answer]) -> None:
+    def choose(self, looks: Mapping[Host, Answer], minor: str | None = None) -> None:
         """Choose the Python of each machine, the same minor on all; refuse those that cannot have this environment."""
         problems: dict[str, list[str]] = {}
         able: dict[Host, dict[str, _Python]] = {}
@@ -96,8 +96,12 @@ class Environments:
             found = self._choices(look)
             if isinstance(found, str):
                 problems.setdefault(found, []).append(host.name)
+            elif minor in (None, *(python.minor for python in found)):
+                able[host] = {python.minor: python for python in found if minor in (None, python.minor)}
             else:
-                able[host] = {python.minor: python for python in found}
+                there = ", ".join(python.minor for python in found)
+                other = f"the job runs with Python {minor}, and there is {there}; install Python {minor} there"
+                problems.setdefault(other, []).append(host.name)
         for problem, names in problems.items():
             raise UserError(f"{a_few(names)}: --environment {self.source}: {problem}")
         common = [minor for minor in next(iter(able.values()), {}) if all(minor in it for it in able.values())]

@@ -143,7 +143,7 @@ class RemoteRun:
     def _enter(self, host: Host, invited: Answer) -> None:
         """Start the job's part on a joining host; runs in the recruiter's thread."""
         try:
-            [host] = equipped([host], invited["job"])
+            [host] = equipped([host], invited)
         except UserError as error:  # it is tried again
             self._hosts_unknown(f"{host.name} cannot join: {error}")
             if self._recruiter is not None:

@@ -77,7 +77,7 @@ def taken(name: str, host: Host) -> UserError:
 
 def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
     """Start the parts of a running job on hosts that join it; see `invitation`."""
-    body, hosts = code_of(invited), equipped(hosts, invited["job"])
+    body, hosts = code_of(invited), equipped(hosts, invited)
     with Parts(name, hosts, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
         try:
             if (host := parts.start()) is not None:

@@ -53,7 +53,7 @@ def invite(home: Home, request: Request) -> Answer:
     import io
     import tarfile
 
-    from paceline.node.machine import processes
+    from paceline.node.machine import environments, processes
 
     run = home.run(request["name"])
     node, job, status = NodeSpec.load(run.spec), read_json(run.job) or {}, run.read_status() or {}
@@ -70,6 +70,7 @@ def invite(home: Home, request: Request) -> Answer:
         "token": env.get("PACELINE_TOKEN"),
         "secrets": {name: env[name] for name in job["spec"]["secrets"] if name in env},
         "sources": job["data"], "code": code, "data": archive.getvalue(),
+        "minor": environments.minor_of(node.python[0]),
     }  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answe
                 for command in _commands(path, request, files):
                     yield from _ran(command, log, request, files)
             record = {
-                "digest": request["digest"], "source": request["source"],
+                "digest": request["digest"], "source": request["source"], "minor": request["minor"],
                 "seconds": round(time.monotonic() - begin, 1), "bytes": _size(path), "packages": _packages(path),
                 "built": time.time(),
             }  # fmt: skip
@@ -151,6 +151,12 @@ def packages_of(python: str) -> dict[str, str]:
     record = read_json(Path(python).parents[1] / RECORD) if python.endswith("/bin/python") else None
     packages: dict[str, str] = (record or {}).get("packages", {})
     return packages
+
+
+def minor_of(python: str) -> str | None:
+    """The version of Python of the environment of an interpreter; None if it is of none."""
+    record = read_json(Path(python).parents[1] / RECORD) if python.endswith("/bin/python") else None
+    return (record or {}).get("minor")
 
 
 def activate(root: Path) -> None:
