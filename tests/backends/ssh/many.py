@@ -32,7 +32,7 @@ _JOB: dict[str, Any] = {
     "name": "it", "backend": "local", "framework": None, "nodes": 0, "ranks": 0, "created": 0.0, "max_restarts": 0,
     "devices_asked": None, "resume_from": None, "priority": 0, "queue": None, "labels": {}, "options": {}, "ttl": None,
     "grace": 30.0, "command": "/bin/sleep 30", "working_dir": "/", "folder": "/jobs/it", "code": None, "data": [],
-    "tensorboard": None,
+    "tensorboard": None, "environment": None,
 }  # fmt: skip
 _PART: dict[str, Any] = {
     "state": "@STATE@", "alive": "@ALIVE@", "why": "", "host": "@HOST@", "node_rank": "@RANK@", "has_begun": True,
