@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -136,6 +137,42 @@ def test_jobs_are_filtered_sorted_and_cut_by_the_server(monkeypatch: pytest.Monk
     assert names(page, "q=WHY3+lab") == ["n3"] and names(page, "target=farm") == ["other"]
     assert page.get("/api/jobs?sort=__class__").status_code == 400
     assert page.get("/api/jobs?limit=-1").status_code == 400
+
+
+def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    now = time.time()
+
+    def made(number: int, **more: Any) -> Job:
+        return replace(JOB, name=f"sweep-{number}", created=now - number, **more)
+
+    loss: Any = {"epoch": 0, "step": 1, "metrics": {"loss": 0.5}, "samples_per_second": 3.0}
+    jobs = (
+        made(1, state="RUNNING", devices=("0", "1")), made(2, state="PENDING", waiting="waits for 2 devices"),
+        made(3, state="PENDING", waiting="waits for 2 devices"),
+        made(4, state="FAILED", finished=now - 60, cause="exception", error="no"),
+        made(5, state="FAILED", finished=now - 2 * 86400, cause="exception"),
+        made(6, state="SUCCEEDED", finished=now - 60, progress=loss, labels={"team": "a"}),
+        replace(JOB, name="other-x7k2p", created=now - 9, state="SUCCEEDED", finished=now, command="eval.py"),
+    )  # fmt: skip
+    targets(monkeypatch, Fake("lab", *jobs))
+    answer = page.get("/api/jobs").json()
+    assert answer["summary"] == {
+        "running": 1, "devices": 2, "waiting": 2, "reasons": [["waits for 2 devices", 2]], "failed": 1,
+        "causes": [["exception", 1]],
+    }  # fmt: skip
+    # What runs no more has no speed, and what has succeeded is done.
+    assert sorted(answer["has"]) == ["devices", "loss", "why"]
+    assert page.get("/api/jobs?state=SUCCEEDED").json()["has"] == ["loss"]
+    assert answer["labels"] == ["team"]
+
+    def groups(query: str) -> list[tuple[str, int, float | None]]:
+        return [(it["group"], it["jobs"], it["loss"]) for it in page.get(f"/api/jobs?{query}").json()["groups"]]
+
+    assert groups("group=name") == [("sweep", 6, 0.5), ("other", 1, None)]
+    assert groups("group=name&state=PENDING") == [("sweep", 2, None)]
+    assert groups("group=command&q=eval.py") == [("eval.py", 1, None)]
+    assert groups("group=label:team") == [("team=a", 1, 0.5)]
+    assert page.get("/api/jobs?group=x").status_code == 400
 
 
 def test_a_silent_target_delays_no_other_and_is_named(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:

@@ -15,6 +15,7 @@ import shlex
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from .watch import Found, Watch
 
 _MOST_ROWS = 500  # in one answer
+_MOST_LABELS = 20  # that the page can group by
 _MOST_STREAMS = 64  # of changes
 _MOST_READERS = 16  # processes that read logs
 _AT_ONCE = 4  # requests to one target
@@ -97,7 +99,8 @@ OPERATIONS = (
                {"q": "text in the name, target, labels, command, or reason", "state": "of these states, with commas",
                 "target": "of this target", "sort": "key to sort by, with - in front for descending order",
                 "offset": "number of rows to leave out", "limit": f"number of rows, at most {_MOST_ROWS}",
-                "fields": "keys of each job, with commas; all by default"}),
+                "fields": "keys of each job, with commas; all by default",
+                "group": "instead of jobs, groups of them: by name, command, or label:NAME"}),
     _Operation("GET", _JOB, "job", "All about a job."),
     _Operation("GET", f"{_JOB}/view", "view", "What its report shows: curves, metrics, events, why it failed."),
     _Operation("GET", f"{_JOB}/report", "report", "Its report: one file of HTML, as `paceline report` writes it."),
@@ -208,6 +211,72 @@ def _chosen(found: list[Found], query: Mapping[str, str]) -> list[Found]:
     known = [(value, it) for it in found if (value := key(it.job)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=name.startswith("-"))
     return [it for _, it in known] + [it for it in found if key(it.job) is None]
+
+
+_HAS: dict[str, Callable[[Job], Any]] = {
+    "done": lambda job: job.progress and job.state != "SUCCEEDED",
+    "left": lambda job: job.state == "RUNNING" and _SORTS["left"](job) is not None,
+    "loss": lambda job: loss(job) is not None,
+    "speed": lambda job: job.state == "RUNNING" and _SORTS["speed"](job) is not None,
+    "devices": _SORTS["devices"],
+    "restarts": _SORTS["restarts"],
+    "nodes": lambda job: job.nodes > 1,
+    "why": reason,
+}
+_NUMBERED = re.compile(r"-(?:[a-z0-9]{5}|[0-9]+)$")  # what jobs of one script, and trials of a search, end with
+_DAY = 24 * 3600.0  # seconds
+
+
+def _has(found: list[Found]) -> list[str]:
+    """The columns in which one of these jobs has something; their kind, if there are several."""
+    kinds = ["kind"] if len({it.job.kind or it.job.framework for it in found}) > 2 else []
+    return [*kinds, *(name for name, of in _HAS.items() if any(of(it.job) for it in found))]
+
+
+def _summary(found: list[Found], now: float) -> dict[str, Any]:
+    """What stands above all jobs: how many run, on how many devices, what others wait for, and what failed lately."""
+    jobs = [it.job for it in found]
+    running = [job for job in jobs if job.state == "RUNNING"]
+    waits = [job for job in jobs if job.state in ("PENDING", "STARTING", "RESTARTING", "SUSPENDED")]
+    failed = [job for job in jobs if job.state in ("FAILED", "LOST") and (job.finished or job.created) > now - _DAY]
+    return {
+        "running": len(running),
+        "devices": sum(len(job.devices) or job.allocated or 0 for job in running),
+        "waiting": len(waits),
+        "reasons": Counter(job.waiting for job in waits if job.waiting).most_common(3),
+        "failed": len(failed),
+        "causes": Counter(job.cause for job in failed if job.cause).most_common(3),
+    }
+
+
+def _group_of(by: str) -> Callable[[Job], str | None]:
+    """What jobs of one group have in common; None for a job that is in none."""
+    kind, _, label = by.partition(":")
+    if kind == "label" and label:
+        return lambda job: f"{label}={job.labels[label]}" if label in job.labels else None
+    if by == "command":
+        return lambda job: job.command
+    if by == "name":
+        return lambda job: _NUMBERED.sub("", job.name)
+    raise Refused(400, f"group={by}: take name, command or label:NAME")
+
+
+def _groups(found: list[Found], by: str) -> list[dict[str, Any]]:
+    """Groups of jobs, the one with the newest job first."""
+    of, members = _group_of(by), dict[str, list[Job]]()
+    for job in (it.job for it in found):
+        if (key := of(job)) is not None:
+            members.setdefault(key, []).append(job)
+    return [
+        {
+            "group": key,
+            "jobs": len(jobs),
+            "states": Counter(job.state for job in jobs),
+            "loss": min((value for value in map(loss, jobs) if value is not None), default=None),
+            "created": show_time(max(job.created for job in jobs)),
+        }
+        for key, jobs in sorted(members.items(), key=lambda pair: -max(job.created for job in pair[1]))
+    ]
 
 
 def _text(job: Job) -> str:
@@ -335,12 +404,20 @@ class Api:
         fields = frozenset(filter(None, query.get("fields", "").split(",")))
 
         def answer() -> dict[str, Any]:
-            found = _chosen(self._watch.jobs(), query)
+            everything = self._watch.jobs()
+            found = _chosen(everything, query)
+            rows: dict[str, Any] = {"jobs": [_row(it.job, fields) for it in found[offset : offset + limit]]}
+            if by := query.get("group"):
+                groups = _groups(found, by)
+                rows = {"jobs": [], "groups": groups[offset : offset + limit], "groups_total": len(groups)}
             return {
                 "version": self._watch.version,
                 "time": show_time(time.time()),
                 "total": len(found),
-                "jobs": [_row(it.job, fields) for it in found[offset : offset + limit]],
+                **rows,
+                "has": _has(found),
+                "summary": _summary(everything, time.time()),
+                "labels": sorted({name for it in everything for name in it.job.labels})[:_MOST_LABELS],
                 "counts": self._watch.counts(),
                 "targets": self._watch.targets(),
                 "problem": self._watch.problem,

@@ -158,6 +158,18 @@ def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:
     chromium.until("document.querySelector('tr.job a').textContent === 'job-00040'")
     chromium.click("th button", "name")
     chromium.until("document.querySelector('tr.job a').textContent === 'job-00049'")
+    # The view is in the address.
+    chromium.until("location.hash === '#/jobs?q=job-0004+local&sort=-name'")
+    columns = "[...document.querySelectorAll('thead th')].map(it => it.textContent.split(' ')[0]).join()"
+    assert chromium.run(columns) == "name,state,ranks,age,duration"  # others have nothing in them
+    chromium.open("about:blank")
+    chromium.open(f"{server.base}#/jobs?group=name")
+    chromium.until("[...document.querySelectorAll('tr.group')].some(it => it.textContent.includes('9,999'))")
+    chromium.click("tr.group button", "job")
+    chromium.until("location.hash === '#/jobs?q=job'")
+    chromium.resize(390, 800)
+    chromium.until("document.querySelector('tr.job td.col-about')?.textContent.startsWith('1 rank')")
+    chromium.resize(1280, 800)
     server.end()
 
 

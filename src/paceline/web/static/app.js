@@ -158,7 +158,7 @@ function App({ about }) {
   const from = search.get("from")?.split("/").map((part) => part);
   return html`<${Header} view=${view} /><${Online} /><main class="view-${name ? "job" : view}">
     ${view === "machines" ? html`<${Machines} />` : view === "submit" ? html`<${Submit} about=${about} from=${from} />`
-      : name ? html`<${Job} target=${target} name=${name} tab=${tab} isReadOnly=${about.read_only} key=${`${target}/${name}`} />` : html`<${Jobs} />`}</main>`;
+      : name ? html`<${Job} target=${target} name=${name} tab=${tab} isReadOnly=${about.read_only} key=${`${target}/${name}`} />` : html`<${Jobs} search=${search} />`}</main>`;
 }
 
 setTheme(localStorage.getItem("paceline.theme") || "");

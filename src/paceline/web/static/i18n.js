@@ -48,6 +48,11 @@ const ZH = {
   "mean": "平均", "sum": "合计", "most": "最高", "all together": "全部合计", "Job file": "任务文件", "Changes since the commit": "提交之后的更改",
   "source": "来源", "branch": "分支", "commit": "提交", "Seconds of a step": "每步的秒数", "made {time} by paceline {version}": "由 paceline {version} 于 {time} 生成",
   "dark": "深色", "light": "浅色", "system": "跟随系统", "{name} was submitted.": "{name} 已提交。",
+  "PENDING": "等待中", "STARTING": "启动中", "RUNNING": "运行中", "RESTARTING": "重启中", "SUSPENDED": "已暂停", "SUCCEEDED": "成功", "FAILED": "失败",
+  "STOPPED": "已停止", "LOST": "失联", "running": "运行中", "failed in 24 hours": "24 小时内失败", "on 1 device": "使用 1 个设备",
+  "on {n} devices": "使用 {n} 个设备", "Group by": "分组", "Not grouped": "不分组", "Grouped by name": "按名称分组", "Grouped by command": "按命令分组",
+  "Grouped by {label}": "按 {label} 分组", "group": "组", "best loss": "最低损失", "As usual": "默认", "1 rank": "1 个 rank", "{n} ranks": "{n} 个 rank",
+  "The newest {n} of {all} groups; filter for others.": "共 {all} 组，显示最新的 {n} 组；用筛选查看其他组。",
   "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
 };
 const LANGUAGES = { en: "English", zh: "中文" };

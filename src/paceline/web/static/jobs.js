@@ -1,11 +1,13 @@
 // The table of jobs: the server filters and sorts, and the page asks for the rows that it shows.
 import { get, listen, news, query } from "./api.js";
-import { number, span, t, whole } from "./i18n.js";
+import { moment, number, span, t, whole } from "./i18n.js";
 import { html, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
-const ROW = 34; // height in pixels
+const ROW = 46, CARD = 78; // heights in pixels, of a row and of a job on a narrow screen
+const NARROW = matchMedia("(max-width: 700px)");
 const PAGE = 100; // rows that are asked for at once
 const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
+const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "" };
 const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts";
 
 const since = (iso) => (iso ? (Date.now() - Date.parse(iso)) / 1000 : null);
@@ -17,37 +19,57 @@ export function share(progress) {
 }
 
 function Done({ job }) {
+  if (job.state === "SUCCEEDED") return ""; // it is all done
   const part = share(job.progress);
   if (part == null) return job.progress ? `step ${whole(job.progress.step)}` : "";
   return html`<progress max="1" value=${part} aria-label=${t("done")}></progress> ${Math.round(100 * part)} %`;
 }
 
-// key → title, what is shown, the server's name for sorting, whether a narrow screen shows it
+export const State = ({ of }) => html`<span class="state state-${of}">${t(of)}</span>`;
+
+// key → title, what is shown, the server's name for sorting
 const COLUMNS = {
-  name: ["name", (job) => html`<a href=${hrefOf(job)} title=${job.name}>${job.name}</a>`, "name", true],
-  state: ["state", (job) => html`<span class="state state-${job.state}">${job.state}</span>`, "state", true],
+  name: ["name", (job) => html`<a href=${hrefOf(job)} title=${job.name}>${job.name}</a>`, "name"],
+  state: ["state", (job) => html`<${State} of=${job.state} />`, "state"],
   target: ["target", (job) => job.backend, "backend"],
   kind: ["kind", (job) => job.kind || job.framework || "", "kind"],
   nodes: ["nodes", (job) => whole(job.nodes), "nodes"],
   ranks: ["ranks", (job) => whole(job.ranks), "ranks"],
-  done: ["done", (job) => html`<${Done} job=${job} />`, "progress", true],
+  done: ["done", (job) => html`<${Done} job=${job} />`, "progress"],
   left: ["left", (job) => (job.state === "RUNNING" ? span(job.progress?.seconds_left) : ""), "left"],
   loss: ["loss", (job) => number(lossOf(job)), "loss"],
-  speed: ["samples/s", (job) => number(job.progress?.samples_per_second), "speed"],
+  speed: ["samples/s", (job) => (job.state === "RUNNING" ? number(job.progress?.samples_per_second) : ""), "speed"],
   devices: ["devices", (job) => job.devices.length || job.allocated || "", "devices"],
-  age: ["age", (job) => span(since(job.created)), "created", true],
+  age: ["age", (job) => html`<span title=${moment(job.created)}>${span(since(job.created))}</span>`, "created"],
   duration: ["duration", (job) => (job.started ? span(since(job.started) - (since(job.finished) ?? 0)) : ""), "duration"],
   restarts: ["restarts", (job) => job.restarts || "", "restarts"],
-  why: ["why", (job) => html`<span title=${job.error || job.waiting}>${job.error || job.waiting || ""}</span>`, null],
+  why: ["why", (job) => html`<span class="two" title=${job.error || job.waiting}>${job.error || job.waiting || ""}</span>`, null],
 };
-const USUAL = Object.keys(COLUMNS).filter((key) => !["duration", "restarts", "nodes"].includes(key));
+// What a card says below the name: why a job waits or failed, or else its numbers.
+COLUMNS.about = ["why", (job) => (job.error || job.waiting ? COLUMNS.why[1](job) : html`<span class="weak">${[
+  t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job), lossOf(job) != null && `${t("loss")} ${number(lossOf(job))}`,
+].filter(Boolean).join(" · ")}</span>`), null];
+const TABLE = Object.keys(COLUMNS).filter((key) => key !== "about");
+const CARDS = ["name", "state", "age", "about"]; // on a narrow screen
+const ALWAYS = ["name", "state", "ranks", "age", "duration"]; // others are shown where jobs have something in them
 
 export const hrefOf = (job) => `#/jobs/${encodeURIComponent(job.backend)}/${encodeURIComponent(job.name)}`;
 
+// What somebody has chosen; null for the columns in which these jobs have something.
 function chosenColumns() {
   const stored = JSON.parse(localStorage.getItem("paceline.columns") || "null");
-  if (stored) return stored.filter((key) => key in COLUMNS);
-  return innerWidth < 700 ? USUAL.filter((key) => COLUMNS[key][3]) : USUAL;
+  return stored && stored.filter((key) => key in COLUMNS);
+}
+
+function usualColumns(found) {
+  const has = [...ALWAYS, ...(found.has ?? []), ...(found.targets.length > 1 ? ["target"] : [])];
+  return TABLE.filter((key) => has.includes(key));
+}
+
+// The filter is a part of the address, so that it can be kept as a bookmark and sent to others.
+function filterOf(search) {
+  const given = Object.fromEntries(Object.keys(UNSORTED).filter((key) => search.has(key)).map((key) => [key, search.get(key)]));
+  return { ...UNSORTED, ...given, state: given.state ? given.state.split(",") : [] };
 }
 
 // The rows of a query, page by page; what is shown stays until its successor has come.
@@ -79,25 +101,36 @@ function useRows(asked, first, last) {
   return found;
 }
 
-export function Jobs() {
-  const [filter, setFilter] = useState(() => ({ q: "", state: [], target: "", sort: "-created", ...history.state?.filter }));
-  const [columns, setColumns] = useState(chosenColumns);
+export function Jobs({ search: given }) {
+  const [filter, setFilter] = useState(() => filterOf(given));
+  const [chosen, setChosen] = useState(chosenColumns);
+  const [isNarrow, setNarrow] = useState(NARROW.matches);
   const [[first, last], setRange] = useState([0, 60]);
   const [, tick] = useState(0);
   const box = useRef(), search = useRef();
   const asked = query({ ...filter, state: filter.state.join(",") });
   const found = useRows(asked, first, last);
+  const height = isNarrow ? CARD : ROW;
+  const columns = isNarrow ? CARDS : chosen ?? usualColumns(found);
 
   const change = (what) => {
     setFilter((before) => ({ ...before, ...what }));
     box.current?.scrollTo(0, 0);
   };
-  useEffect(() => history.replaceState({ ...history.state, filter }, ""), [filter]);
+  useEffect(() => {
+    const changed = Object.entries(filter).filter(([key, value]) => String(value) !== String(UNSORTED[key]));
+    history.replaceState(history.state, "", `#/jobs${changed.length ? `?${query(Object.fromEntries(changed))}` : ""}`);
+  }, [filter]);
   const onScroll = useCallback(() => {
-    const top = Math.max(0, Math.floor(box.current.scrollTop / ROW) - 10);
-    setRange([top, top + Math.ceil(box.current.clientHeight / ROW) + 20]);
+    const top = Math.max(0, Math.floor(box.current.scrollTop / height) - 10);
+    setRange([top, top + Math.ceil(box.current.clientHeight / height) + 20]);
+  }, [height]);
+  useLayoutEffect(onScroll, [height]);
+  useEffect(() => {
+    const onWidth = () => setNarrow(NARROW.matches);
+    NARROW.addEventListener("change", onWidth);
+    return () => NARROW.removeEventListener("change", onWidth);
   }, []);
-  useLayoutEffect(onScroll, []);
   useEffect(() => {
     addEventListener("resize", onScroll);
     const timer = setInterval(() => tick((n) => n + 1), 5000); // ages
@@ -109,7 +142,7 @@ export function Jobs() {
     };
     addEventListener("keydown", onKey);
     return () => { removeEventListener("resize", onScroll); removeEventListener("keydown", onKey); clearInterval(timer); };
-  }, []);
+  }, [onScroll]);
 
   const rows = [];
   for (let index = first; index <= Math.min(last, (found.total ?? 0) - 1); index++) {
@@ -126,6 +159,7 @@ export function Jobs() {
 
   return html`
     <h1 class="unseen">${t("Jobs")}</h1>
+    <${Summary} found=${found} show=${(state) => change({ ...UNSORTED, state })} />
     <form class="bar" role="search" onSubmit=${(event) => event.preventDefault()}>
       <input ref=${search} type="search" aria-label=${t("Search")} placeholder=${`${t("Search")}  /`} value=${filter.q}
         onInput=${(event) => change({ q: event.target.value })} />
@@ -136,24 +170,52 @@ export function Jobs() {
       <span class="chips">${STATES.filter((state) => found.counts[state] || filter.state.includes(state)).map((state) => html`
         <button type="button" aria-pressed=${filter.state.includes(state)} onClick=${() => change({
           state: filter.state.includes(state) ? filter.state.filter((it) => it !== state) : [...filter.state, state],
-        })}><span class="state state-${state}">${state}</span> ${whole(found.counts[state] ?? 0)}</button>`)}</span>
-      <${Columns} chosen=${columns} set=${setColumns} />
+        })}><${State} of=${state} /> ${whole(found.counts[state] ?? 0)}</button>`)}</span>
+      <select aria-label=${t("Group by")} value=${filter.group} onChange=${(event) => change({ group: event.target.value })}>
+        <option value="">${t("Not grouped")}</option><option value="name">${t("Grouped by name")}</option><option value="command">${t("Grouped by command")}</option>
+        ${(found.labels ?? []).map((name) => html`<option value="label:${name}">${t("Grouped by {label}", { label: name })}</option>`)}
+      </select>
+      ${!isNarrow && !filter.group && html`<${Columns} chosen=${columns} set=${setChosen} />`}
       <span class="weak" role="status" id="total">${found.total == null ? t("Loading…") : t(found.total === 1 ? "1 job" : "{n} jobs", { n: whole(found.total) })}</span>
     </form>
     <${Problems} found=${found} />
-    <div class="scroll" ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} tabindex="-1">
+    ${filter.group && html`<${Groups} found=${found} show=${(q) => change({ q, group: "" })} />`}
+    <div class="scroll" hidden=${!!filter.group} ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} tabindex="-1">
       <table class="rows" aria-rowcount=${found.total ?? -1}>
         <thead><tr>${columns.map((key) => html`<${Title} name=${key} sort=${filter.sort} set=${(sort) => change({ sort })} />`)}</tr></thead>
         <tbody>
-          <tr class="gap" aria-hidden="true"><td style=${{ height: `${first * ROW}px` }}></td></tr>
+          <tr class="gap" aria-hidden="true"><td style=${{ height: `${first * height}px` }}></td></tr>
           ${rows.map(([index, job]) => html`<tr key=${index} aria-rowindex=${index + 2} class="job">
             ${columns.map((key) => html`<td class="col-${key}">${job ? COLUMNS[key][1](job) : "…"}</td>`)}</tr>`)}
-          <tr class="gap" aria-hidden="true"><td style=${{ height: `${Math.max(0, (found.total ?? 0) - 1 - last) * ROW}px` }}></td></tr>
+          <tr class="gap" aria-hidden="true"><td style=${{ height: `${Math.max(0, (found.total ?? 0) - 1 - last) * height}px` }}></td></tr>
         </tbody>
       </table>
       ${found.total === 0 && html`<p class="weak">${asked === "sort=-created" ? t("No jobs yet. Start one with: {command}", { command: "paceline submit SCRIPT" }) : t("No job matches.")}</p>`}
     </div>
     <p class="weak keys">${t("Keys: / search, ↑ ↓ rows, Enter opens, Esc back")}</p>`;
+}
+
+// What stands above all jobs: each number shows the jobs that it counts.
+function Summary({ found, show }) {
+  const it = found.summary;
+  if (!it) return html`<div class="tiles"></div>`;
+  const tile = (count, title, of, states, kind) => html`<button type="button" class="tile ${count ? kind : ""}" onClick=${() => show(states)}>
+    <b>${whole(count)}</b> ${title}<span class="weak two">${of}</span></button>`;
+  const told = (pairs) => pairs.map(([why, count]) => `${whole(count)} × ${why}`).join("; ");
+  return html`<div class="tiles">
+    ${tile(it.running, t("running"), it.devices ? t(it.devices === 1 ? "on 1 device" : "on {n} devices", { n: whole(it.devices) }) : "", ["RUNNING"], "busy")}
+    ${tile(it.waiting, t("waiting"), told(it.reasons), ["PENDING", "STARTING", "RESTARTING", "SUSPENDED"], "waits")}
+    ${tile(it.failed, t("failed in 24 hours"), told(it.causes), ["FAILED", "LOST"], "bad")}</div>`;
+}
+
+// Jobs that belong together: those of one name, of one command, or of one value of a label.
+function Groups({ found, show }) {
+  return html`<div class="scroll"><table class="rows groups"><thead><tr>${["group", "jobs", "state", "best loss", "age"].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
+    <tbody>${(found.groups ?? []).map((it) => html`<tr class="group"><td><button type="button" class="plain" onClick=${() => show(it.group)}>${it.group}</button></td>
+      <td>${whole(it.jobs)}</td><td>${STATES.filter((state) => it.states[state]).map((state) => html`<${State} of=${state} /> ${whole(it.states[state])} `)}</td>
+      <td>${number(it.loss)}</td><td>${span(since(it.created))}</td></tr>`)}</tbody></table>
+    ${found.groups?.length === 0 && html`<p class="weak">${t("No job matches.")}</p>`}
+    ${found.groups_total > found.groups?.length && html`<p class="weak">${t("The newest {n} of {all} groups; filter for others.", { n: found.groups.length, all: whole(found.groups_total) })}</p>`}</div>`;
 }
 
 function Title({ name, sort, set }) {
@@ -167,13 +229,14 @@ function Title({ name, sort, set }) {
 
 function Columns({ chosen, set }) {
   const toggle = (key) => {
-    const next = Object.keys(COLUMNS).filter((it) => (it === key ? !chosen.includes(key) : chosen.includes(it)));
+    const next = TABLE.filter((it) => (it === key ? !chosen.includes(key) : chosen.includes(it)));
     if (!next.length) return;
     localStorage.setItem("paceline.columns", JSON.stringify(next));
     set(next);
   };
-  return html`<details class="menu"><summary>${t("Columns")}</summary><div>${Object.keys(COLUMNS).map((key) => html`
-    <label><input type="checkbox" checked=${chosen.includes(key)} onChange=${() => toggle(key)} /> ${t(COLUMNS[key][0])}</label>`)}</div></details>`;
+  return html`<details class="menu"><summary>${t("Columns")}</summary><div>${TABLE.map((key) => html`
+    <label><input type="checkbox" checked=${chosen.includes(key)} onChange=${() => toggle(key)} /> ${t(COLUMNS[key][0])}</label>`)}
+    <button type="button" onClick=${() => { localStorage.removeItem("paceline.columns"); set(null); }}>${t("As usual")}</button></div></details>`;
 }
 
 function Problems({ found }) {
