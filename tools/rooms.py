@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 440,
-    "paceline/backends": 1930,
+    "paceline/backends": 1960,
     "paceline/backends/check": 435,
     "paceline/backends/environments": 875,
     "paceline/backends/kubernetes": 5050,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.quantities import duration_text
@@ -74,6 +75,30 @@ def details(event: Mapping[str, Any]) -> str:
         f"{key}={_value(value)}" for key, value in shown.items() if key not in left_out and value not in (None, "", [])
     ]
     return " ".join([*([f"failure: {failed(failure)};"] if failure else []), *parts])
+
+
+# Event → a sentence about it, for the page, which translates it: with values of the event.
+_SENTENCES = {
+    "submitted": "submitted: {ranks} ranks, {nodes} nodes", "queued": "waits for {need} devices, {ahead} jobs ahead",
+    "granted": "has devices {devices}", "importing": "imports {what}", "imported": "imported, in {seconds} s",
+    "cold": "begins in a new process: {why}", "warm": "begins in a process that was kept warm",
+    "started": "{world_size} ranks began", "checkpoint": "saved step {step}", "waiting": "waits: {why}",
+    "restarting": "begins again, restart {restarts}: {why}", "stopping": "is asked to stop by {signal}",
+    "suspended": "is suspended", "resuming": "goes on", "finished": "ended: {state}",
+}  # fmt: skip
+
+
+def sentence(event: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
+    """A sentence about an event with places for values, and the values; None if its details say it."""
+    template = _SENTENCES.get(event["event"])
+    failure = event.get("failure")
+    given = {**event, **({"why": failed(failure)} if failure else {})}
+    if "signal" in event:
+        given["signal"] = signal.Signals(event["signal"]).name
+    if template is None or any(given.get(name) is None for _, name, _, _ in Formatter().parse(template) if name):
+        return None
+    texts = {key: it if isinstance(it, str) else _value(it) for key, it in given.items() if f"{{{key}}}" in template}
+    return template, texts
 
 
 def _value(value: Any, depth: int = 0) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.job.quantities import show_duration, show_size, show_time
 from paceline.job.text import printable
 from paceline.node.telemetry.history import merged
-from paceline.node.watching.hang import find, grouped, stood
+from paceline.node.watching.hang import find, grouped, listed, stood
 from paceline.node.watching.live import SECONDS
 from paceline.node.watching.slowness import compared as compared  # noqa: PLC0414 - for the screen, too
 from paceline.node.watching.slowness import in_words
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
 _MOST_FRAMES = 12
+_OWN_NUMBER = re.compile(r"^ *\[rank\d+\]: ?", re.MULTILINE)  # that torch puts before the lines of a traceback
 _MOST_TRACEBACK = 30  # lines
 RECENT = 600.0  # seconds, of which the use of a job that runs is told
 _LEAST_GROWTH = 1.25  # of a rank's memory that is told
@@ -66,10 +67,24 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     if failure.get("advice"):
         yield failure["advice"]
     yield from _last_of(failure, "")
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {_said(failure): []}
     for other in end["others"] if end else ():
-        who = f"node {other['node']}" if other["rank"] is None else f"rank {other['rank']}"
-        yield f"  after it {who}: {other['message']}"
-        yield from _last_of(other, "    ")
+        alike.setdefault(_said(other), []).append(other)
+    for others in filter(None, alike.values()):
+        ranks = [other["rank"] for other in others if other["rank"] is not None]
+        nodes = [f"node {other['node']}" for other in others if other["rank"] is None]
+        who = ", ".join([*([listed(ranks)] if ranks else []), *nodes])
+        if _said(others[0]) == _said(failure):
+            yield f"  after it {who}: the same"
+        else:
+            yield f"  after it {who}: {others[0]['message']}"
+            yield from _last_of(others[0], "    ")
+
+
+def _said(failure: dict[str, Any]) -> tuple[str, ...]:
+    """What a rank or node has said when it failed, without its number: those that say the same are told once."""
+    texts = (failure["message"], failure.get("traceback"), failure.get("collectives"))
+    return tuple(_OWN_NUMBER.sub("", str(text or "")).strip() for text in texts)
 
 
 def _failed_end(happened: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

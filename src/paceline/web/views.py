@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from paceline.backends.story import details
+from paceline.backends.story import details, sentence
 from paceline.backends.why import explained, use_in_words
 from paceline.job.quantities import replicas_in_words, show_time
 
@@ -93,9 +93,12 @@ def events(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         half, end = _MOST_EVENTS // 2, few[-_MOST_EVENTS // 2 :]
         few = [*few[:half], {"time": end[0]["time"], "event": "…", "left_out": len(few) - 2 * half}, *end]
     return [
-        {"time": show_time(it["time"]), "event": it["event"], "host": it.get("host") or "", "details": details(it)}
+        {
+            "time": show_time(it["time"]), "event": it["event"], "host": it.get("host") or "", "details": details(it),
+            "sentence": sentence(it),
+        }
         for it in few
-    ]
+    ]  # fmt: skip
 
 
 def last_lines(lines: Iterable[tuple[int, bytes]], most: int) -> list[dict[str, Any]]:

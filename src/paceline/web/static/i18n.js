@@ -53,6 +53,10 @@ const ZH = {
   "on {n} devices": "使用 {n} 个设备", "Group by": "分组", "Not grouped": "不分组", "Grouped by name": "按名称分组", "Grouped by command": "按命令分组",
   "Grouped by {label}": "按 {label} 分组", "group": "组", "best loss": "最低损失", "As usual": "默认", "1 rank": "1 个 rank", "{n} ranks": "{n} 个 rank",
   "The newest {n} of {all} groups; filter for others.": "共 {all} 组，显示最新的 {n} 组；用筛选查看其他组。",
+  "environment": "环境", "submitted: {ranks} ranks, {nodes} nodes": "已提交：{ranks} 个 rank，{nodes} 个节点", "waits for {need} devices, {ahead} jobs ahead": "等待 {need} 个设备，前面有 {ahead} 个任务",
+  "has devices {devices}": "得到设备 {devices}", "imports {what}": "导入 {what}", "imported, in {seconds} s": "导入完成，用时 {seconds} 秒", "begins in a new process: {why}": "在新进程中开始：{why}",
+  "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} ranks began": "{world_size} 个 rank 开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
+  "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
 };
 const LANGUAGES = { en: "English", zh: "中文" };

@@ -27,21 +27,23 @@ export function Line({ text }) {
 export function Facts({ job }) {
   const steps = job.progress && `${job.progress.epochs ? `${t("epoch")} ${job.progress.epoch + 1}/${job.progress.epochs}, ` : ""}${t("step")} ${whole(job.progress.step)}`;
   const end = job.finished ? Date.parse(job.finished) : job.state === "RUNNING" ? Date.now() : null;
-  const facts = [
-    ["state", html`<span class="state state-${job.state}">${job.state}</span>${job.exit_code != null && ` (${t("exit code")} ${job.exit_code})`}`],
-    ["error", job.error], ["advice", job.advice], ["waiting", job.waiting], ...job.slow.map((line) => ["slow", line]),
-    ["target", job.backend], ["ranks", job.ranks], ["nodes", job.nodes], ["devices", job.devices.join(", ")], ["progress", steps],
-    ["samples/s", job.progress?.samples_per_second && number(job.progress.samples_per_second)], ["restarts", job.max_restarts ? `${job.restarts} ${t("of")} ${job.max_restarts}` : job.restarts || ""],
+  const chips = [
+    ["progress", steps], ["left", job.state === "RUNNING" && span(job.progress?.seconds_left)], ["samples/s", job.progress?.samples_per_second && number(job.progress.samples_per_second)],
+    ["duration", job.started && end ? span((end - Date.parse(job.started)) / 1000) : ""], ["ranks", job.ranks], ["nodes", job.nodes > 1 && job.nodes], ["devices", job.devices.join(", ")],
+    ["restarts", job.max_restarts ? `${job.restarts} ${t("of")} ${job.max_restarts}` : job.restarts || ""], ["checkpoint", job.checkpoint && `${t("step")} ${whole(job.checkpoint.step)}`],
+    ["exit code", job.exit_code ? job.exit_code : ""], ["environment", job.environment], ["target", job.backend],
+    ["labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(" ")],
     ["created", moment(job.created)], ["started", moment(job.started)], ["finished", moment(job.finished)],
-    ["duration", job.started && end ? span((end - Date.parse(job.started)) / 1000) : ""], ["checkpoint", job.checkpoint && `${t("step")} ${whole(job.checkpoint.step)}, ${job.checkpoint.folder}`],
-    ["command", job.command], ["folder", job.working_dir], ["labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(" ")],
   ];
-  return html`<dl class="facts">${facts.filter(([, value]) => value).map(([key, value]) => html`<dt>${t(key)}</dt><dd>${value}</dd>`)}</dl>`;
+  const said = [["error", job.error, "bad"], ["waiting", job.waiting, "waits"], ["advice", job.advice, "good"], ...job.slow.map((line) => ["slow", line, "waits"])];
+  return html`${said.filter(([, value]) => value).map(([key, value, kind]) => html`<p class="said ${kind}"><span class="weak">${t(key)}</span> ${value}</p>`)}
+    <dl class="glance">${chips.filter(([, value]) => value).map(([key, value]) => html`<div><dt>${t(key)}</dt><dd>${value}</dd></div>`)}</dl>
+    <dl class="facts">${[["command", job.command], ["folder", job.working_dir]].filter(([, value]) => value).map(([key, value]) => html`<dt>${t(key)}</dt><dd><code>${value}</code></dd>`)}</dl>`;
 }
 
 function Story({ events }) {
   return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("time")}</th><th>${t("event")}</th><th>${t("node")}</th><th>${t("details")}</th></tr></thead><tbody>
-    ${events.map((event) => html`<tr><td class="nowrap">${moment(event.time)}</td><td>${event.event}</td><td>${event.host}</td><td class="wrap">${event.details}</td></tr>`)}</tbody></table></div>`;
+    ${events.map((event) => html`<tr><td class="nowrap">${moment(event.time)}</td><td title=${event.details}>${event.event}</td><td>${event.host}</td><td class="wrap">${event.sentence ? t(...event.sentence) : event.details}</td></tr>`)}</tbody></table></div>`;
 }
 
 // What the script has logged; `jobs` are [{name, metrics}], laid over each other.
@@ -115,8 +117,9 @@ export function Overview({ view, others = [] }) {
   const { job } = view;
   const jobs = useMemo(() => [view, ...others].filter((it) => it.metrics?.step.length).map((it) => ({ name: it.job.name, metrics: it.metrics })), [view, others]);
   return html`<${Facts} job=${job} />
+    ${jobs.length > 0 && job.state !== "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
     ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${zoned(view.why.slice(1).join("\n").trim())}</pre><//>`}
-    ${jobs.length > 0 && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
+    ${jobs.length > 0 && job.state === "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
     ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
     <${Section} title="Events"><${Story} events=${view.events} /><//>
     ${job.instances.length > 0 && html`<${Section} title="Ranks" open=${job.instances.length <= 16}><${Ranks} job=${job} /><//>`}

@@ -1,0 +1,46 @@
+"""Why a job failed, and what happened to it, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.backends.story import sentence
+from paceline.backends.why import explained
+from paceline.job.job import Job
+
+JOB = Job("it", "FAILED", "local", "torch", 1, 5, 0, 1, 100.0, 101.0, 109.0, (), None)
+
+
+def failure(rank: int | None, message: str = "ValueError: no", line: int = 7) -> dict[str, Any]:
+    """As a node tells of it; torch puts the rank before each line."""
+    text = "".join(f"[rank{rank}]: {it}\n" for it in ("Traceback:", f'  File "train.py", line {line}', message))
+    return {"rank": rank, "node": 1, "host": "vm", "message": message, "traceback": text, "collectives": ""}
+
+
+def test_ranks_that_say_the_same_are_told_once() -> None:
+    others = [failure(1), failure(4, line=9), failure(2), failure(3, line=9), failure(None, "it was lost")]
+    end = {"time": 109.0, "event": "finished", "state": "FAILED", "failure": failure(0), "others": others}
+    lines = explained(JOB, [end])
+    assert [line for line in lines if "after it" in line] == [
+        "  after it ranks 1, 2: the same", "  after it ranks 3, 4: ValueError: no", "  after it node 1: it was lost"
+    ]  # fmt: skip
+    assert sum("line 7" in line for line in lines) == 1
+    assert sum("line 9" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({"event": "started", "world_size": 4, "attempt": 0}, ("{world_size} ranks began", {"world_size": "4"})),
+        ({"event": "importing", "what": ["torch", "numpy"]}, ("imports {what}", {"what": "torch,numpy"})),
+        ({"event": "stopping", "signal": 15, "grace": 30.0}, ("is asked to stop by {signal}", {"signal": "SIGTERM"})),
+        ({"event": "restarting", "restarts": 1, "why": None, "failure": failure(2)},
+         ("begins again, restart {restarts}: {why}", {"restarts": "1", "why": "rank 2 on vm: ValueError: no"})),
+        ({"event": "started"}, None),  # of a job whose nodes have recorded nothing
+        ({"event": "spent", "spent": {}}, None),
+    ],
+)  # fmt: skip
+def test_an_event_in_a_sentence(event: dict[str, Any], said: Any) -> None:
+    assert sentence(event) == said
