@@ -16,6 +16,7 @@ JOB = Job("it", "FAILED", "local", "torch", 1, 5, 0, 1, 100.0, 101.0, 109.0, (),
 def failure(rank: int | None, message: str = "ValueError: no", line: int = 7) -> dict[str, Any]:
     """As a node tells of it; torch puts the rank before each line."""
     text = "".join(f"[rank{rank}]: {it}\n" for it in ("Traceback:", f'  File "train.py", line {line}', message))
+    text = "" if rank is None else text  # a node has none
     return {"rank": rank, "node": 1, "host": "vm", "message": message, "traceback": text, "collectives": ""}
 
 
