@@ -511,6 +511,22 @@ class EnvironmentLook(NamedTuple):
     seconds: float | None
 
 
+class ImageLook(NamedTuple):
+    """What a machine has for an image.
+
+    Attributes:
+        host: its name.
+        program: what would run it: podman, docker, apptainer or singularity; "" if nothing can.
+        is_there: whether it is on the machine already, and not pulled first.
+        problem: why nothing can run it, and what to do; "" if something can.
+    """
+
+    host: str
+    program: str
+    is_there: bool
+    problem: str
+
+
 class InstalledEnvironment(NamedTuple):
     """An environment of a machine: its name there, what the user called it, its size, and when a job used it last.
 
@@ -547,6 +563,14 @@ class Installs(Protocol):
 
     def installer(self) -> Installer:
         """What installs them."""
+
+
+@runtime_checkable
+class RunsImages(Protocol):
+    """Its machines run the images of jobs by what is installed there: `--image`."""
+
+    def images(self, image: str) -> list[ImageLook]:
+        """What each machine has for an image."""
 
 
 @runtime_checkable
