@@ -322,7 +322,9 @@ def _store_command(container: Mapping[str, Any], passed: Iterable[str]) -> list[
     """The command of docker or podman, without the image."""
     is_podman, user = container["program"] == "podman", f"{os.getuid()}:{os.getgid()}"
     words = ["run", "--rm", "--interactive", "--sig-proxy=false", "--log-driver=none"]
-    words += ["--network=host", "--pid=host", "--ipc=host", "--uts=host"]
+    words += ["--network=host", "--pid=host", "--uts=host"]
+    # podman cannot share it where the machine has no message queues.
+    words += ["--ipc=host"] if os.path.isdir("/dev/mqueue") else ["--volume=/dev/shm:/dev/shm"]
     words += [f"--security-opt={it}" for it in ("label=disable", "seccomp=unconfined", "apparmor=unconfined")]
     words += ["--entrypoint=", f"--workdir={os.path.expanduser('~')}"]
     if is_podman:
