@@ -252,7 +252,7 @@ class Backend(ABC):
         for field, why in self.unsupported.items():
             given, default = _field(self.with_setup(spec), field)
             if given != default:
-                raise UserError(f"{flag_of(tuple(field.split('.')))}: {why}; leave it out")
+                raise UserError(f"{flag_of(tuple(field.split('.')))}: {why}{'' if '; ' in why else '; leave it out'}")
         known = self.job_options()
         for option in spec.options:
             if option not in known:
@@ -750,6 +750,7 @@ _LACKING = {
     Elastic: "its jobs keep the machines that they started on",
     Checks: "it cannot be checked",
     Installs: "it installs no packages for jobs",
+    RunsImages: "what runs the images of its jobs is not asked",
     Recorded: "it keeps nothing of what jobs use over time",
     Metered: "it does not measure what jobs and machines use",
     Watched: "its ranks cannot be asked where they are; paceline why without --live shows what their nodes have seen",
@@ -758,7 +759,19 @@ _LACKING = {
     Warms: "no process of ours outlives a job there, so none is kept warm",
 }
 Ability = TypeVar(
-    "Ability", Elastic, Checks, Installs, Metered, Moves, Recorded, Suspends, TensorBoards, Volumes, Warms, Watched
+    "Ability",
+    Elastic,
+    Checks,
+    Installs,
+    Metered,
+    Moves,
+    Recorded,
+    RunsImages,
+    Suspends,
+    TensorBoards,
+    Volumes,
+    Warms,
+    Watched,
 )
 
 
