@@ -64,13 +64,14 @@ class Containers:
             **self.request, "do": "container_prepare", "job": self._job, "data": self._data, "imports": self._imports,
             "slots": host.slots,
         }  # fmt: skip
+        does = "looking into" if all(it["is_there"] for it in self._looks.values()) else "pulling"
         with host.listen(request) as answers:
             for answer in answers:
                 if "inside" in answer:
                     return answer
                 said[host] = printable(answer["says"])
                 now = "; ".join(f"{it.name}: {said[it][:_SAID]}" for it in list(said))
-                progress(f"pulling {self.image}", 0, None, now)
+                progress(f"{does} {self.image}", 0, None, now)
         raise UserError(f"{host.name}: the connection ended while {self.image} was pulled; try again")
 
     def _check(self, facts: Mapping[str, Answer], progress: ProgressReporter) -> None:

@@ -37,7 +37,7 @@ def containers_of(
     from paceline.job.errors import UserError
 
     if spec.environment is not None:
-        raise UserError("--image has its own packages; leave out --environment, or give --environment none")
+        raise UserError("--environment: the packages are those of --image; leave it out, or give --environment none")
     return Containers(spec.for_node(), program, data, imports)
 
 

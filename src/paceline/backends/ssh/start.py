@@ -46,8 +46,9 @@ class RemoteStart:
         self.spec = self._asked(spec, detached)
         self._terminal = {} if detached else terminal_size()
         self._data = volumes_of(self.spec)
+        containers = containers_of(self.spec, hosts.containers, self._data, self._imported)
         environments, self.spec = environments_of(self.spec)
-        self._packages = environments or containers_of(self.spec, hosts.containers, self._data, self._imported)
+        self._packages = containers or environments
         self._chosen: list[Host] = []
         looks = self._preflight()
         self._taken = {name: host for host, look in looks.items() for name in look["names"]}

@@ -226,7 +226,7 @@ def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitti
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
     choose_python = "name another Python with --ssh-python, or the packages with --environment"
     if is_scheduled or containers.is_inside():
-        choose_python = "choose an image or a Python that has it"
+        choose_python = f"choose an image{' or a Python' * is_scheduled} that has it"
     return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python, is_scheduled)
 
 
