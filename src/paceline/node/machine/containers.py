@@ -194,8 +194,7 @@ def _in_file(root: Path, image: str, program: str) -> Answer:
         if not path.exists():
             raise Refused(f"there is no {path}; copy the image there, or name one in a registry: docker://NAME")
         return {"reference": str(path), "is_there": True}
-    source = image if ":" in image.partition("/")[0] and not _REGISTRY.match(image) else f"docker://{image}"
-    source = source if source.startswith(_NAMED) or "://" in source else f"docker://{image}"
+    source = image if "://" in image or image.startswith(_NAMED) else f"docker://{image}"
     path = root / "images" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.sif"
     return {"reference": str(path), "is_there": path.exists(), "source": source}
 

@@ -82,7 +82,7 @@ class Here:
 
     def awaits_packages(self, job: Mapping[str, Any]) -> bool:
         """Whether its packages are in an environment or an image that this process is not in."""
-        is_outside = bool(job["image"]) and not self.is_scheduled and not containers.is_inside()
+        is_outside = bool(job.get("image")) and not self.is_scheduled and not containers.is_inside()
         return is_outside or awaits_environment(job)
 
     def request(self, job: Mapping[str, Any]) -> Request | None:
