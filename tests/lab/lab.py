@@ -164,6 +164,9 @@ class Host:
         address6: the same of IPv6.
         home: the home folder of its user.
         mac: of its network card.
+        user: who logs in there.
+        variables: of its users, besides those of the lab.
+        prepares: a command of the shell before its sshd starts, with mounts of its own.
     """
 
     def __init__(self, lab: Lab, number: int) -> None:
@@ -172,6 +175,8 @@ class Host:
         self.address = f"{_NETWORK}.{10 + number}"
         self.address6 = f"{_NETWORK6}:{10 + number}"
         self.home = lab.folder / self.name
+        self.user, self.prepares = "root", "true"
+        self.variables: dict[str, str] = {}
         self._hub, self._link, self.mac = lab.hub, f"v{number}", f"02:00:00:00:01:{number:02x}"
         self._lab = lab
         self._is_cut = False
@@ -190,7 +195,7 @@ class Host:
             f"AuthorizedKeysFile {self._folder}/key.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
             f"MaxStartups 100\nSetEnv PACELINE_LAB={self.namespace} HOME={self.home}"
-            f" PACELINE_WARM_DIR={self.home}/warm\n"
+            f" PACELINE_WARM_DIR={self.home}/warm{''.join(f' {name}={it}' for name, it in self.variables.items())}\n"
         )
         self._switch_on()
 
@@ -213,11 +218,12 @@ class Host:
     def _switch_on(self) -> None:
         addresses = (f"{self.address}/24", f"{self.address6}/64")
         add_namespace(self.namespace, self._hub, self._link, self.mac, *addresses)
-        program = f'hostname "$0" && exec {_SSHD} -D -e -f "$1"'
+        apart = ["--mount"] if self.prepares != "true" else []
+        program = f'hostname "$0" && {self.prepares} && exec {_SSHD} -D -e -f "$1"'
         path = self._folder / f"{self.name}.log"
         with open(path, "wb") as log:
             self._sshd = subprocess.Popen(
-                [*self.enter(), "unshare", "--uts", "sh", "-c", program, self.name, f"{self.home}.sshd_config"],
+                [*self.enter(), "unshare", "--uts", *apart, "sh", "-c", program, self.name, f"{self.home}.sshd_config"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": os.environ["PATH"]},
             )  # fmt: skip
         eventually(lambda: path.read_text().count("Server listening") == 2, f"{self.name} lets us in")
@@ -410,9 +416,9 @@ class Lab:
         key = " ".join((self.folder / "host_key.pub").read_text().split()[:2])
         known = "".join(f"{name} {key}\n" for host in self.hosts for name in (host.name, host.address, host.address6))
         (self.folder / "known_hosts").write_text(known)
-        named = "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts)
+        named = "".join(f"Host {host.name}\n  HostName {host.address}\n  User {host.user}\n" for host in self.hosts)
         (self.folder / "ssh_config").write_text(
-            f"{named}Host *\n  User root\n  IdentityFile {self.folder}/key\n  IdentitiesOnly yes\n"
+            f"{named}Host *\n  IdentityFile {self.folder}/key\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.folder}/known_hosts\n  StrictHostKeyChecking yes\n"
         )
         programs = self.folder / "bin"

@@ -254,7 +254,7 @@ class Backend(ABC):
         for field, why in self.unsupported.items():
             given, default = _field(self.with_setup(spec), field)
             if given != default:
-                raise UserError(f"{flag_of(tuple(field.split('.')))}: {why}; leave it out")
+                raise UserError(f"{flag_of(tuple(field.split('.')))}: {why}{'' if '; ' in why else '; leave it out'}")
         known = self.job_options()
         for option in spec.options:
             if option not in known:
@@ -513,6 +513,22 @@ class EnvironmentLook(NamedTuple):
     seconds: float | None
 
 
+class ImageLook(NamedTuple):
+    """What a machine has for an image.
+
+    Attributes:
+        host: its name.
+        program: what would run it: podman, docker, apptainer or singularity; "" if nothing can.
+        is_there: whether it is on the machine already, and not pulled first.
+        problem: why nothing can run it, and what to do; "" if something can.
+    """
+
+    host: str
+    program: str
+    is_there: bool
+    problem: str
+
+
 class InstalledEnvironment(NamedTuple):
     """An environment of a machine: its name there, what the user called it, its size, and when a job used it last.
 
@@ -549,6 +565,14 @@ class Installs(Protocol):
 
     def installer(self) -> Installer:
         """What installs them."""
+
+
+@runtime_checkable
+class RunsImages(Protocol):
+    """Its machines run the images of jobs by what is installed there: `--image`."""
+
+    def images(self, image: str) -> list[ImageLook]:
+        """What each machine has for an image."""
 
 
 @runtime_checkable
@@ -728,6 +752,7 @@ _LACKING = {
     Elastic: "its jobs keep the machines that they started on",
     Checks: "it cannot be checked",
     Installs: "it installs no packages for jobs",
+    RunsImages: "what runs the images of its jobs is not asked",
     Recorded: "it keeps nothing of what jobs use over time",
     Metered: "it does not measure what jobs and machines use",
     Watched: "its ranks cannot be asked where they are; paceline why without --live shows what their nodes have seen",
@@ -736,7 +761,19 @@ _LACKING = {
     Warms: "no process of ours outlives a job there, so none is kept warm",
 }
 Ability = TypeVar(
-    "Ability", Elastic, Checks, Installs, Metered, Moves, Recorded, Suspends, TensorBoards, Volumes, Warms, Watched
+    "Ability",
+    Elastic,
+    Checks,
+    Installs,
+    Metered,
+    Moves,
+    Recorded,
+    RunsImages,
+    Suspends,
+    TensorBoards,
+    Volumes,
+    Warms,
+    Watched,
 )
 
 

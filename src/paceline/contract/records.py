@@ -302,6 +302,7 @@ class JobFacts(TypedDict):
     resume_from: str | None
     priority: int
     queue: str | None
+    image: str | None
     labels: Mapping[str, str]
     options: Mapping[str, Value]
     ttl: float | None

@@ -81,6 +81,7 @@ class Job:
         resume_from: the job with whose checkpoints it goes on.
         priority: a waiting job with a higher one starts first.
         queue: the backend's queue.
+        image: of the containers that it runs in.
         labels: the user's.
         options: those of its backend that are its own, and not the target's.
         ttl: seconds for which it is kept after its end; None to keep it until it is pruned.
@@ -128,6 +129,7 @@ class Job:
     resume_from: str | None = None
     priority: int = 0
     queue: str | None = None
+    image: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Value] = field(default_factory=dict)
     ttl: float | None = None

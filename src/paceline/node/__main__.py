@@ -15,6 +15,7 @@ if _root not in sys.path:
 
 _OTHERS = {
     "shell": "host.serve:shell", "stands": "watching.live:main", "profile": "watching.profile:main",  # beside a rank
+    "inside": "host.containers:inside",
     "slurm": "host.slurm.place.task:main", "slurm-step": "host.slurm.place.step:main",
     "slurm-finish": "host.slurm.end.finish:main", "slurm-check": "host.check:main",
 }  # fmt: skip

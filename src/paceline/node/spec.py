@@ -50,6 +50,8 @@ class NodeSpec:
     nproc: int  # ranks on this node
     python: tuple[str, ...]  # interpreter with its options, as an argument vector
     working_dir: str  # where the ranks start
+    # the container in which its agent and ranks run, see `machine.containers.command`; None for none of paceline's
+    container: dict[str, Any] | None = None
     # the job's volumes that are mounted for its ranks: path, and where they see it
     mounts: tuple[tuple[str, str], ...] = ()
     env: dict[str, str] = field(default_factory=dict)  # variables added to the agent's environment

@@ -1,4 +1,4 @@
-"""The environment of a job; its modules are imported only for jobs that have one."""
+"""The environment or image of a job; its modules are imported only for jobs that have one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.backends.containers import Containers
     from paceline.backends.remote.connection import Host
     from paceline.job.spec import JobSpec
 
@@ -26,9 +27,33 @@ def environments_of(spec: JobSpec) -> tuple[Environments | None, JobSpec]:
     return found, spec.changed({"environment_digest": found.digest})
 
 
-def equipped(hosts: Sequence[_Host], invited: Mapping[str, Any]) -> list[_Host]:
-    """Machines that join a job, each with the Python of the job's environment, which is built where it is not."""
+def containers_of(
+    spec: JobSpec, program: str | None, data: Sequence[Mapping[str, Any]], imports: Sequence[str]
+) -> Containers | None:
+    """The containers of a job, if it has an image; see `Containers` for the arguments."""
+    if spec.image is None:
+        return None
+    from paceline.backends.containers import Containers
+    from paceline.job.errors import UserError
+
+    if spec.environment is not None:
+        raise UserError("--environment: the packages are those of --image; leave it out, or give --environment none")
+    return Containers(spec.for_node(), program, data, imports)
+
+
+def equipped(
+    hosts: Sequence[_Host], invited: Mapping[str, Any], program: str | None, data: Sequence[Mapping[str, Any]]
+) -> list[_Host]:
+    """Machines that join a job, each with the Python of its environment or image, which they get if they lack it."""
     job = invited["job"]
+    if job.get("image"):
+        from paceline.backends.containers import Containers
+
+        from .machines import Silence
+
+        containers = Containers(job, program, data, ())
+        containers.ask(hosts)
+        return [*containers.build(hosts, Silence()).values()]
     if not job.get("environment_digest"):  # a host may run an older version
         return list(hosts)
     from paceline.job.spec import JobSpec

@@ -45,7 +45,7 @@ class Local(Backend):
     """Jobs of this user on this machine."""
 
     unsupported: ClassVar[Mapping[str, str]] = {
-        "image": "this machine runs no containers for jobs",
+        "image": "this machine runs images as one of the hosts; add -H localhost",
         "queue": "this machine has no queues of that kind",
     }
 

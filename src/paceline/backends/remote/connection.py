@@ -64,6 +64,7 @@ class Host:
         python: the interpreter there.
         root: the folder there with the jobs, and with paceline's archive.
         limits: how long it is waited for.
+        inside: what runs the interpreter of a container in its place, with what follows; () for none.
         is_kept: whether its connection is kept for the next command, in a process of its own.
     """
 
@@ -75,6 +76,7 @@ class Host:
     root: str
     limits: Limits = DEFAULT
     is_kept: bool = True
+    inside: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_here(self) -> bool:
@@ -129,6 +131,11 @@ class Host:
             command = self.command("", "-O", "stop")
             stopping = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
             stopping.wait(seconds)
+
+    @property
+    def _interpreter(self) -> str:
+        """The interpreter as a remote shell takes it."""
+        return shlex.join([*self.inside, "python3"]) if self.inside else quoted(self.python)
 
     @property
     def says(self) -> str:
@@ -211,13 +218,13 @@ class Host:
                 answers.close()
 
     def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes] | login.Login:
-        if self.has_login and (kept := login.take(self._kept_login)):
+        if self.has_login and not self.inside and (kept := login.take(self._kept_login)):
             self.log_in()  # those that follow would not wait for it either
             return kept
         within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
         try:
             return subprocess.Popen(
-                self.command(f"echo {BEGINS}; exec {quoted(self.python)} -c {shlex.quote(READ)}", "-T", *within),
+                self.command(f"echo {BEGINS}; exec {self._interpreter} -c {shlex.quote(READ)}", "-T", *within),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
             )  # fmt: skip
         except FileNotFoundError:

@@ -29,7 +29,7 @@ from .target import Hosts, Options, left_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from paceline.backends.base import Installer, JobExport, Listing, LogLines, LogQuery, ProgressReporter
+    from paceline.backends.base import ImageLook, Installer, JobExport, Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.report import Survey
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
@@ -60,7 +60,6 @@ class Ssh(Backend):
     Options: ClassVar = Options
     unsupported: ClassVar[Mapping[str, str]] = {
         "log_dir": "the logs stay on the hosts",
-        "image": "hosts that ssh reaches run no containers",
         "queue": "hosts that ssh reaches have no queues of that kind",
         "rendezvous.main_address": "hosts that ssh reaches find each other by themselves",
         "rendezvous.node_rank": "hosts that ssh reaches are numbered by themselves",
@@ -115,7 +114,10 @@ class Ssh(Backend):
         times = self._ssh.cooldown
         cooldown = None if times is None else [duration(it) or 0.0 for it in times]
         where = self.where_of(parts.name)
-        return RemoteRun(parts, prepared.spec, where, rank_streams, wanted=self._hosts.wanted, cooldown=cooldown)
+        return RemoteRun(
+            parts, prepared.spec, where, rank_streams, wanted=self._hosts.wanted, cooldown=cooldown,
+            containers=self._hosts.containers,
+        )  # fmt: skip
 
     def scaleout(self, name: str, more: Sequence[str] | int | None) -> list[str]:
         """Add hosts to a job: these, this number, or all other hosts of the target, up to the job's MAX."""
@@ -134,7 +136,7 @@ class Ssh(Backend):
             raise UserError(f"job {name} takes {room} more of {invited['most']} nodes; name no more")
         chosen = chosen[:room]
         if chosen:
-            join(name, chosen, invited)
+            join(name, chosen, invited, self._hosts.containers)
             self._jobs.join(name, [host.name for host in chosen])
         return [host.name for host in chosen]
 
@@ -152,6 +154,11 @@ class Ssh(Backend):
         from paceline.backends.environments.machines import Machines
 
         return Machines(self._hosts.all)
+
+    def images(self, image: str) -> list[ImageLook]:
+        from paceline.backends.containers import look
+
+        return look(self._hosts.all, image, self._hosts.containers)
 
     def check(self, progress: ProgressReporter) -> Survey:
         """What the hosts have, how they reach each other, and what would go wrong there."""

@@ -16,7 +16,7 @@ from paceline.node.logs.following import Event, Output, Update, update_of
 from paceline.node.signals import LEAVE
 
 from .held import GivenUp
-from .scaling import Cooldown, Recruiter, code_of, order, taken
+from .scaling import Cooldown, Recruiter, code_of, order, sources, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,11 +43,13 @@ class RemoteRun:
         *,
         wanted: Callable[[], Sequence[Host]],
         cooldown: Sequence[float] | None,
+        containers: str | None,  # see `Options`
     ) -> None:
         """Take over a job that has been started, and go on with it."""
         self.name, self.max_restarts = parts.name, spec.max_restarts
         self._rank_streams = dataclasses.asdict(rank_streams)
         self._streams = parts.streams
+        self._containers = containers
         ranks = sum(answer["ranks"] for answer in parts.started.values())
         self.first_line = (
             f"{counted(ranks, 'rank')} on {a_few([host.name for host in parts.hosts])}; "
@@ -143,7 +145,7 @@ class RemoteRun:
     def _enter(self, host: Host, invited: Answer) -> None:
         """Start the job's part on a joining host; runs in the recruiter's thread."""
         try:
-            [host] = equipped([host], invited)
+            [host] = equipped([host], invited, self._containers, sources(invited))
         except UserError as error:  # it is tried again
             self._hosts_unknown(f"{host.name} cannot join: {error}")
             if self._recruiter is not None:

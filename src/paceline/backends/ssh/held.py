@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.backends.remote.connection import Unreachable
@@ -26,7 +27,7 @@ class Held:
 
     def __init__(self, host: Host, name: str, job_id: str, answers: Answers) -> None:
         """Begin with the connection that started the part."""
-        self._host = host
+        self._host = replace(host, inside=())  # the process there has the container
         self._request: Request = {"do": "rejoin", "name": name, "job_id": job_id}
         self._answers: Answers | None = answers
         self._words: list[str] = []

@@ -49,15 +49,18 @@ def order(invited: Answer, host: Host, rank_streams: dict[str, Any] | None, term
         "job_id": invited["job_id"],
         "token": invited["token"],
         "secrets": invited["secrets"],
-        "data": [
-            {key: source[key] for key in ("volume", "path", "wanted", "variable")} for source in invited["sources"]
-        ],
+        "data": sources(invited),
         "code": code and {key: value for key, value in code.items() if key != "path"},
         "bytes": len(invited.get("data", b"")),
         "hosts": [],
         "rank_streams": rank_streams,
         "terminal": terminal,
     }
+
+
+def sources(invited: Answer) -> list[dict[str, Any]]:
+    """The volumes of a job that a host joins."""
+    return [{key: source[key] for key in ("volume", "path", "wanted", "variable")} for source in invited["sources"]]
 
 
 def code_of(invited: Answer) -> Body | None:
@@ -75,9 +78,9 @@ def taken(name: str, host: Host) -> UserError:
     return UserError(f"another job named {name} is on {host.name}; delete that one first")
 
 
-def join(name: str, hosts: Sequence[Host], invited: Answer) -> None:
-    """Start the parts of a running job on hosts that join it; see `invitation`."""
-    body, hosts = code_of(invited), equipped(hosts, invited)
+def join(name: str, hosts: Sequence[Host], invited: Answer, program: str | None) -> None:
+    """Start the parts of a running job on hosts that join it; see `invitation`, and `Options.containers`."""
+    body, hosts = code_of(invited), equipped(hosts, invited, program, sources(invited))
     with Parts(name, hosts, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
         try:
             if (host := parts.start()) is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import moving
-from paceline.backends.environments.jobs import environments_of
+from paceline.backends.environments.jobs import containers_of, environments_of
 from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken, check_script, checked, kept_warm, names, packed, volumes_of
 from paceline.job.errors import UserError
@@ -46,7 +46,9 @@ class RemoteStart:
         self.spec = self._asked(spec, detached)
         self._terminal = {} if detached else terminal_size()
         self._data = volumes_of(self.spec)
-        self._environments, self.spec = environments_of(self.spec)
+        containers = containers_of(self.spec, hosts.containers, self._data, self._imported)
+        environments, self.spec = environments_of(self.spec)
+        self._packages = containers or environments
         self._chosen: list[Host] = []
         looks = self._preflight()
         self._taken = {name: host for host, look in looks.items() for name in look["names"]}
@@ -105,15 +107,15 @@ class RemoteStart:
     @property
     def installs(self) -> str:
         """What is installed first, for users."""
-        return "" if self._environments is None else self._environments.foreseen()
+        return "" if self._packages is None else self._packages.foreseen()
 
     def _python(self, host: Host) -> str:
-        return host.python if self._environments is None else self._environments.python(host)
+        return host.python if self._packages is None else self._packages.python(host)
 
     def start(self, progress: ProgressReporter, rank_streams: RankStreams | None = None) -> Parts:
         """Start all parts of the job; they end unless the result is kept or held."""
-        if self._environments is not None:
-            found = self._environments.build(self._chosen, progress)
+        if self._packages is not None:
+            found = self._packages.build(self._chosen, progress)
             self._chosen = [found[host] for host in self._chosen]
         spec = self.spec
         for line in self.notes:
@@ -201,7 +203,7 @@ class RemoteStart:
 
     def _preflight(self) -> dict[Host, Answer]:
         """Check all hosts and choose those for the job; returns the answers."""
-        wanted = None if self._environments is None else self._environments.request
+        wanted = None if self._packages is None else self._packages.request
         common = {
             "job": self.spec.for_node(), "data": self._data, "brought": self._brought, "environment": wanted,
             "imports": self._imported,
@@ -210,8 +212,8 @@ class RemoteStart:
         with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}, least, most) as preflight:
             self._chosen = preflight.choose(least, most, self._preferred, self.notes.append)
             answers = dict(preflight.answers)
-        if self._environments is not None:
-            self._environments.choose({host: answers[host]["environment"] for host in self._chosen})
+        if self._packages is not None:
+            self._packages.choose({host: answers[host]["environment"] for host in self._chosen})
         self.notes += [f"{host.name}: {line}" for host in self._chosen for line in answers[host]["notes"]]
         return answers
 

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -72,6 +72,7 @@ class Options(Model, frozen=True, kw_only=True):
         root: the folder with the jobs there.
         exact: a job's nodes are the first of the hosts in this order, and not those that suit best.
         host_discovery_script: prints the hosts that a watched job is to have.
+        containers: what runs images; None: what there is on each host.
         cooldown: for how long a watched job leaves out a host that has failed, at first and at most; [] for ever.
     """
 
@@ -83,6 +84,7 @@ class Options(Model, frozen=True, kw_only=True):
     root: str = "~/.local/state/paceline"
     exact: bool = False
     host_discovery_script: str | None = None
+    containers: Literal["podman", "docker", "apptainer", "singularity"] | None = None
     cooldown: list[str] | None = None
 
     parsers: ClassVar[dict[str, Any]] = {"hosts": _valid_hosts, "cooldown": _range, "identity_file": _key_file}
@@ -121,6 +123,7 @@ class Hosts:
         label: what a user calls it: its name, or the hosts as they were typed.
         given: the options with which flags named the hosts; None for a target of the settings.
         all: its hosts, as the settings or the flags have them.
+        containers: what runs images there; None: what there is.
         is_exact: a job gets the first of the hosts in this order, instead of the first that are free.
     """
 
@@ -134,7 +137,7 @@ class Hosts:
             if are_given
             else None
         )
-        self._limits = limits.load()
+        self._limits, self.containers = limits.load(), options.containers
         self.all, self.is_exact = _hosts(options, options.hosts, self._limits), options.exact
         self._silences = Silences()
         self._deadline = math.inf

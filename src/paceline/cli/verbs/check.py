@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.backends.base import Checks, Installs, able
+from paceline.backends.base import Checks, Installs, RunsImages, able
 from paceline.cli.flags.option import Option, SectionedCommand
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
@@ -19,14 +19,14 @@ from paceline.job.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline.backends.base import EnvironmentLook
+    from paceline.backends.base import EnvironmentLook, ImageLook
     from paceline.backends.check.inspect import Inspection
     from paceline.backends.check.report import HostReport, Link, Survey
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 
 
-def _check(output: str, environment: str | None) -> int:
+def _check(output: str, environment: str | None, image: str | None) -> int:
     """Say what this machine, hosts or a cluster have, and what would go wrong.
 
     Imports no framework. Only on Slurm it runs a short job, which tries the machines and leaves nothing behind. The
@@ -35,6 +35,8 @@ def _check(output: str, environment: str | None) -> int:
     """
     if environment is not None:
         return _look(environment, output)
+    if image is not None:
+        return _look_for(image, output)
     with ProgressLine() as progress:
         report = able(backend(), Checks).check(progress)
     from paceline.backends.check.inspect import Inspected
@@ -67,6 +69,19 @@ def _look(source: str, output: str) -> int:
     ]
     show(looks, columns, output, lambda it: it._asdict())
     return 0
+
+
+def _look_for(image: str, output: str) -> int:
+    """Say what would run an image; the exit code is 1 if nothing can on some machine."""
+    looks = able(backend(), RunsImages).images(image)
+    columns: list[Column[ImageLook]] = [
+        Column("HOST", lambda it: it.host),
+        Column("BY", lambda it: it.program or None),
+        Column("IMAGE", lambda it: None if it.problem else "there" if it.is_there else "to be pulled"),
+        Column("PROBLEM", lambda it: it.problem or None),
+    ]
+    show(looks, columns, output, lambda it: it._asdict())
+    return int(any(it.problem for it in looks))
 
 
 def _sections(sections: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
@@ -282,6 +297,11 @@ check = SectionedCommand(
             ["--environment"],
             metavar="SOURCE",
             help="Say instead what would be installed on each machine for jobs with this --environment.",
+        ),
+        Option(
+            ["--image"],
+            metavar="IMAGE",
+            help="Say instead what would run this --image on each host, and whether the image is there.",
         ),
         Option(
             ["-o", "--output"],

@@ -206,6 +206,7 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         ("framework", job.framework),
         ("environment", job.environment),
         ("kind", job.kind),
+        ("image", job.image),
         ("ranks", f"{job.ranks} on {counted(job.nodes, 'node')}"),
         ("device" if len(job.devices) == 1 else "devices", ", ".join(job.devices) or _count_of_devices(job)),
         ("restarts", f"{job.restarts} of {job.max_restarts}" if job.max_restarts or job.restarts else None),

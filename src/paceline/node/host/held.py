@@ -27,6 +27,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.lifeline import CLIENT_LOST
 from paceline.node.machine import processes
+from paceline.node.machine.containers import CLIENT
 
 from .protocol import encoded
 
@@ -106,7 +107,7 @@ class HeldClient:
         self._unseen: collections.deque[bytes] = collections.deque()  # answers that the client may not have
         self._seen = self._next = 0  # how many it has, the number of the next one to send
         self._orders = 0
-        self._connection: _Connection | None = _Connection(sys.stdin.buffer, sys.stdout.fileno(), os.getpid())
+        self._connection: _Connection | None = _Connection(sys.stdin.buffer, sys.stdout.fileno(), _client())
         self._timer: threading.Timer | None = None
         self._listener = _listener(run.client_socket) if seconds > 0 else None
         if self._listener is not None:
@@ -251,6 +252,11 @@ def rejoin(home: Home, request: RejoinRequest) -> Iterator[Answer]:
         with contextlib.suppress(OSError):
             waiting.recv(1)  # until the other process uses them no more
     yield from ()
+
+
+def _client() -> int:
+    """The process below this connection's sshd: this one, or what has started the container that it is in."""
+    return int(os.environ.get(CLIENT, os.getpid()))
 
 
 def _listener(path: Path) -> socket.socket | None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from paceline.contract.machine import machine_id
 from paceline.node.devicequeue import ticket
 from paceline.node.errors import Refused
-from paceline.node.machine import environments, software, volumes
+from paceline.node.machine import containers, environments, software, volumes
 from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
-from paceline.node.planning.packages import chooses_python
 from paceline.node.store import records
 from paceline.node.store.plan import Order, check_writable, has_checkpoint, link_notes, make_plan, this_machine
 
@@ -45,8 +44,10 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
     Without a job, everything that this machine has.
     """
     facts: Answer = {"address": own_address()}
-    if request["environment"] is not None:
-        facts["environment"] = environments.look(home.root, **request["environment"])
+    if (wanted := request["environment"]) is not None:
+        facts["environment"] = found = (containers if "image" in wanted else environments).look(home.root, **wanted)
+        if "problem" in found:
+            facts["refused"] = found["problem"]
     if request["job"] is None:
         facts.update(software_facts(home.root), **machine_facts(), disks=disks(home.root, home.jobs))
     else:
@@ -54,15 +55,24 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
         try:
             facts["has_checkpoint"] = _has_checkpoint(home, request)
             facts["notes"] = [*volumes.notes(found_volumes(home, request)), *link_notes(home, request["job"])]
-            framework = _framework(home, request)
-            if chooses_python(request["job"]):  # what is installed for this one says nothing
-                framework = None
-            facts.update(software_facts(home.root, [framework] if framework else []), disks=disks(home.root, home.jobs))
-            if framework:
-                facts["imports"] = software.versions(request["imports"] or _imported(request["job"]))
+            facts.update(software_of(home, request), disks=disks(home.root, home.jobs))
         except Refused as error:
             facts["refused"] = str(error)
     return converse(request["token"].encode(), request["name"], facts)
+
+
+def software_of(home: Home, request: Request) -> Answer:
+    """Python, the framework of a job and what its script imports, as they are here; `refused` if that does not fit."""
+    try:
+        framework = _framework(home, request)
+    except Refused as error:
+        return {"refused": str(error)}
+    if this_machine(home, request["slots"]).chooses_python(request["job"]):  # what is installed here says nothing
+        framework = None
+    facts = software_facts(home.root, [framework] if framework else [])
+    if framework:
+        facts["imports"] = software.versions(request["imports"] or _imported(request["job"]))
+    return facts
 
 
 def _look(home: Home, request: Request) -> Answer:

@@ -39,6 +39,7 @@ _VERBS = {
     "held": ("rejoin",),
     "moving": ("inventory", "carry"),
     "warming": ("warm_start", "warm_ask"),
+    "containers": ("container", "container_prepare"),
     "environments": ("environment", "environment_build", "environment_list", "environment_prune"),
     "slurm.place.submit": ("slurm_submit",),
     "slurm.place.check_job": ("slurm_check",),
@@ -80,7 +81,9 @@ def shell(argument: str) -> None:
     """Replace this process by a user's command, in the folder and with the variables of a rank."""
     import base64
 
-    from paceline.node.ranks.placement import shell_of
+    from paceline.node import ENTRY
+    from paceline.node.machine import containers
+    from paceline.node.ranks.placement import container_of, shell_of
     from paceline.node.rundir.directory import RunDirectory
 
     request = json.loads(base64.urlsafe_b64decode(argument))
@@ -89,6 +92,9 @@ def shell(argument: str) -> None:
             run = RunDirectory(Path(request["run"]))
         else:
             run = Home(Path(os.path.expanduser(request["root"]))).run(request["name"])
+        if (around := container_of(run)) is not None and not containers.is_inside():
+            words = containers.command(around, has_terminal=os.isatty(0))
+            os.execvp(words[0], [*words, "python3", ENTRY, "shell", argument])
         command, env, folder = shell_of(run, request["rank"], request["command"])
         os.chdir(folder)
         os.execvpe(command[0], command, env)

@@ -115,6 +115,7 @@ def facts_of(spec: Mapping[str, Any]) -> JobFacts:
         "max_restarts": int(spec.get("max_restarts") or 0), "priority": int(spec.get("priority") or 0),
         "devices_asked": asked if isinstance(asked, int) or asked is None else list(asked),
         "resume_from": None if spec.get("fresh") else spec.get("resume_from"), "queue": spec.get("queue"),
+        "image": spec.get("image"),
         "labels": dict(spec.get("labels") or {}), "options": dict(spec.get("options") or {}),
         "ttl": None if ttl is None else float(ttl), "grace": float(spec.get("grace", 30.0)),
         "command": " ".join(shlex.quote(str(it)) for it in [*program, *(spec.get("args") or ())]),

@@ -18,11 +18,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
 from paceline.node.files import is_disk_full, list_names, read_json, write_json
-from paceline.node.machine import processes
+
+from .building import pause, said_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,6 @@ _SECONDS = 4.0  # for an index to be reached
 _MINORS = range(9, 30)  # of Python 3 that are looked for
 _PIP_FILES = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 _BUILD_SECONDS = 24 * 3600.0  # that a build takes at most
-_SAYS_SECONDS = 1.0  # between two lines about a build
 _SAID = re.compile(r"^(ERROR|error|Error|hint|cause|Caused by)?\W*")  # what pip and uv begin lines with
 # Lines of pip, also those that name what the error before is about, and of uv.
 _ERROR = re.compile(r"ERROR|error|Could not fetch|\S+ \(?from |hint|cause|Caused by|\xd7|\u2570")
@@ -316,18 +316,7 @@ def _locked(lock: int) -> Iterator[Answer]:
             return
         except BlockingIOError:
             yield {"says": "waits for another build of it"}
-            _pause(None)
-
-
-def _pause(output: int | None) -> bool:
-    """Wait a moment, or until there is output; returns whether there is. Ends this process if its client is gone."""
-    import select
-
-    watched = [0] if output is None else [0, output]
-    ready = select.select(watched, [], [], _SAYS_SECONDS)[0]
-    if 0 in ready and not os.read(0, 4096):
-        raise Refused("the client is gone")
-    return output in ready
+            pause(None)
 
 
 def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[list[str]]:
@@ -384,41 +373,13 @@ def write_requirements(lines: Sequence[str], folder: Path) -> list[str]:
     return words
 
 
-def _ran(command: list[str], log: Any, request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
+def _ran(command: list[str], log: IO[bytes], request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
     """Run a command of a build; yields what it says."""
-    parent = os.getpid()
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        # A pip that is killed leaves temporary files; they go with the others.
-        env={**_variables(request["index"], is_uv=command[1] == "pip"), "TMPDIR": str(files)}, start_new_session=True,
-        preexec_fn=lambda: processes.die_with(parent),  # noqa: PLW1509 - this process has one thread
-    )  # fmt: skip
-    assert process.stdout is not None
-    output, said, last, when = process.stdout.fileno(), b"", "", 0.0
-    try:
-        while True:
-            data = b""
-            if _pause(output):
-                data = os.read(output, 1 << 16)
-                if not data:
-                    break
-            log.write(data)
-            said = (said + data)[-4096:]
-            line = next((it for it in reversed(said.decode(errors="replace").splitlines()) if it.strip()), "").strip()
-            if line != last and time.monotonic() - when >= _SAYS_SECONDS:
-                last, when = line, time.monotonic()
-                yield {"says": line}
-        code = process.wait()
-    except BaseException:
-        while processes.kill_descendants(process.pid):
-            pass
-        processes.signal_process(process.pid, signal.SIGKILL, group=True)
-        process.wait()
-        raise
-    finally:
-        process.stdout.close()
+    # A pip that is killed leaves temporary files; they go with the others.
+    env = {**_variables(request["index"], is_uv=command[1] == "pip"), "TMPDIR": str(files)}
+    code, said = yield from said_by(command, env, log)
     if code:
-        why = _why(command, code, said.decode(errors="replace"), refused_by_index(files / PIP_LOG))
+        why = _why(command, code, said, refused_by_index(files / PIP_LOG))
         raise Refused(f"environment {request['source']}: {why}; all of it is in {log.name}")
 
 

@@ -21,7 +21,7 @@ from paceline.contract.memory import machine_memory
 from paceline.contract.slurm import is_step
 from paceline.contract.tensorflow import ROLES, TensorflowContract
 from paceline.node.errors import Refused
-from paceline.node.machine import devices
+from paceline.node.machine import containers, devices
 from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
@@ -76,6 +76,15 @@ class Here:
             return present, False
         return tuple(str(slot) for slot in range(self.slots())), True
 
+    def chooses_python(self, job: Mapping[str, Any]) -> bool:
+        """Whether the ranks may run on another Python than this one, which is not known yet."""
+        return chooses_python(job) or self.awaits_packages(job)
+
+    def awaits_packages(self, job: Mapping[str, Any]) -> bool:
+        """Whether its packages are in an environment or an image that this process is not in."""
+        is_outside = bool(job.get("image")) and not self.is_scheduled and not containers.is_inside()
+        return is_outside or awaits_environment(job)
+
     def request(self, job: Mapping[str, Any]) -> Request | None:
         """The request of a completed job to the queue; None if it requests no device."""
         need = job["devices"]
@@ -99,7 +108,7 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
     if job["code"] is None or code is not None:
         if not folder.is_dir():
             raise Refused(f"no folder {folder} to run in; correct --working-dir")
-        job = _check_program(job, folder)
+        job = _check_program(job, folder, here)
         imports = _imports(job, folder)
     unknown = "torch" if job["code"] is not None and code is None else None
     framework = job["framework"] or _found(job, here, imports) or unknown
@@ -113,12 +122,12 @@ def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, An
         job = {**job, "horovod": "real"}
     package = _package({**job, "framework": framework})
     needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
-    needed = needed and not chooses_python(job)
+    needed = needed and not here.chooses_python(job)
     if needed and package is not None and not is_installed(package, job):
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
-    if job["tensorboard"] and not awaits_environment(job):
+    if job["tensorboard"] and not here.awaits_packages(job):
         check_installed()
-    for module in () if chooses_python(job) else job["preload"]:
+    for module in () if here.chooses_python(job) else job["preload"]:
         if not is_installed(module.partition(".")[0], job) and module_file(module, folder) is None:
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
     if job["framework"] == "mpi" and (why := _no_mpi(job)):
@@ -225,20 +234,21 @@ def local_rank_flag(job: Mapping[str, Any], folder: Path) -> str:
     return local_rank_argument(file, file.parent if kind == "script" else folder)
 
 
-def _check_program(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _check_program(job: dict[str, Any], folder: Path, here: Here) -> dict[str, Any]:
     """Refuse a program that does not exist; a "script" that is not a Python script becomes a command."""
     kind, name = _program(job)
     if kind == "module":
         # Parent packages are not imported: only ranks do that.
         is_there = module_file(name, folder) is not None or is_installed(name.partition(".")[0], job)
-        if not is_there and not chooses_python(job):
+        if not is_there and not here.chooses_python(job):
             raise Refused(
                 f"no module {name} in {folder} or installed for {sys.executable}; check the name and the folder"
             )
     elif kind == "command":
         path = folder / name if os.sep in name else None
-        # An environment that is not built yet may have it.
-        if shutil.which(str(path) if path else name) is None and (path or not job.get("environment_digest")):
+        # An environment that is not built yet may have it, or an image.
+        is_known = path or not (job.get("environment_digest") or here.awaits_packages(job))
+        if shutil.which(str(path) if path else name) is None and is_known:
             raise Refused(
                 f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its full path"
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract import HOROVOD, thread_count
 from paceline.contract.placement import MAIN_PORT
-from paceline.node.machine import devices
+from paceline.node.machine import containers, devices
 from paceline.node.spec import NodeSpec, Program
 from paceline.node.tensorboard import logdir_of
 
@@ -50,11 +50,13 @@ def node_spec(
         nproc=ranks,
         python=here.python,
         working_dir=str(folder or job["working_dir"]),
+        container=containers.described(),
         env=env,
         setup=tuple(job["setup"]),
         preload=tuple(job["preload"]),
         start_method=job["start_method"],
-        keep_warm=None if job["keep_warm"] == "off" else job["keep_warm"],
+        # A fork server that stays would keep its container.
+        keep_warm=None if job["keep_warm"] == "off" or containers.is_inside() else job["keep_warm"],
         devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # the agent requests them
         node_rank=job["node_rank"] if nodes > 1 else 0,
         nodes=nodes,

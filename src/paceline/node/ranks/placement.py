@@ -90,6 +90,11 @@ def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict
     return env
 
 
+def container_of(run: RunDirectory) -> Mapping[str, Any] | None:
+    """The container in which a job's agent and ranks run; None if they run in none of paceline's."""
+    return NodeSpec.load(run.spec).container
+
+
 def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
     """A command for `attach`, a shell if it is empty, the variables of a rank of a job, and the folder of its start.
 

@@ -15,6 +15,7 @@ from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.journal.state import NewerVersion
+from paceline.node.machine.containers import is_inside
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import drop_note, note_of, remove_folder
 from paceline.node.signals import HANDLED, RESUME, SUSPEND
@@ -61,7 +62,9 @@ def start_agent(
     try:
         with open(directory.agent_log, "ab") as log:
             descriptors = [staging.lock, log.fileno(), *([] if lifeline is None else [end])]
-            agent, why = warm.start_agent(str(directory.path), env, descriptors, {*before, *HANDLED})
+            agent, why = None, ""
+            if not is_inside():  # such a server is outside of this container
+                agent, why = warm.start_agent(str(directory.path), env, descriptors, {*before, *HANDLED})
             if agent is not None:
                 directory.append({"event": "warm"})
                 return agent

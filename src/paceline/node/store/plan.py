@@ -13,6 +13,7 @@ from paceline.contract import RANK_KEY, TOKEN, ContractError
 from paceline.contract.code_folder import source_name
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
+from paceline.node.machine import containers
 from paceline.node.planning import fitting, node_part
 from paceline.node.ranks import placement
 from paceline.node.rundir.directory import RunDirectory
@@ -224,8 +225,8 @@ def this_machine(home: Home, slots: int, *, is_scheduled: bool = False) -> fitti
     """This machine, for jobs of a client elsewhere."""
     declare = 'declare N slots with hosts = ["HOST:N"] in the target\'s settings'
     choose_python = "name another Python with --ssh-python, or the packages with --environment"
-    if is_scheduled:
-        choose_python = "choose an image or a Python that has it"
+    if is_scheduled or containers.is_inside():
+        choose_python = f"choose an image{' or a Python' * is_scheduled} that has it"
     return fitting.Here(home.root, (sys.executable,), lambda: slots, declare, choose_python, is_scheduled)
 
 

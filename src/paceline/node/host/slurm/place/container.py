@@ -5,11 +5,11 @@ Sources: https://apptainer.org/docs/user/main/bind_paths_and_mounts.html and htt
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
+from paceline.node.machine.containers import binds_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,16 +23,7 @@ def described(
     """The container of a job: its `program`, its `image` and the `binds`, folders that it sees; None if it has none."""
     if given is None:
         return None
-    folders = [place.parent.parent, *(_whole(source["path"]) for source in data)]
-    if job["code"] is None:
-        folders.append(_whole(job["working_dir"]))
-    if job["checkpoint_dir"] is not None and os.path.isabs(os.path.expanduser(job["checkpoint_dir"])):
-        folder = _whole(job["checkpoint_dir"])
-        folders.append(next(path for path in (folder, *folder.parents) if path.exists()))  # the job makes the rest
-    binds = [str(folder) for folder in _outermost(folders)]
-    for bind in binds:
-        if any(letter in bind for letter in ",:"):
-            raise Refused(f"{bind}: {given['program']} cannot show a folder with ',' or ':' in its name; rename it")
+    binds = binds_of(given["program"], [place.parent.parent], job, data)
     return {"program": given["program"], "image": _image(given["program"], given["image"]), "binds": binds}
 
 
@@ -57,19 +48,9 @@ def _image(program: str, image: str) -> str:
     """An image as the program takes it: the whole path of a file, or where it comes from."""
     if "://" in image or (program == "pyxis" and not image.startswith(_PATHS)):
         return image
-    path = _whole(image)
+    path = whole(image)
     if not path.exists():
         raise Refused(
             f"--image {image}: no {path} here; name a file on the shared disk, or for example docker://{image}"
         )
     return str(path)
-
-
-def _whole(path: str) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _outermost(folders: Iterable[Path]) -> list[Path]:
-    """The same without those that are in others, and without /, which no container can show."""
-    found = sorted({folder for folder in folders if folder != Path("/")})
-    return [folder for folder in found if not any(other in folder.parents for other in found)]
