@@ -1,0 +1,179 @@
+"""Findings about data and files: who trains on which samples, and who reads and writes which file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from .records import Attempt, Event, Finding, alike, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_ORDERED = ("RandomSampler", "SequentialSampler", "DistributedSampler", "BatchSampler")
+_FIRST = 3  # forward passes whose inputs are compared
+
+
+def of_data(attempt: Attempt) -> list[Finding]:
+    """Findings about the batches that ranks train on."""
+    lines = _trained(attempt)
+    found = [finding for at, passes in lines.items() for finding in _of_passes(attempt, at, passes)]
+    found += _of_rests(attempt, lines)
+    if not any("same samples" in it.what for it in found):
+        found += _of_inputs(attempt)
+    return found
+
+
+def _trained(attempt: Attempt) -> dict[str, dict[int, list[Event]]]:
+    """Of each line that iterates over a loader and trains, the passes of each rank, with their batches."""
+    trains = {(rank, it["loader"]) for rank, it in attempt.of("step") if it["loader"] is not None}
+    batches: dict[tuple[int, int], list[list[int]]] = {}
+    for rank, it in attempt.of("batch"):
+        batches.setdefault((rank, it["loader"]), []).append(it["indices"])
+    over = {(rank, it["loader"]) for rank, it in attempt.of("passed")}
+    found: dict[str, dict[int, list[Event]]] = {}
+    for rank, it in attempt.of("pass"):
+        key = rank, it["loader"]
+        found.setdefault(it["at"], {}).setdefault(rank, []).append(
+            {**it, "trains": key in trains, "batches": batches.get(key, []), "over": key in over}
+        )
+    nobody = not trains
+    return {
+        at: of_ranks for at, of_ranks in found.items()
+        if any(each["trains"] or (nobody and each["length"] == 0) for passes in of_ranks.values() for each in passes)
+    }  # fmt: skip
+
+
+def _of_passes(attempt: Attempt, at: str, passes: Mapping[int, list[Event]]) -> Iterator[Finding]:
+    """What is wrong with the first pass over a loader, and with the order of the second."""
+    first = {rank: of_rank[0] for rank, of_rank in passes.items()}
+    lengths = {rank: it["length"] for rank, it in first.items() if it["length"] is not None}
+    groups = alike(lengths)
+    if empty := [rank for rank, length in lengths.items() if length == 0]:
+        yield Finding(at, f"{named(empty)} {'have' if len(empty) > 1 else 'has'} no batch at all", "take smaller batches, or fewer ranks")
+    elif len(groups) > 1 and attempt.are_together(lengths):
+        each = ", ".join(f"{named(ranks)} {length}" for length, ranks in list(groups.items())[:4])
+        yield Finding(
+            at, f"ranks have different numbers of batches: {each}",
+            "divide the data evenly: DistributedSampler repeats some samples for that, or drops them with drop_last=True",
+        )  # fmt: skip
+    mapped = {rank: it for rank, it in first.items() if it["maps"] and it["batches"]}
+    count = min((len(it["batches"]) for it in mapped.values()), default=0)
+    seen = alike({rank: repr(it["batches"][:count]) for rank, it in mapped.items()}) if count else {}
+    same = [ranks for ranks in seen.values() if len(ranks) > 1 and attempt.are_together(ranks)]
+    if same:
+        each = "; ".join(named(ranks) for ranks in same[:4])
+        yield Finding(
+            at, f"ranks train on the same samples: {each}",
+            "divide them: DistributedSampler(dataset), with the number of ranks and the rank that it finds itself",
+        )  # fmt: skip
+    elif len(mapped) > 1 and attempt.are_together(mapped):
+        yield from _of_all(at, mapped)
+    second = {rank: of_rank[1] for rank, of_rank in passes.items() if len(of_rank) > 1}
+    again = [
+        rank for rank, it in second.items()
+        if it["shuffles"] and it["sampler"] == "DistributedSampler" and it["batches"] and count
+        and it["epoch"] == first[rank]["epoch"] and it["batches"][0] == first[rank]["batches"][0]
+    ]  # fmt: skip
+    if again:
+        yield Finding(at, "each epoch has the same order of samples", "call sampler.set_epoch(epoch) before each epoch")
+
+
+def _of_all(at: str, first: Mapping[int, Event]) -> Iterator[Finding]:
+    """Samples that all ranks together use several times in a pass, or not at all."""
+    some = next(iter(first.values()))
+    totals = {it["base"] for it in first.values()}
+    if len(totals) != 1 or not some["base"] or any(it["sampler"] not in _ORDERED for it in first.values()):
+        return
+    total, ranks = some["base"], len(first)
+    whole = [rank for rank, it in first.items() if it["replicas"] is None and it["samples"] == total and it["length"]]
+    if len(whole) == ranks and all(it["batch"] and it["length"] * it["batch"] >= total for it in first.values()):
+        yield Finding(
+            at, f"each of {ranks} ranks goes through all {total} samples, so each is used {ranks} times in an epoch",
+            "divide them: DataLoader(…, sampler=DistributedSampler(dataset))",
+        )  # fmt: skip
+        return
+    if any(not it["over"] or it["cut"] or it["drops"] for it in first.values()):
+        return
+    used = {index for it in first.values() for batch in it["batches"] for index in batch}
+    missing = total - len(used)
+    if 0 < missing < ranks and max(used) == len(used) - 1:
+        yield Finding(
+            at, f"the last {missing} of {total} samples are never used: {ranks} ranks have {total // ranks} each",
+            "give some ranks one more and pad the others, as DistributedSampler does",
+        )  # fmt: skip
+
+
+def _of_rests(attempt: Attempt, lines: Mapping[str, Mapping[int, list[Event]]]) -> Iterator[Finding]:
+    """Whole numbers that the ranks divide among them, with a rest that nobody has."""
+    passes = [each for of_ranks in lines.values() for of_rank in of_ranks.values() for each in of_rank]
+    batches = {each["batch"] for each in passes} | {it["rows"] for _, it in attempt.of("forward")}
+    samples = {each["samples"] for each in passes}
+    ranks = len(attempt.ranks)
+    for of, at in sorted({(it["of"], it["at"]) for _, it in attempt.of("rest")}):
+        each = of // ranks
+        if each and each in batches:
+            yield Finding(
+                at, f"a batch of {of} is divided by {ranks} ranks: {each} each, {each * ranks} together",
+                f"take a multiple of the number of ranks, such as {-(-of // ranks) * ranks}, or give some ranks one more",
+            )  # fmt: skip
+        elif each and each in samples:
+            yield Finding(
+                at, f"{of} samples are divided by {ranks} ranks: {each} each, so {of % ranks} are never used",
+                "give some ranks one more and pad the others, as DistributedSampler does",
+            )  # fmt: skip
+
+
+def _of_inputs(attempt: Attempt) -> Iterator[Finding]:
+    """Ranks whose models get the same inputs, from whatever they come."""
+    inputs: dict[str, dict[int, list[int]]] = {}
+    for rank, it in attempt.of("forward"):
+        inputs.setdefault(it["at"], {}).setdefault(rank, []).append(it["sum"])
+    for at, of_ranks in inputs.items():
+        varying = {rank: repr(sums[:_FIRST]) for rank, sums in of_ranks.items() if len(set(sums[:_FIRST])) > 1}
+        same = [ranks for ranks in alike(varying).values() if len(ranks) > 1 and attempt.are_together(ranks)]
+        if same:
+            each = "; ".join(named(ranks) for ranks in same[:4])
+            yield Finding(
+                at, f"ranks train on the same samples: the inputs of the model are equal on {each}",
+                "divide the data by rank, and seed what is random with the rank",
+            )  # fmt: skip
+            return
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def of_files(attempt: Attempt) -> Iterator[Finding]:
+    """Files that several ranks write at the same time, or that one reads while another one writes it."""
+    written: dict[str, dict[int, Event]] = {}
+    events = [(rank, it) for rank, it in attempt.of("file") if not it["child"]]
+    for rank, it in events:
+        if it["kind"] == "write":
+            others = written.setdefault(it["path"], {})
+            others.setdefault(rank, it)
+    for path, of_ranks in written.items():
+        clocks: dict[int, set[int]] = {}
+        for rank, it in events:
+            if it["path"] == path and it["kind"] == "write":
+                clocks.setdefault(it["clock"], set()).add(rank)
+        ranks = max(clocks.values(), key=len)
+        if len(ranks) > 1:
+            yield Finding(
+                of_ranks[min(ranks)]["at"], f"{named(ranks)} write {os.path.basename(path)} at the same time",
+                "let one rank write it, or name it by the rank",
+            )  # fmt: skip
+            continue
+        racing = [
+            (rank, it, writes) for rank, it in events for writer, writes in of_ranks.items()
+            if it["path"] == path and it["kind"] == "read" and rank != writer and it["clock"] == writes["clock"]
+            and not writes["existed"]
+        ]  # fmt: skip
+        if racing:
+            readers = named(rank for rank, _, _ in racing)
+            _, it, writes = racing[0]
+            yield Finding(
+                it["at"], f"{readers} may read {os.path.basename(path)} before {named(of_ranks)} has written it "
+                f"({os.path.basename(writes['at'])}): nothing lets them wait",
+                "call dist.barrier() between the two",
+            )  # fmt: skip
