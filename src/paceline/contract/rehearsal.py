@@ -2,7 +2,7 @@
 
 ```
 plan.json                 `Plan`
-<attempt>-<rank>.jsonl    what a rank has done, one JSON object a line; `e` says what it is, `at` is FILE:LINE of the script
+<attempt>-<rank>.jsonl    what a rank has done, one JSON object a line: `e` is its kind, `at` FILE:LINE of the script
 saved                     some rank has saved a state
 unprotected               why files of the working folder are really written
 upper, work               what the ranks have written in the working folder, which keeps its files

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from paceline.job.text import a_few
+
 from .records import Attempt, Event, Finding, alike, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _ORDERED = ("RandomSampler", "SequentialSampler", "DistributedSampler", "BatchSampler")
+_ONE_WAY = ("reduce", "gather", "gather_object", "scatter")  # in which not all ranks wait
 _FIRST = 3  # forward passes whose inputs are compared
 
 
@@ -50,12 +53,16 @@ def _of_passes(attempt: Attempt, at: str, passes: Mapping[int, list[Event]]) -> 
     lengths = {rank: it["length"] for rank, it in first.items() if it["length"] is not None}
     groups = alike(lengths)
     if empty := [rank for rank, length in lengths.items() if length == 0]:
-        yield Finding(at, f"{named(empty)} {'have' if len(empty) > 1 else 'has'} no batch at all", "take smaller batches, or fewer ranks")
-    elif len(groups) > 1 and attempt.are_together(lengths):
+        yield Finding(
+            at,
+            f"{named(empty)} {'have' if len(empty) > 1 else 'has'} no batch at all",
+            "take smaller batches, or fewer ranks",
+        )
+    elif len(groups) > 1 and not any(attempt.of("uneven")) and attempt.are_together(lengths):
         each = ", ".join(f"{named(ranks)} {length}" for length, ranks in list(groups.items())[:4])
         yield Finding(
             at, f"ranks have different numbers of batches: {each}",
-            "divide the data evenly: DistributedSampler repeats some samples for that, or drops them with drop_last=True",
+            "divide the data evenly: DistributedSampler repeats some samples, or drops them with drop_last=True",
         )  # fmt: skip
     mapped = {rank: it for rank, it in first.items() if it["maps"] and it["batches"]}
     count = min((len(it["batches"]) for it in mapped.values()), default=0)
@@ -115,7 +122,7 @@ def _of_rests(attempt: Attempt, lines: Mapping[str, Mapping[int, list[Event]]]) 
         if each and each in batches:
             yield Finding(
                 at, f"a batch of {of} is divided by {ranks} ranks: {each} each, {each * ranks} together",
-                f"take a multiple of the number of ranks, such as {-(-of // ranks) * ranks}, or give some ranks one more",
+                f"take a multiple of the number of ranks, such as {(each + 1) * ranks}, or give some ranks one more",
             )  # fmt: skip
         elif each and each in samples:
             yield Finding(
@@ -145,35 +152,70 @@ def _of_inputs(attempt: Attempt) -> Iterator[Finding]:
 
 
 def of_files(attempt: Attempt) -> Iterator[Finding]:
-    """Files that several ranks write at the same time, or that one reads while another one writes it."""
-    written: dict[str, dict[int, Event]] = {}
-    events = [(rank, it) for rank, it in attempt.of("file") if not it["child"]]
-    for rank, it in events:
-        if it["kind"] == "write":
-            others = written.setdefault(it["path"], {})
-            others.setdefault(rank, it)
-    for path, of_ranks in written.items():
-        clocks: dict[int, set[int]] = {}
-        for rank, it in events:
-            if it["path"] == path and it["kind"] == "write":
-                clocks.setdefault(it["clock"], set()).add(rank)
-        ranks = max(clocks.values(), key=len)
-        if len(ranks) > 1:
-            yield Finding(
-                of_ranks[min(ranks)]["at"], f"{named(ranks)} write {os.path.basename(path)} at the same time",
-                "let one rank write it, or name it by the rank",
-            )  # fmt: skip
+    """Files that several ranks write at the same time, or that one may read before another one has written it."""
+    order = _Order(attempt)
+    uses: dict[str, list[tuple[int, int, Event]]] = {}
+    for rank in attempt.ranks:
+        for place, it in enumerate(attempt.events[rank]):
+            if it["e"] == "file" and not it["child"]:
+                uses.setdefault(it["path"], []).append((rank, place, it))
+    raced: dict[str, list[str]] = {}
+    for path, those in uses.items():
+        writes = [use for use in those if use[2]["kind"] == "write"]
+        races = {
+            rank
+            for one in writes
+            for other in writes
+            if one[0] != other[0] and not order.has(one, other)
+            for rank in (one[0], other[0])
+        }
+        if races:
+            at = next(it["at"] for rank, _, it in writes if rank in races)
+            raced.setdefault(at, []).append(f"{named(races)} write {os.path.basename(path)}")
             continue
-        racing = [
-            (rank, it, writes) for rank, it in events for writer, writes in of_ranks.items()
-            if it["path"] == path and it["kind"] == "read" and rank != writer and it["clock"] == writes["clock"]
-            and not writes["existed"]
+        early = [
+            (reader, writer) for writer in writes for reader in those
+            if reader[2]["kind"] == "read" and reader[0] != writer[0] and not writer[2]["existed"]
+            and not order.has(writer, reader) and (reader[2]["existed"] or reader == _last(those, reader[0]))
         ]  # fmt: skip
-        if racing:
-            readers = named(rank for rank, _, _ in racing)
-            _, it, writes = racing[0]
+        if early:
+            reader, writer = early[0]
+            readers = named(reader[0] for reader, _ in early)
             yield Finding(
-                it["at"], f"{readers} may read {os.path.basename(path)} before {named(of_ranks)} has written it "
-                f"({os.path.basename(writes['at'])}): nothing lets them wait",
-                "call dist.barrier() between the two",
+                reader[2]["at"], f"{readers} may read {os.path.basename(path)} before rank {writer[0]} has written it "
+                f"({os.path.basename(writer[2]['at'])}): nothing lets them wait",
+                "call dist.barrier() on all ranks between the two",
             )  # fmt: skip
+    for at, texts in raced.items():
+        yield Finding(at, f"at the same time {a_few(texts)}", "let one rank write a file, or name it by the rank")
+
+
+def _last(uses: list[tuple[int, int, Event]], rank: int) -> tuple[int, int, Event]:
+    return [use for use in uses if use[0] == rank][-1]
+
+
+class _Order:
+    """What must have happened before what, by the collectives in which ranks wait for each other."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._meetings: dict[int, dict[tuple[str, tuple[int, ...]], list[int]]] = {}
+        for rank in attempt.ranks:
+            those = self._meetings[rank] = {}
+            for place, it in enumerate(attempt.events[rank]):
+                if it["e"] == "collective" and it["kind"] not in _ONE_WAY:
+                    those.setdefault((it["group"], tuple(it["ranks"])), []).append(place)
+                elif it["e"] == "step":
+                    for group in attempt.exchanging:
+                        if rank in group:
+                            those.setdefault((f"steps of {it['optimizer']}", group), []).append(place)
+
+    def has(self, one: tuple[int, int, Event], other: tuple[int, int, Event]) -> bool:
+        """Whether one of two events of different ranks must have been over before the other one."""
+        return self._before(one, other) or self._before(other, one)
+
+    def _before(self, first: tuple[int, int, Event], second: tuple[int, int, Event]) -> bool:
+        ours, theirs = self._meetings[first[0]], self._meetings[second[0]]
+        return any(
+            sum(it < second[1] for it in theirs[key]) > sum(it < first[1] for it in ours[key])
+            for key in ours.keys() & theirs.keys()
+        )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.contract.stands import Place
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_NUMBER = re.compile(r"\d+")
 _SCALARS = 64
 _NOISE = 1e-5  # of a sum of numbers, that order of addition may make
 _EXACT = 1e-4  # of a ratio of gradients that is a whole number
@@ -27,8 +28,9 @@ def findings(attempts: Sequence[Attempt], course: Course) -> list[Finding]:
     """All findings, those that explain most first; each once."""
     found: list[Finding] = []
     for attempt in attempts:
+        attempt.has_failed = attempt.number in course.failures
         differing = list(_of_collectives(attempt))
-        found += differing
+        found += differing  # what follows from these is no finding
         found += of_data(attempt)
         is_last = attempt is attempts[-1]
         if not attempt.was_cut:
@@ -36,7 +38,12 @@ def findings(attempts: Sequence[Attempt], course: Course) -> list[Finding]:
                 found += _of_hang(attempt, course)
             if attempt.killed is None:
                 found += _of_failures(attempt, course.failures.get(attempt.number, ()), is_explained=bool(differing))
-        found += [*_of_steps(attempt), *_of_weights(attempt, attempts), *_of_gradients(attempt), *of_files(attempt)]
+        found += [
+            *_of_steps(attempt),
+            *([] if differing else _of_weights(attempt)),
+            *_of_gradients(attempt),
+            *of_files(attempt),
+        ]
     if attempts and not found and not course.stopped:
         found += _of_joining(attempts[-1])
     return list({(it.at, it.what.split(" after ")[0]): it for it in reversed(found)}.values())[::-1]
@@ -47,27 +54,37 @@ def findings(attempts: Sequence[Attempt], course: Course) -> list[Finding]:
 
 def _of_failures(attempt: Attempt, failures: Sequence[Mapping[str, Any]], *, is_explained: bool) -> Iterator[Finding]:
     """Exceptions and signals; of ranks that have lost another one only what that one did."""
-    own = [it for it in failures if it["rank"] is not None and not SYMPTOM.search(it["message"])]
-    for message, ranks in alike({it["rank"]: it["message"] for it in own}).items():
+    own = [
+        it for it in failures if it["rank"] is not None and not SYMPTOM.search(it["message"])
+        and not (is_explained and it["message"].startswith("killed"))
+    ]  # fmt: skip
+    for ranks in alike({it["rank"]: _NUMBER.sub("", it["message"]) for it in own}).values():
         first = next(it for it in own if it["rank"] == ranks[0])
         at = _last_line(first.get("traceback") or "") or _last_at(attempt, ranks[0])
-        advice = first.get("advice") or f"see the log of rank {ranks[0]}, and what it has that other ranks do not"
-        who = "all ranks fail" if len(ranks) == len(attempt.ranks) else f"{named(ranks)} fail{'s' * (len(ranks) == 1)}"
-        yield Finding(at, f"{who}: {message}", advice)
+        are_all = len(ranks) == len(attempt.ranks)
+        advice = first.get("advice") or (
+            f"see the log of rank {ranks[0]}{'' if are_all else ', and what it has that others do not'}"
+        )
+        who = "all ranks fail" if are_all else f"{named(ranks)} fail{'s' * (len(ranks) == 1)}"
+        yield Finding(at, f"{who}: {first['message']}", advice)
     lost = [it["rank"] for it in failures if it["rank"] is not None]
     ended = [rank for rank, _ in attempt.of("end") if rank not in lost]
     if lost and not own and not is_explained:
         waiting = lost[0]
         last = next((it for it in reversed(attempt.events.get(waiting, [])) if it["e"] == "collective"), None)
         where = _last_line(failures[0].get("traceback") or "") or (last["at"] if last else _last_at(attempt, waiting))
-        what = f"enter{'s' * (len(lost) == 1)} {last['kind']}" if last else "wait for the others"
+        is_in_it = last is not None and last["at"] == where
+        s = "s" * (len(lost) == 1)
+        what = f"enter{s} {last['kind']}" if last is not None and is_in_it else f"wait{s} for the others here"
         if ended:
             yield Finding(
                 where, f"{named(lost)} {what}, but {named(ended)} had ended by then",
-                f"let {named(ended)} enter it too: no rank may leave a loop or the script before the others",
+                f"let {named(ended)} come here too: no rank may leave a loop or the script before the others",
             )  # fmt: skip
         else:
-            yield Finding(where, f"{named(lost)} lose the others: {failures[0]['message']}", "see the logs of the ranks")
+            yield Finding(
+                where, f"{named(lost)} lose the others: {failures[0]['message']}", "see the logs of the ranks"
+            )
 
 
 def _of_hang(attempt: Attempt, course: Course) -> Iterator[Finding]:
@@ -80,11 +97,11 @@ def _of_hang(attempt: Attempt, course: Course) -> Iterator[Finding]:
     ended = sorted({rank for rank, _ in attempt.of("end")})
     if late and waiting:
         what = hang["collective"]["kind"] if hang["collective"] else "the next collective"
-        at = _line_of(late[0])
+        at, is_one = _line_of(late[0]), len(hang["ranks"]) == 1
         where = ", ".join(f"{named(it['ranks'])} at {_short(_line_of(it))}{_why(it)}" for it in waiting[:3])
         yield Finding(
-            at, f"it hangs: {named(hang['ranks'])} {'is' if len(hang['ranks']) == 1 else 'are'} here{_why(late[0])} and "
-            f"does not enter {what}, in which others wait: {where}",
+            at, f"it hangs: {named(hang['ranks'])} {'is' if is_one else 'are'} here{_why(late[0])} and "
+            f"{'does' if is_one else 'do'} not enter {what}, in which others wait: {where}",
             "let all ranks enter the same collectives, in the same order",
         )  # fmt: skip
         return
@@ -95,7 +112,7 @@ def _of_hang(attempt: Attempt, course: Course) -> Iterator[Finding]:
 
 
 def _why(place: Place) -> str:
-    return f" ({place['why']})" if place["why"] else ""
+    return f" ({place['why'].replace('it waits', 'waiting', 1)})" if place["why"] else ""
 
 
 def _line_of(place: Place) -> str:
@@ -136,8 +153,10 @@ def _of_collectives(attempt: Attempt) -> Iterator[Finding]:
                 more = [rank for rank, length in lengths.items() if length == most]
                 extra = of_ranks[more[0]][min(lengths.values())]
                 fewer = [rank for rank in members if rank not in more]
+                never = f"{named(fewer)} never {'does' if len(fewer) == 1 else 'do'}"
                 yield Finding(
-                    extra["at"], f"{named(more)} enter{'s' * (len(more) == 1)} {_described(extra)}, and {named(fewer)} never do",
+                    extra["at"],
+                    f"{named(more)} enter{'s' * (len(more) == 1)} {_described(extra)}, and {never}",
                     "call it on all ranks of the group",
                 )  # fmt: skip
 
@@ -187,13 +206,13 @@ def _same_models(attempt: Attempt) -> bool:
 
 def _of_steps(attempt: Attempt) -> Iterator[Finding]:
     groups = alike(attempt.steps)
-    if attempt.has_ended and len(groups) > 1 and attempt.are_together(attempt.ranks):
+    if attempt.has_ended and len(groups) > 1 and not any(attempt.of("uneven")) and attempt.are_together(attempt.ranks):
         each = ", ".join(f"{named(ranks)} {steps}" for steps, ranks in groups.items())
         at = next((it["at"] for _, it in attempt.of("step")), "")
         yield Finding(at, f"ranks make different numbers of steps: {each}", "give all ranks the same number of batches")
 
 
-def _of_weights(attempt: Attempt, attempts: Sequence[Attempt]) -> Iterator[Finding]:
+def _of_weights(attempt: Attempt) -> Iterator[Finding]:
     """The first step of each optimizer after which ranks that train together have other weights or another state."""
     after: dict[tuple[int, int], dict[int, Event]] = {}
     for rank, it in attempt.of("step"):
@@ -205,33 +224,33 @@ def _of_weights(attempt: Attempt, attempts: Sequence[Attempt]) -> Iterator[Findi
             ranks = {rank: steps[rank]["weights"] for rank in group if rank in steps}
             if len({it["shapes"] for it in ranks.values()}) != 1:
                 continue
-            for aspect, words in (("rate", "learning rates"), ("sums", "weights"), ("state", "states of the optimizer")):
+            for aspect, words in (
+                ("rate", "learning rates"),
+                ("sums", "weights"),
+                ("state", "states of the optimizer"),
+            ):
                 groups = _close({rank: it[aspect] for rank, it in ranks.items()})
                 if len(groups) > 1:
                     told.add(group)
-                    yield _unlike(attempt, attempts, number, steps, groups, words)
+                    yield _unlike(attempt, number, steps, groups, words)
                     break
 
 
 def _unlike(
-    attempt: Attempt, attempts: Sequence[Attempt], number: int, steps: Mapping[int, Event],
-    groups: Sequence[Sequence[int]], words: str,
-) -> Finding:  # fmt: skip
+    attempt: Attempt, number: int, steps: Mapping[int, Event], groups: Sequence[Sequence[int]], words: str
+) -> Finding:
     each = " and ".join(named(ranks) for ranks in groups[:4])
     at = steps[groups[-1][0]]["at"]
-    if attempt.number and any(it.killed for it in attempts):
-        saved = {it["path"] for before in attempts if before is not attempt for _, it in before.of("file") if it["kind"] == "write"}
-        reads = {rank: it for rank, it in attempt.of("file") if it["kind"] == "read" and it["path"] in saved}
-        only = ""
-        if reads:
-            at = next(iter(reads.values()))["at"]
-            only = f"; {named(reads)} {'reads' if len(reads) == 1 else 'read'} what was saved"
+    if attempt.number:
+        reads = {rank: it for rank, it in attempt.of("file") if it["kind"] == "read" and it["path"] in attempt.saved}
+        only = f"; only {named(reads)} read what was saved" if 0 < len(reads) < len(attempt.ranks) else ""
         return Finding(
-            at, f"{words} differ between {each} after step {number} of the resume{only}",
+            next(iter(reads.values()))["at"] if reads else at,
+            f"{words} differ between {each} after step {number} of the resume{only}",
             "load the same model, optimizer and step on all ranks",
         )  # fmt: skip
     todo = {
-        "learning rates": "take what all ranks have, such as the number of ranks, for the learning rate",
+        "learning rates": "let the learning rate depend on the number of ranks alone",
         "weights": "broadcast the first weights, and exchange the gradients of all parameters among all ranks",
     }.get(words, "begin with the same state on all ranks")
     return Finding(at, f"{words} differ between {each} after step {number}", todo)
@@ -273,7 +292,11 @@ def _of_gradients(attempt: Attempt) -> Iterator[Finding]:
             )  # fmt: skip
             break
     trains = [rank for rank in attempt.ranks if attempt.steps[rank] >= 2]
-    if len(trains) < 2 or not _same_models(attempt) or any(it["weights"]["sharded"] for _, it in attempt.of("step") if it.get("weights")):
+    if (
+        len(trains) < 2
+        or not _same_models(attempt)
+        or any(it["weights"]["sharded"] for _, it in attempt.of("step") if it.get("weights"))
+    ):
         return
     at = next(it["at"] for rank, it in attempt.of("step") if rank == trains[-1])
     if attempt.exchanges_nothing:
@@ -286,7 +309,9 @@ def _of_gradients(attempt: Attempt) -> Iterator[Finding]:
         return
     exchanging = {rank for group in attempt.exchanging for rank in group}
     alone = [rank for rank in trains if rank not in exchanging]
-    wide = any(len(it["ranks"]) == len(attempt.ranks) and it.get("size", 0) >= _SCALARS for _, it in attempt.of("collective"))
+    wide = any(
+        len(it["ranks"]) == len(attempt.ranks) and it.get("size", 0) >= _SCALARS for _, it in attempt.of("collective")
+    )
     if exchanging and alone and not wide:
         yield Finding(
             next(it["at"] for rank, it in attempt.of("step") if rank == alone[0]),
@@ -295,7 +320,9 @@ def _of_gradients(attempt: Attempt) -> Iterator[Finding]:
         )  # fmt: skip
     elif exchanging and not alone and not wide and not attempt.are_together(trains):
         groups = "; ".join(named(group) for group in sorted(attempt.exchanging)[:4])
-        yield Finding(at, f"gradients are exchanged within {groups}, and never among all ranks", "exchange them among all ranks")
+        yield Finding(
+            at, f"gradients are exchanged within {groups}, and never among all ranks", "exchange them among all ranks"
+        )
 
 
 def _of_joining(attempt: Attempt) -> Iterator[Finding]:

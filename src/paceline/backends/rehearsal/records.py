@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paceline.contract.stands import Hang
@@ -44,9 +44,10 @@ class Course:
 class Attempt:
     """What the ranks did in one attempt."""
 
-    def __init__(self, number: int, events: Mapping[int, Sequence[Event]]) -> None:
-        """Take the events of each rank, in their order."""
-        self.number, self.events = number, events
+    def __init__(self, number: int, events: Mapping[int, Sequence[Event]], saved: Collection[str] = ()) -> None:
+        """Take the events of each rank, in their order, and the files that earlier attempts have written."""
+        self.number, self.events, self.saved = number, events, saved
+        self.has_failed = False  # whether a failure has ended it
         self.ranks = sorted(events)
 
     def of(self, *kinds: str) -> Iterator[tuple[int, Event]]:
@@ -66,7 +67,7 @@ class Attempt:
     @cached_property
     def has_ended(self) -> bool:
         """Whether all ranks have come to the end of the script."""
-        return not self.was_cut and {rank for rank, _ in self.of("end")} == set(self.ranks)
+        return not self.was_cut and not self.has_failed and {rank for rank, _ in self.of("end")} == set(self.ranks)
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, list[Event]]]:
@@ -79,7 +80,9 @@ class Attempt:
     @cached_property
     def steps(self) -> dict[int, int]:
         """How many steps each rank has made, of the optimizer that has made most."""
-        return {rank: max((it["number"] for it in self.events[rank] if it["e"] == "step"), default=0) for rank in self.ranks}
+        return {
+            rank: max((it["number"] for it in self.events[rank] if it["e"] == "step"), default=0) for rank in self.ranks
+        }
 
     @cached_property
     def exchanging(self) -> set[tuple[int, ...]]:
@@ -98,7 +101,8 @@ class Attempt:
         """Whether no rank sends another one anything that may be gradients or parameters."""
         return not (
             self.exchanging or any(self.of("library", "message"))
-            or any(it.get("which") or it.get("size", 0) >= _SCALARS or it["kind"].endswith("to_all") for _, it in self.of("collective"))
+            or any(it.get("which") or it.get("size", 0) >= _SCALARS for _, it in self.of("collective"))
+            or any(it["kind"].startswith("all_to_all") for _, it in self.of("collective"))
         )  # fmt: skip
 
     def are_together(self, ranks: Iterable[int]) -> bool:
@@ -113,7 +117,12 @@ def read(folder: Path) -> list[Attempt]:
         attempt, rank = map(int, file.stem.split("-"))
         lines = file.read_text(errors="replace").splitlines()
         found.setdefault(attempt, {})[rank] = [json.loads(it) for it in lines if it.endswith("}")]
-    return [Attempt(number, found[number]) for number in sorted(found)]
+    attempts: list[Attempt] = []
+    saved: set[str] = set()
+    for number in sorted(found):
+        attempts.append(Attempt(number, found[number], frozenset(saved)))
+        saved |= {it["path"] for _, it in attempts[-1].of("file") if it["kind"] == "write"}
+    return attempts
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -28,7 +28,9 @@ def summary(attempts: Sequence[Attempt], course: Course, ranks: int) -> str:
     line = f"{ranks} ranks agree: {', '.join(facts)}"
     if course.stopped:
         line = f"{ranks} ranks agree as far as they came ({course.stopped}): {', '.join(facts)}"
-        line += "; --time-limit 1h and --rehearse-steps 2 let them come further" if "time limit" in course.stopped else ""
+        line += (
+            "; --time-limit 1h and --rehearse-steps 2 let them come further" if "time limit" in course.stopped else ""
+        )
     return line
 
 
@@ -50,8 +52,13 @@ def _of(attempt: Attempt) -> list[str]:
                 files.setdefault(it["path"], set()).add(rank)
         if files:
             by = {rank for ranks in files.values() for rank in ranks}
-            facts.append(f"{counted(len(files), 'file')} {verb} by {'all' if len(by) == len(attempt.ranks) else named(by)}")
-    memory = {rank: max((it["memory"] for it in attempt.events[rank] if it["e"] == "step"), default=0) for rank in attempt.ranks}
+            facts.append(
+                f"{counted(len(files), 'file')} {verb} by {'all' if len(by) == len(attempt.ranks) else named(by)}"
+            )
+    memory = {
+        rank: max((it["memory"] for it in attempt.events[rank] if it["e"] == "step"), default=0)
+        for rank in attempt.ranks
+    }
     if any(memory.values()):
         most = max(memory, key=lambda rank: memory[rank])
         facts.append(f"at most {show_size(memory[most])} of memory (rank {most})")

@@ -46,16 +46,17 @@ _LAST = 0.04  # of the machine's memory: with less of it free, the ranks are sto
 _FRAMEWORKS = (None, "torch", "horovod")
 # Flags that say where a job runs, or how its machines meet; a rehearsal is on this one.
 _ELSEWHERE = {
-    "detach": "--detach", "dry_run": "--dry-run", "nnodes": "--nnodes", "ranks": "-n", "total": "-np", "min_np": "--min-np",
-    "max_np": "--max-np", "host_discovery_script": "--host-discovery-script", "node_rank": "--node-rank",
-    "master_addr": "--master-addr", "rdzv_endpoint": "--rdzv-endpoint", "pass_index": "--pass-index", "tensorboard": "--tensorboard",
+    "detach": "--detach", "dry_run": "--dry-run", "nnodes": "--nnodes", "ranks": "-n", "total": "-np",
+    "min_np": "--min-np", "max_np": "--max-np", "host_discovery_script": "--host-discovery-script",
+    "node_rank": "--node-rank", "master_addr": "--master-addr", "rdzv_endpoint": "--rdzv-endpoint",
+    "pass_index": "--pass-index", "tensorboard": "--tensorboard",
 }  # fmt: skip
 REHEARSAL = in_section(
     "Rehearsal",
     Option(
         ["--rehearse"],
         metavar="N",
-        help="Run some steps of N ranks on the cores of this machine, and say what differs between them that should not.",
+        help="Run some steps of N ranks on the cores of this machine, and say what is wrong between them.",
     ),
     Option(
         ["--rehearse-steps"],
@@ -87,7 +88,9 @@ def ranks_of(given: Mapping[str, Any]) -> int | None:
         raise UserError(f"--rehearse {text} is more ranks than one machine can have; take {MOST_RANKS} or fewer")
     for name, flag in _ELSEWHERE.items():
         if given[name] not in (None, False):
-            raise UserError(f"--rehearse runs its ranks on the cores of this machine, so {flag} says nothing; leave it out")
+            raise UserError(
+                f"--rehearse runs its ranks on the cores of this machine, so {flag} says nothing; leave it out"
+            )
     return int(text)
 
 
@@ -112,7 +115,7 @@ def rehearse(ranks: int, spec: JobSpec, given: Mapping[str, Any], there: Backend
             job = there.run(prepared, progress, streams)
             obey_signals(job)
         say(
-            f"rehearsing {counted(ranks, 'rank')} of {spec.target} on {counted(os.cpu_count() or 1, 'core')} of this machine, "
+            f"rehearsing {counted(ranks, 'rank')} of {spec.target} on {counted(os.cpu_count() or 1, 'core')} here, "
             f"for at most {3 * plan['steps']} steps and {show_duration(spec.time_limit or _LIMIT)}; seed {seed}"
         )
         course, is_interrupted = _follow(job, streams, folder)
@@ -127,8 +130,8 @@ def rehearse(ranks: int, spec: JobSpec, given: Mapping[str, Any], there: Backend
         _remove(there, job.name)
         return 130
     found = findings(attempts, course)
-    for each in found:
-        click.echo(_shown(each, Path(spec.working_dir).resolve()))
+    for finding in found:
+        click.echo(_shown(finding, Path(spec.working_dir).resolve()))
     if found:
         say(f"{counted(len(found), 'finding')} in {took}; logs of all ranks: paceline logs {job.name} --all")
         return 1
@@ -144,17 +147,21 @@ def _check(ranks: int, spec: JobSpec, there: Backend) -> None:
     """Refuse what cannot be rehearsed."""
     if there.name != HERE:
         raise UserError(
-            f"--rehearse runs its ranks on the cores of this machine, and {there.name} is another; leave out what names it"
+            f"--rehearse runs its ranks on the cores of this machine, not on {there.name}; leave out what names that"
         )
     if spec.kind == "command":
-        raise UserError(f"--rehearse sees what scripts of Python do, and {spec.target} is a command; name a script or -m")
+        raise UserError(
+            f"--rehearse sees what scripts of Python do, and {spec.target} is a command; name a script or -m"
+        )
     if spec.framework not in _FRAMEWORKS:
-        raise UserError(f"--rehearse knows scripts of torch and Horovod, not --framework {spec.framework}; leave it out")
+        raise UserError(
+            f"--rehearse knows scripts of torch and Horovod, not --framework {spec.framework}; leave it out"
+        )
     available = machine_memory().available
     if ranks * _OF_A_RANK > available:
         raise UserError(
-            f"--rehearse {ranks}: a rank of torch takes {show_size(_OF_A_RANK)} or more, and {show_size(available)} of memory "
-            f"are free here; take {max(2, available // _OF_A_RANK)} or fewer"
+            f"--rehearse {ranks}: a rank of torch takes {show_size(_OF_A_RANK)} or more, and {show_size(available)} "
+            f"of memory are free here; take {max(2, available // _OF_A_RANK)} or fewer"
         )
 
 

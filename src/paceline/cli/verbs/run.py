@@ -206,7 +206,15 @@ run = SectionedCommand(
     callback=_run,
     usual=USUAL,
     context_settings={"allow_interspersed_args": False, **UNDERSCORES},
-    params=[*job_options(), *SPEC, *OUTPUT, *rehearse.REHEARSAL, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW,
+    params=[
+        *job_options(),
+        *SPEC,
+        *OUTPUT,
+        *rehearse.REHEARSAL,
+        *NODES,
+        *TORCHRUN,
+        *HOROVODRUN,
+        *TENSORFLOW,
         *PROGRAM_ARGUMENTS,
     ],
 )

@@ -65,17 +65,19 @@ def compiled(source: bytes, path: str) -> CodeType | None:
         return operator.floordiv(one, other) if rounds else operator.truediv(one, other)
 
     setattr(builtins, _DIVIDED, divided)
-    return compile(ast.fix_missing_locations(_Divisions().visit(ast.parse(source, path))), path, "exec", dont_inherit=True)
+    return compile(
+        ast.fix_missing_locations(_Divisions().visit(ast.parse(source, path))), path, "exec", dont_inherit=True
+    )
 
 
 class _Divisions(ast.NodeTransformer):
     """Replaces `a // b` and `int(a / b)`."""
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:  # noqa: N802 - the name that ast wants
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         return _call(node, rounds=True) if isinstance(node.op, ast.FloorDiv) else node
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "int" and len(node.args) == 1:
             inner = node.args[0]

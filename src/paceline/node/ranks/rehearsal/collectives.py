@@ -42,8 +42,6 @@ _KINDS = {
     "scatter_object_list": _Kind("", "src", "scatter_object_input_list"),
 }
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
-_SCALARS = 64  # elements: a collective of fewer exchanges no gradients
-_NO_ROOT_WAITS = ("reduce", "gather", "gather_object", "scatter")
 
 
 class Collectives:
@@ -78,7 +76,7 @@ class Collectives:
             given.apply_defaults()
             self._depth += 1
             try:
-                return ours(theirs, given.arguments, args, kwargs)
+                return ours(given.arguments, functools.partial(theirs, *args, **kwargs))
             finally:
                 self._depth -= 1
 
@@ -94,11 +92,11 @@ class Collectives:
                 return str(group.group_name), c10d.get_process_group_ranks(group)
         return "", []
 
-    def _collective(self, name: str, kind: _Kind, theirs: Any, given: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    def _collective(self, name: str, kind: _Kind, given: dict[str, Any], call: functools.partial[Any]) -> Any:
         group, ranks = self._group(given.get("group"))
         if not ranks:
-            return theirs(*args, **kwargs)
-        tensor = given.get(kind.tensor)
+            return call()
+        tensor: Any = given.get(kind.tensor)
         facts = dict(facts_of(tensor))
         size = tensor.numel() if hasattr(tensor, "numel") else 0
         if size:
@@ -116,21 +114,20 @@ class Collectives:
         self._record.note(
             "collective", kind=name, group=group, ranks=list(ranks), at=self._record.where(sys._getframe(2)), **facts
         )
-        is_of_all = len(ranks) == self._c10d.get_world_size() and name not in _NO_ROOT_WAITS
-        self._record.clock += is_of_all  # what comes before it on one rank is over after it on the others
-        result = theirs(*args, **kwargs)
+        self._record.clock += 1
+        result = call()
         if name == "all_reduce" and facts.get("op") == "SUM" and not given.get("async_op") and facts.get("which"):
             self._reduced(facts["which"], tensor, len(ranks))
         return result
 
-    def _message(self, name: str, peer: str, theirs: Any, given: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    def _message(self, name: str, peer: str, given: dict[str, Any], call: functools.partial[Any]) -> Any:
         self._record.note(
             "message", kind=name, peer=given.get(peer), at=self._record.where(sys._getframe(2)),
             **facts_of(given.get("tensor")),
         )  # fmt: skip
-        return theirs(*args, **kwargs)
+        return call()
 
-    def _new_group(self, theirs: Any, given: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    def _new_group(self, given: dict[str, Any], call: functools.partial[Any]) -> Any:
         if not given.get("use_local_synchronization"):
             group, ranks = self._group(None)
             wanted = given.get("ranks")
@@ -138,16 +135,15 @@ class Collectives:
                 "collective", kind="new_group", group=group, ranks=list(ranks),
                 of=sorted(map(int, wanted)) if wanted is not None else None, at=self._record.where(sys._getframe(2)),
             )  # fmt: skip
-        return theirs(*args, **_on_cores(kwargs))
+        return call.func(*call.args, **_on_cores(call.keywords))
 
-    def _init(self, theirs: Any, given: dict[str, Any], args: Any, kwargs: Any) -> Any:
-        size = given.get("world_size")
-        kwargs = dict(_on_cores(kwargs))
+    def _init(self, given: dict[str, Any], call: functools.partial[Any]) -> Any:
+        kwargs = {name: it for name, it in _on_cores(call.keywords).items() if name != "device_id"}  # there is no GPU
+        args = call.args
         if args and isinstance(args[0], str):
             args = ("gloo" if "nccl" in args[0] else args[0], *args[1:])
-        kwargs.pop("device_id", None)  # there is no GPU
-        result = theirs(*args, **kwargs)
-        self._record.note("joined", size=self._c10d.get_world_size(), given=size, at=self._record.where(sys._getframe(2)))
+        result = call.func(*args, **kwargs)
+        self._record.note("joined", at=self._record.where(sys._getframe(2)))
         return result
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.rehearsal import SAVED
@@ -25,11 +24,12 @@ class Record:
     def __init__(self, folder: str, rank: int, attempt: int) -> None:
         """Begin the file."""
         self.folder, self.rank, self.attempt = folder, rank, attempt
-        self.clock = 0  # how many events of all ranks have happened: what has the same number is in no order
+        self.clock = 0  # how many collectives and steps there were: between two, a file is noted once
         self._pid = os.getpid()
         path = os.path.join(folder, f"{attempt}-{rank}.jsonl")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._is_own: dict[str, bool] = {}
+        self._is_noting = False
         self._opened: set[tuple[str, str, int]] = set()
         run = os.environ.get("PACELINE_RUN_DIR", "")
         roots = (sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/etc", "/usr", folder, run)
@@ -65,6 +65,8 @@ class Record:
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, args: Any) -> None:
+        if self._is_noting:  # what this does itself
+            return
         try:
             if event == "open":
                 path, mode, flags = args
@@ -76,7 +78,7 @@ class Record:
             return
 
     def opened(self, path: str, kind: str) -> None:
-        """Note that a file is read or written, once for each of its kinds between two events of all ranks."""
+        """Note that a file is read or written, once for each kind between two collectives."""
         path = os.path.abspath(path)
         if path.startswith(self._elsewhere) or path.endswith(_NO_DATA) or _is_cache(path):
             return
@@ -84,14 +86,17 @@ class Record:
         if key in self._opened or len(self._opened) >= 1000:
             return
         self._opened.add(key)
-        at = self.where(sys._getframe(1))
+        self._is_noting = True
+        try:
+            at = self.where(sys._getframe(1))
+        finally:
+            self._is_noting = False
         if at:
-            self.note("file", path=path, kind=kind, clock=self.clock, at=at, child=not self.is_rank,
+            self.note("file", path=path, kind=kind, at=at, child=not self.is_rank,
                       existed=os.path.exists(path))  # fmt: skip
 
-    def saved(self, path: str) -> None:
-        """Note that a state was saved."""
-        self.opened(path, "write")
+    def saved(self) -> None:
+        """Note that a state was saved, for all ranks."""
         os.close(os.open(os.path.join(self.folder, SAVED), os.O_WRONLY | os.O_CREAT, 0o600))
 
 
@@ -108,7 +113,7 @@ def _is_cache(path: str) -> bool:
     """Whether a file is one of a hidden folder at home, or of a temporary folder of a library."""
     home = os.path.expanduser("~")
     inner = os.path.relpath(path, home) if path.startswith(home + os.sep) else ""
-    temporary = path.startswith(os.path.join(tempfile.gettempdir(), "torch"))
+    temporary = path.startswith(os.path.join(os.environ.get("TMPDIR", "/tmp"), "torch"))
     return inner.startswith(".") or temporary or f"{os.sep}__pycache__{os.sep}" in path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -85,9 +86,11 @@ class Training:
 
         @functools.wraps(save)
         def saved(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(f, (str, os.PathLike)):
+                return save(obj, f, *args, **kwargs)
+            training._record.opened(os.fspath(f), "write")  # C code opens it
             result = save(obj, f, *args, **kwargs)
-            if isinstance(f, (str, os.PathLike)):
-                training._record.saved(os.fspath(f))
+            training._record.saved()
             return result
 
         torch.save = torch.serialization.save = saved
@@ -99,7 +102,7 @@ class Training:
     def _patch_loader(self) -> None:
         data, training = self._torch.utils.data, self
         begin = data.DataLoader.__iter__
-        inner = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter  # type: ignore[attr-defined]
+        inner = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter
         next_index, next_batch = inner._next_index, inner.__next__
 
         @functools.wraps(begin)
@@ -196,6 +199,15 @@ class Training:
                 training._record.note("parallel", kind="DistributedDataParallel", ranks=list(ranks), at=at)
 
         parallel.__init__ = made
+        join: Any = importlib.import_module("torch.distributed.algorithms.join").Join
+        enter = join.__enter__
+
+        @functools.wraps(enter)
+        def entered(this: Any) -> Any:
+            training._record.note("uneven", at=training._record.where(sys._getframe(1)))
+            return enter(this)
+
+        join.__enter__ = entered
         modules: Any = sys.modules["torch.nn.modules.module"]
         modules.register_module_forward_pre_hook(self._before_forward)
         modules.register_module_forward_hook(self._after_forward, always_call=True)
