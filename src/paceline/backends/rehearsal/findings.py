@@ -59,7 +59,7 @@ def _of_failures(attempt: Attempt, failures: Sequence[Mapping[str, Any]], *, is_
         and not (is_explained and it["message"].startswith("killed"))
     ]  # fmt: skip
     for ranks in alike({it["rank"]: _NUMBER.sub("", it["message"]) for it in own}).values():
-        first = next(it for it in own if it["rank"] == ranks[0])
+        first = max((it for it in own if it["rank"] in ranks), key=lambda it: len(it.get("traceback") or ""))
         at = _last_line(first.get("traceback") or "") or _last_at(attempt, ranks[0])
         are_all = len(ranks) == len(attempt.ranks)
         advice = first.get("advice") or (
@@ -299,6 +299,8 @@ def _of_gradients(attempt: Attempt) -> Iterator[Finding]:
     ):
         return
     at = next(it["at"] for rank, it in attempt.of("step") if rank == trains[-1])
+    if attempt.exchanges_nothing and not any(attempt.of("joined")):
+        return  # see `_of_joining`
     if attempt.exchanges_nothing:
         yield Finding(
             at, f"{named(trains)} train, and exchange no gradients: each has a model of its own",

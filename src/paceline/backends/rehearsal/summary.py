@@ -17,14 +17,15 @@ def summary(attempts: Sequence[Attempt], course: Course, ranks: int) -> str:
     """`8 ranks agree: 24 steps, …`, and how far that has been seen."""
     steps = [max(attempt.steps.values(), default=0) for attempt in attempts]
     done = sum(steps)
-    facts = [counted(done, "step") if done else "no step of an optimizer"]
+    first = "the first " if attempts and attempts[-1].was_cut else ""
+    facts = [f"{first}{counted(done, 'step')}" if done else "no step of an optimizer"]
     facts += [it for attempt in attempts[-1:] for it in _of(attempt)]
     killed = next((it.killed for it in attempts if it.killed), None)
     saves = any(it["kind"] == "write" for attempt in attempts for _, it in attempt.of("file"))
     if killed is not None and len(attempts) > 1:
         facts.append(f"rank {killed[0]} was killed after step {killed[1]}, and all went on")
     else:
-        facts.append("none was killed, as they saved nothing before their end" if not saves else "none was killed")
+        facts.append("none was killed, as no state was saved before the end" if not saves else "none was killed")
     line = f"{ranks} ranks agree: {', '.join(facts)}"
     if course.stopped:
         line = f"{ranks} ranks agree as far as they came ({course.stopped}): {', '.join(facts)}"

@@ -200,7 +200,7 @@ def _follow(job: Foreground, streams: RankStreams, folder: Path) -> tuple[Course
     screen = Screen(streams, job)
     failures: dict[int, list[Mapping[str, Any]]] = {}
     hang: Any = None
-    stopped, attempt, is_interrupted, is_stopping = "", 0, False, False
+    stopped, attempt, is_interrupted, is_stopping, has_ended = "", 0, False, False, False
     with _short_of_memory(job) as short:
         for update in job.updates():
             if isinstance(update, Output):
@@ -212,9 +212,6 @@ def _follow(job: Foreground, streams: RankStreams, folder: Path) -> tuple[Course
             elif update.name == "hang" and hang is None:
                 hang, is_stopping = details["hang"], True
                 job.interrupt()
-            elif update.name == "stopping" and not (is_stopping or short):
-                is_interrupted = True
-                screen.show(update)
             elif update.name in ("restarting", "finished"):
                 screen.finish_lines()
                 failure = details["failure"]
@@ -228,9 +225,11 @@ def _follow(job: Foreground, streams: RankStreams, folder: Path) -> tuple[Course
                 elif update.name == "restarting":
                     is_stopping = True
                     job.interrupt()
-                elif failure is None and details["state"] != "SUCCEEDED" and not is_stopping:
-                    stopped = stopped or f"the job was {details['state'].lower()}"
-                attempt += 1
+                elif failure is None and details["state"] == "STOPPED" and not (is_stopping or short):
+                    is_interrupted = True
+                attempt, has_ended = attempt + 1, update.name == "finished"
+    if not has_ended:
+        stopped = "; ".join(job.unreported_end()[1])
     return Course(failures, hang, short[0] if short else stopped), is_interrupted
 
 

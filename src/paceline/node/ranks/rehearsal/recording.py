@@ -80,7 +80,12 @@ class Record:
     def opened(self, path: str, kind: str) -> None:
         """Note that a file is read or written, once for each kind between two collectives."""
         path = os.path.abspath(path)
-        if path.startswith(self._elsewhere) or path.endswith(_NO_DATA) or _is_cache(path):
+        if (
+            path.startswith(self._elsewhere)
+            or f"-packages{os.sep}" in path
+            or path.endswith(_NO_DATA)
+            or _is_cache(path)
+        ):
             return
         key = (path, kind, self.clock)
         if key in self._opened or len(self._opened) >= 1000:
