@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.typed import refusal
 if TYPE_CHECKING:
     from tests.conftest import Paceline
 
+DOCS = Path(__file__).parents[3] / "docs"
 _AT = re.compile(r"^script\.py:(\d+): ", re.MULTILINE)
 
 
@@ -28,15 +30,22 @@ def test_a_fault_is_found(paceline: Paceline, name: str) -> None:
     assert faults & set(map(int, _AT.findall(done.stdout))), done.stdout
 
 
-@pytest.mark.parametrize("name", marked(RIGHT, "ddp with states"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RIGHT)
 def test_a_right_script_has_no_findings(paceline: Paceline, name: str) -> None:
     (paceline.folder / "script.py").write_text(RIGHT[name])
     done = paceline("run", "--rehearse", "8", "--rehearse-seed", "1", "script.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 ranks agree" in done.stderr
-    if "ddp with states" in name:
-        assert "was killed after step" in done.stderr and "all went on" in done.stderr
-        assert not (paceline.folder / "state.pt").exists()  # the folder is as it was
+
+
+def test_the_line_of_the_page_kills_a_rank_and_leaves_nothing(paceline: Paceline) -> None:
+    line = re.search(r"^\$ paceline (run --rehearse .*)$", (DOCS / "rehearse.md").read_text(), re.MULTILINE)
+    assert line is not None
+    (paceline.folder / "train.py").write_text(RIGHT["ddp with states"])
+    done = paceline.succeeds(*line[1].split())
+    assert re.search(r"8 ranks agree: .*rank \d was killed after step \d+, and all went on", done.stderr), done.stderr
+    assert not (paceline.folder / "state.pt").exists()  # the folder is as it was
     assert paceline.json("list", "-A") == []
 
 
