@@ -261,6 +261,13 @@ run.print("done")
     "horovod": _HOROVOD.format(
         body="hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n"
         "sampler = DistributedSampler(data, hvd.size(), hvd.rank())"),
+    "shards in memory": PRELUDE + _MODEL + "mine = TensorDataset(x[rank::world], y[rank::world])\n"
+    "for shuffled in (False, True):\n    train(model, DataLoader(mine, batch_size=4, shuffle=shuffled), optimizer)\n",
+    "loaders that begin again": PRELUDE + _MODEL + "loader = DataLoader(shard(84), batch_size=5)\n"
+    "batches = iter(loader)\nfor step in range(9):\n    try:\n        x, y = next(batches)\n    except StopIteration:\n"
+    "        batches = iter(loader)\n        x, y = next(batches)\n    loss_of(model(x), y).backward()\n"
+    "    optimizer.step()\n",
+    "each rank works alone": "import os\nrank = int(os.environ['RANK'])\nopen(f'{rank}.txt', 'w').write('done')\n",
     "all evaluate the same": PRELUDE + _MODEL + "train(model, DataLoader(shard(96), batch_size=4), optimizer)\n"
     "model.eval()\nwith torch.no_grad():\n"
     "    total = sum(float(loss_of(model(x), y)) for x, y in DataLoader(data, batch_size=8))\n"

@@ -13,7 +13,7 @@ from paceline.backends.rehearsal.records import Course, named, read
 from paceline.backends.rehearsal.summary import summary
 
 JOINED = {"e": "joined", "at": "train.py:1"}
-END = {"e": "end"}
+END = {"e": "end", "alone": False}
 
 
 def collective(kind: str, line: int, **facts: Any) -> dict[str, Any]:
@@ -37,10 +37,13 @@ A_PASS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def batches(*those: list[int]) -> list[dict[str, Any]]:
+def batches(*those: list[int], row: int = 0, **other: Any) -> list[dict[str, Any]]:
     return [
-        A_PASS,
-        *({"e": "batch", "loader": 1, "number": number, "indices": it} for number, it in enumerate(those)),
+        {**A_PASS, **other},
+        *(
+            {"e": "batch", "loader": 1, "number": number, "indices": it, "rows": [row + each for each in it]}
+            for number, it in enumerate(those)
+        ),
         {"e": "passed", "loader": 1, "batches": len(those)},
     ]
 
@@ -109,6 +112,24 @@ def test_samples_of_ranks(tmp_path: Path) -> None:
     assert (at, what) == ("train.py:5", "ranks train on the same samples: ranks 0-1")
     ((_, what),) = both([0, 1], [2], other=[[3, 4], [5, 6]])
     assert what == "the last 1 of 8 samples are never used: 2 ranks have 4 each"
+
+
+def test_ranks_with_data_sets_of_their_own(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"sampler": "SequentialSampler", "replicas": None, "length": 4}
+    ranks = [[PARALLEL, *batches([0, 1], [2, 3], row=row, **own), step(1)] for row in (0, 100)]
+    assert not found(tmp_path, *ranks)
+    ((_, what),) = found(tmp_path, ranks[0], ranks[0])
+    assert what == "ranks train on the same samples: ranks 0-1"
+    others = [PARALLEL, *batches([6, 3], [2, 7], **own), step(1)]
+    ((_, what),) = found(tmp_path, ranks[0], others)
+    assert what == "each of 2 ranks goes through all 8 samples, so each is used 2 times in an epoch"
+
+
+def test_other_numbers_of_batches_matter_only_if_ranks_wait(tmp_path: Path) -> None:
+    ranks = [[PARALLEL, *batches([rank], length=2 + rank), step(1)] for rank in range(2)]
+    assert not found(tmp_path, *([*it, END] for it in ranks))
+    ((_, what),) = found(tmp_path, *ranks)
+    assert what == "ranks have different numbers of batches: rank 0 2, rank 1 3"
 
 
 @pytest.mark.parametrize("kind", ["barrier", "all_reduce"])

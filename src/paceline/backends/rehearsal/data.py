@@ -31,14 +31,22 @@ def _trained(attempt: Attempt) -> dict[str, dict[int, list[Event]]]:
     """Of each line that iterates over a loader and trains, the passes of each rank, with their batches."""
     trains = {(rank, it["loader"]) for rank, it in attempt.of("step") if it["loader"] is not None}
     batches: dict[tuple[int, int], list[list[int]]] = {}
+    rows: dict[tuple[int, int], list[list[int]]] = {}
     for rank, it in attempt.of("batch"):
         batches.setdefault((rank, it["loader"]), []).append(it["indices"])
+        rows.setdefault((rank, it["loader"]), []).append(it["rows"])
     over = {(rank, it["loader"]) for rank, it in attempt.of("passed")}
     found: dict[str, dict[int, list[Event]]] = {}
     for rank, it in attempt.of("pass"):
         key = rank, it["loader"]
         found.setdefault(it["at"], {}).setdefault(rank, []).append(
-            {**it, "trains": key in trains, "batches": batches.get(key, []), "over": key in over}
+            {
+                **it,
+                "trains": key in trains,
+                "batches": batches.get(key, []),
+                "rows": rows.get(key, []),
+                "over": key in over,
+            }
         )
     nobody = not trains
     return {
@@ -58,7 +66,7 @@ def _of_passes(attempt: Attempt, at: str, passes: Mapping[int, list[Event]]) -> 
             f"{named(empty)} {'have' if len(empty) > 1 else 'has'} no batch at all",
             "take smaller batches, or fewer ranks",
         )
-    elif len(groups) > 1 and not any(attempt.of("uneven")) and attempt.are_together(lengths):
+    elif len(groups) > 1 and attempt.stands and not any(attempt.of("uneven")) and attempt.are_together(lengths):
         each = ", ".join(f"{named(ranks)} {length}" for length, ranks in list(groups.items())[:4])
         yield Finding(
             at, f"ranks have different numbers of batches: {each}",
@@ -66,8 +74,10 @@ def _of_passes(attempt: Attempt, at: str, passes: Mapping[int, list[Event]]) -> 
         )  # fmt: skip
     mapped = {rank: it for rank, it in first.items() if it["maps"] and it["batches"]}
     count = min((len(it["batches"]) for it in mapped.values()), default=0)
-    seen = alike({rank: repr(it["batches"][:count]) for rank, it in mapped.items()}) if count else {}
-    same = [ranks for ranks in seen.values() if len(ranks) > 1 and attempt.are_together(ranks)]
+    seen = alike({rank: _seen(it, count) for rank, it in mapped.items()}) if count else {}
+    same = [
+        ranks for key, ranks in seen.items() if key is not None and len(ranks) > 1 and attempt.are_together(ranks)
+    ]  # fmt: skip
     if same:
         each = "; ".join(named(ranks) for ranks in same[:4])
         yield Finding(
@@ -86,6 +96,34 @@ def _of_passes(attempt: Attempt, at: str, passes: Mapping[int, list[Event]]) -> 
         yield Finding(at, "each epoch has the same order of samples", "call sampler.set_epoch(epoch) before each epoch")
 
 
+def _seen(it: Event, count: int) -> str | None:
+    """What is the same if a pass has the same samples as that of another rank; None if that is not known.
+
+    Ranks may have data sets of their own, where the same indices are other samples; and each may change its samples at
+    random. A sampler that knows of ranks divides one data set.
+    """
+    if it["replicas"] is not None:
+        return repr(it["batches"][:count])
+    return repr((it["batches"][:count], it["rows"][:count])) if all(it["rows"][:count]) else None
+
+
+def _is_one(first: Mapping[int, Event]) -> bool:
+    """Whether the data sets of ranks are the same: some sample of each is one of the first rank."""
+    by_index = [
+        dict(
+            pair
+            for batch, rows in zip(it["batches"], it["rows"], strict=True)
+            for pair in zip(batch, rows, strict=False)  # of large batches the first rows
+        )
+        for it in first.values()
+    ]
+    common = [by_index[0].keys() & other.keys() for other in by_index[1:]]
+    return all(
+        indices and all(other[index] == by_index[0][index] for index in indices)
+        for indices, other in zip(common, by_index[1:], strict=True)
+    )
+
+
 def _of_all(at: str, first: Mapping[int, Event]) -> Iterator[Finding]:
     """Samples that all ranks together use several times in a pass, or not at all."""
     some = next(iter(first.values()))
@@ -94,7 +132,11 @@ def _of_all(at: str, first: Mapping[int, Event]) -> Iterator[Finding]:
         return
     total, ranks = some["base"], len(first)
     whole = [rank for rank, it in first.items() if it["replicas"] is None and it["samples"] == total and it["length"]]
-    if len(whole) == ranks and all(it["batch"] and it["length"] * it["batch"] >= total for it in first.values()):
+    if (
+        len(whole) == ranks
+        and _is_one(first)
+        and all(it["batch"] and it["length"] * it["batch"] >= total for it in first.values())
+    ):
         yield Finding(
             at, f"each of {ranks} ranks goes through all {total} samples, so each is used {ranks} times in an epoch",
             "divide them: DataLoader(…, sampler=DistributedSampler(dataset))",

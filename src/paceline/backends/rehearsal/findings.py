@@ -240,6 +240,7 @@ def _unlike(
     attempt: Attempt, number: int, steps: Mapping[int, Event], groups: Sequence[Sequence[int]], words: str
 ) -> Finding:
     each = " and ".join(named(ranks) for ranks in groups[:4])
+    each = f"all {len(groups)} ranks" if len(groups) > 2 and all(len(it) == 1 for it in groups) else each
     at = steps[groups[-1][0]]["at"]
     if attempt.number:
         reads = {rank: it for rank, it in attempt.of("file") if it["kind"] == "read" and it["path"] in attempt.saved}
@@ -329,7 +330,8 @@ def _of_gradients(attempt: Attempt) -> Iterator[Finding]:
 
 def _of_joining(attempt: Attempt) -> Iterator[Finding]:
     """A script whose ranks know nothing of each other."""
-    if not any(attempt.of("joined", "horovod", "library")) and len(attempt.ranks) > 1:
+    alone = {rank for rank, it in attempt.of("end", "limit") if it["alone"]}
+    if alone == set(attempt.ranks) and not any(attempt.of("joined", "horovod", "library")):
         yield Finding(
             "", f"the {len(attempt.ranks)} ranks never meet: each has done all of the work",
             "call dist.init_process_group(), or see docs/library.md for the lines that make a script distributed",

@@ -64,10 +64,15 @@ class Attempt:
         """The rank that was killed, and after which step; None if none was."""
         return next(((rank, it["step"]) for rank, it in self.of("killed")), None)
 
-    @cached_property
+    @property
     def has_ended(self) -> bool:
         """Whether all ranks have come to the end of the script."""
         return not self.was_cut and not self.has_failed and {rank for rank, _ in self.of("end")} == set(self.ranks)
+
+    @property
+    def stands(self) -> bool:
+        """Whether ranks wait for each other, or have failed, and none was killed."""
+        return not self.has_ended and not self.was_cut and self.killed is None
 
     @cached_property
     def collectives(self) -> dict[str, dict[int, list[Event]]]:

@@ -48,11 +48,11 @@ def run_program(program: Program, error_path: Path) -> None:
     sys.argv = [program.target, *program.args]
     stdin.explain_breakpoints()
     answering.listen()
+    if FOLDER in os.environ:
+        importlib.import_module("paceline.node.ranks.rehearsal.begin").begin()
     joining.watch()
     if HOROVOD in os.environ:
         importlib.import_module("paceline.horovod.aliases").install()
-    if FOLDER in os.environ:
-        importlib.import_module("paceline.node.ranks.rehearsal.begin").begin()
     code: Any = None
     try:
         if program.kind == "module":

@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.rehearsal import FOLDER, PLAN
+from paceline.node.ranks import joining
 
 from .recording import Record
 
@@ -36,7 +37,7 @@ def begin() -> None:
         return
     with open(os.path.join(folder, PLAN), "rb") as file:
         plan: Plan = json.load(file)
-    record = _current = Record(folder, int(os.environ["PACELINE_RANK"]), int(os.environ.get("PACELINE_ATTEMPT", "0")))
+    record = _current = Record(folder)
     with contextlib.suppress(ImportError):  # the script's own import reports the error
         importlib.import_module("torch.distributed")
         from .collectives import Collectives
@@ -45,7 +46,7 @@ def begin() -> None:
         training = Training(record, plan)
         Collectives(record, training.name_of, training.reduced)
     record.watch_files()
-    atexit.register(lambda: record.note("end") if record.is_rank else None)
+    atexit.register(lambda: record.note("end", alone=joining.is_alone()) if record.is_rank else None)
 
 
 def compiled(source: bytes, path: str) -> CodeType | None:
@@ -56,8 +57,8 @@ def compiled(source: bytes, path: str) -> CodeType | None:
     if _ON_GPUS.search(source) and "torch" in sys.modules:
         from .cores import use
 
-        use()
-    world = int(os.environ.get("PACELINE_WORLD_SIZE", "1"))
+        use(record.local_rank)
+    world = record.world
 
     def divided(one: Any, other: Any, line: int, rounds: bool) -> Any:
         if type(one) is int and type(other) is int and other == world and one > 0 and one % other:

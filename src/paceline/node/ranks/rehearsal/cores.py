@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 
-def use() -> None:
+def use(local_rank: int) -> None:
     """Take the CPU for each GPU, from now on."""
     torch: Any = sys.modules["torch"]
     modes: Any = sys.modules["torch.overrides"]
@@ -34,6 +33,5 @@ def use() -> None:
             return func(*args, **kwargs)
 
     OnCores().__enter__()
-    local = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device = torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_, **__: None
-    torch.cuda.current_device = lambda: local
+    torch.cuda.current_device = lambda: local_rank

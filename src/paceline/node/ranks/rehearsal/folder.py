@@ -37,6 +37,7 @@ def protect(spec: NodeSpec, run: str) -> None:
         volumes.enter([(here, here)])  # a namespace of its own
         kept = [os.open(path, os.O_PATH) for path in (run, folder)]
         options = f"lowerdir={here},upperdir={folder}/{UPPER},workdir={folder}/{WORK}"
+        options += ",userxattr" if os.geteuid() else ""  # a user namespace has no trusted attributes
         _mount("overlay", here, "overlay", 0, options)
         for path, descriptor in zip((run, folder), kept):
             if path.startswith(os.path.join(here, "")):

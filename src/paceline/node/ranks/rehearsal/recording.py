@@ -21,12 +21,15 @@ _NO_DATA = (".py", ".pyc", ".so", ".pyi", ".lock", ".egg-link", ".pth")
 class Record:
     """What this rank does, a line for each event; a kill loses none of them."""
 
-    def __init__(self, folder: str, rank: int, attempt: int) -> None:
+    def __init__(self, folder: str) -> None:
         """Begin the file."""
-        self.folder, self.rank, self.attempt = folder, rank, attempt
+        self.folder = folder
+        self.rank, self.local_rank, self.world, self.attempt = (
+            int(os.environ[f"PACELINE_{name}"]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ATTEMPT")
+        )
         self.clock = 0  # how many collectives and steps there were: between two, a file is noted once
         self._pid = os.getpid()
-        path = os.path.join(folder, f"{attempt}-{rank}.jsonl")
+        path = os.path.join(folder, f"{self.attempt}-{self.rank}.jsonl")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._is_own: dict[str, bool] = {}
         self._is_noting = False

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.rehearsal import SAVED
+from paceline.node.ranks import joining
 
 from .recording import facts_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))), "")
 _MOST_TENSORS, _MOST_NUMBERS = 64, 4096  # of a model that are compared
 _MOST_INDICES = 4096  # of a batch
+_MOST_ROWS = 32
 _COMPARED = (1, 2, 3, 5, 8)  # steps after which weights are compared, besides the last ones
 _CUT_AT = 2  # passes that are this much longer than the steps of a rehearsal are shortened
 
@@ -177,7 +179,7 @@ class Training:
             indices = indices if isinstance(indices, (list, tuple)) else [indices]
             with contextlib.suppress(Exception):
                 indices = _base(dataset, [int(it) for it in indices[:_MOST_INDICES]])[1]
-                self._record.note("batch", loader=loader, number=number, indices=indices)
+                self._record.note("batch", loader=loader, number=number, indices=indices, rows=_rows(found))
         self._loader = loader
         return found
 
@@ -298,7 +300,7 @@ class Training:
         self._record.clock += 1
         self._perhaps_die()
         if made >= last:
-            self._record.note("limit", at=self._record.where(sys._getframe(1)))
+            self._record.note("limit", alone=joining.is_alone())
             raise Over
 
     def _perhaps_die(self) -> None:
@@ -354,6 +356,15 @@ def _checksum(tensor: Any) -> int:
     flat = tensor.detach().reshape(-1)
     step = max(1, flat.numel() // _MOST_NUMBERS)
     return zlib.crc32(flat[::step].contiguous().cpu().numpy().tobytes())
+
+
+def _rows(batch: Any) -> list[int]:
+    """Checksums of the first samples of a batch, by its first tensor; empty if it has none."""
+    while isinstance(batch, (list, tuple, dict)) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    if not hasattr(batch, "detach") or not batch.dim():
+        return []
+    return [zlib.crc32(it.contiguous().numpy().tobytes()) for it in batch.detach()[:_MOST_ROWS].cpu()]
 
 
 def _base(dataset: Any, indices: list[int]) -> tuple[Any, list[int]]:
