@@ -56,7 +56,7 @@ REHEARSAL = in_section(
     Option(
         ["--rehearse"],
         metavar="N",
-        help="Run some steps of N ranks on the cores of this machine, and say what is wrong between them.",
+        help="Compare some steps of N ranks here; they run on cores, and it ends with what is wrong between them.",
     ),
     Option(
         ["--rehearse-steps"],
