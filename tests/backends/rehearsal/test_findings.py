@@ -34,6 +34,7 @@ PARALLEL = {"e": "parallel", "kind": "DistributedDataParallel", "ranks": [0, 1],
 A_PASS: dict[str, Any] = {
     "e": "pass", "loader": 1, "at": "train.py:5", "length": 2, "samples": 8, "base": 8, "batch": 2, "drops": False,
     "sampler": "DistributedSampler", "replicas": 2, "rank": 0, "epoch": 0, "shuffles": True, "cut": False, "maps": True,
+    "subset": None,
 }  # fmt: skip
 
 
@@ -123,6 +124,12 @@ def test_ranks_with_data_sets_of_their_own(tmp_path: Path) -> None:
     others = [PARALLEL, *batches([6, 3], [2, 7], **own), step(1)]
     ((_, what),) = found(tmp_path, ranks[0], others)
     assert what == "each of 2 ranks goes through all 8 samples, so each is used 2 times in an epoch"
+
+
+def test_ranks_that_divide_other_data(tmp_path: Path) -> None:
+    ranks = [[PARALLEL, *batches([rank, 2], subset=subset), step(1)] for rank, subset in enumerate((5, 7))]
+    ((_, what),) = found(tmp_path, *ranks)
+    assert what == "ranks divide different data: what DistributedSampler divides differs between all 2 ranks"
 
 
 def test_other_numbers_of_batches_matter_only_if_ranks_wait(tmp_path: Path) -> None:

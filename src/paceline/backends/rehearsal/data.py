@@ -72,6 +72,13 @@ def _of_passes(attempt: Attempt, at: str, passes: Mapping[int, list[Event]]) -> 
             at, f"ranks have different numbers of batches: {each}",
             "divide the data evenly: DistributedSampler repeats some samples, or drops them with drop_last=True",
         )  # fmt: skip
+    divided = alike({rank: (it["samples"], it["subset"]) for rank, it in first.items() if it["replicas"] is not None})
+    if len(divided) > 1 and attempt.are_together(first):
+        each = f"all {len(divided)} ranks" if len(divided) == len(first) else " and ".join(map(named, divided.values()))
+        yield Finding(
+            at, f"ranks divide different data: what DistributedSampler divides differs between {each}",
+            "split with the same seed on all ranks: random_split(…, generator=torch.Generator().manual_seed(0))",
+        )  # fmt: skip
     mapped = {rank: it for rank, it in first.items() if it["maps"] and it["batches"]}
     count = min((len(it["batches"]) for it in mapped.values()), default=0)
     seen = alike({rank: _seen(it, count) for rank, it in mapped.items()}) if count else {}

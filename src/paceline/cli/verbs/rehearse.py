@@ -136,7 +136,10 @@ def rehearse(ranks: int, spec: JobSpec, given: Mapping[str, Any], there: Backend
         say(f"{counted(len(found), 'finding')} in {took}; logs of all ranks: paceline logs {job.name} --all")
         return 1
     say(f"{summary(attempts, course, ranks)}; {took}")
-    _remove(there, job.name)
+    if course.stopped:
+        say(f"where its ranks were then: paceline why {job.name}")
+    else:
+        _remove(there, job.name)
     return 0
 
 

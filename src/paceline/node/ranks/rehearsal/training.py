@@ -147,7 +147,7 @@ class Training:
             batch=loader.batch_size, drops=bool(loader.drop_last or getattr(sampler, "drop_last", False)),
             sampler=type(sampler).__name__, replicas=getattr(sampler, "num_replicas", None),
             rank=getattr(sampler, "rank", None), epoch=getattr(sampler, "epoch", None),
-            shuffles=getattr(sampler, "shuffle", None), cut=cut is not None, maps=maps,
+            shuffles=getattr(sampler, "shuffle", None), cut=cut is not None, maps=maps, subset=_subset(loader.dataset),
         )  # fmt: skip
 
     def _cut(self, length: int | None) -> range | None:
@@ -373,6 +373,12 @@ def _base(dataset: Any, indices: list[int]) -> tuple[Any, list[int]]:
         indices = [int(dataset.indices[it]) for it in indices]
         dataset = dataset.dataset
     return dataset, indices
+
+
+def _subset(dataset: Any) -> int | None:
+    """A checksum of the indices that a subset has of its data set; None for another one."""
+    is_one = type(dataset).__name__ == "Subset" and hasattr(dataset, "indices")
+    return zlib.crc32(repr(list(map(int, dataset.indices))).encode()) if is_one else None
 
 
 def _length(thing: Any) -> int | None:
