@@ -9,6 +9,7 @@ from ..case import Case
 GROUPS = (
     "start",
     "restart",
+    "rehearse",
     "cli",
     "jobs",
     "web",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 # What a rank prints if a peer is gone: such a failure is the consequence of another one.
-_SYMPTOM = re.compile(
+SYMPTOM = re.compile(
     r"Connection (closed|reset|refused|aborted)|closed by peer|Broken pipe|Socket closed|socket has likely|"
     r"remote (peer|process|error)|DistBackendError|DistNetworkError|ncclRemoteError|ncclSystemError|"
     r"PeerLost|heartbeat|Timed out waiting|Timed out after|coordination service|UNAVAILABLE:|Network error|"
@@ -88,19 +88,19 @@ def rank_failure(
         cause = "exception" if is_traceback else "exit"
         text = (_printed(log, record) or record["traceback"]) if is_traceback else text
         message = _headline(record["type"], record["message"]) if is_traceback else _first_line(record["message"])
-        symptom = bool(_SYMPTOM.search(record["type"] + record["message"] + record["traceback"]))
+        symptom = bool(SYMPTOM.search(record["type"] + record["message"] + record["traceback"]))
         advised = advice(f"{record['type']}: {record['message']}")
     elif os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         cause = "out of memory" if oom else "signal"
         message = f"killed: {cause}" if oom else f"killed by {name}"
-        symptom = number not in _OWN_DEATH and bool(_SYMPTOM.search(text))
+        symptom = number not in _OWN_DEATH and bool(SYMPTOM.search(text))
         is_from_outside = oom or number in _FROM_OUTSIDE  # then what it printed is not why
         advised = advice("" if is_from_outside else _tail(log, _SEARCHED))
         advised = advised if advised.text else advice(message)
     else:
-        message, symptom = f"exit code {code}", bool(_SYMPTOM.search(text))
+        message, symptom = f"exit code {code}", bool(SYMPTOM.search(text))
         advised = advice(_tail(log, _SEARCHED))
         if code and is_disk_full(log.parent):  # then the rank could neither print nor record what happened
             message = f"{message}; no space is left on {host} in {log.parent}"

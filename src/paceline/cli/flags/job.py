@@ -11,7 +11,7 @@ from .option import Count, Number, Option, Whole, in_section
 USUAL = (
     "--nproc-per-node", "--gpus", "--hosts", "--on", "--nnodes", "--module", "--env", "--secret", "--name",
     "--max-restarts", "--time-limit", "--image", "--data", "--sync-mode", "--sync-source", "--checkpoint-dir",
-    "--tensorboard", "--keep-warm", "--tee", "--detach", "--dry-run",
+    "--tensorboard", "--keep-warm", "--tee", "--dry-run", "--rehearse",
 )  # fmt: skip
 
 RANKS = in_section(

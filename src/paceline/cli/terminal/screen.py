@@ -123,7 +123,7 @@ class Screen:
         elif event.name == "resuming":
             self._say("resumed; its ranks start again from the last checkpoint")
         elif event.name in ("waiting", "restarting", "suspended", "finished"):
-            self._finish_lines()
+            self.finish_lines()
             self._attempt_ended(event.name, details)
 
     def _new(self, causes: list[str]) -> list[str]:
@@ -185,7 +185,7 @@ class Screen:
         """Report the end once the agent is gone; returns the job's exit code."""
         if self._code is not None:
             return self._code
-        self._finish_lines()
+        self.finish_lines()
         code, lines = self._job.unreported_end()
         for line in (*self._compared(), *lines):
             self._say(line)
@@ -209,7 +209,7 @@ class Screen:
             text = b"\r\x1b[K" + text + self._first.rpartition(b"\r")[2]
         write(target, text)
 
-    def _finish_lines(self) -> None:
+    def finish_lines(self) -> None:
         """End the lines that the ranks left open."""
         for (rank, stream), parts in self._rest.items():
             rest = b"".join(parts)

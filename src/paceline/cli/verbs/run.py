@@ -16,6 +16,8 @@ from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
 
+from . import rehearse
+
 if TYPE_CHECKING:
     from paceline.backends.base import Backend, Prepared
     from paceline.backends.foreground import Foreground, RankStreams
@@ -40,10 +42,13 @@ def _run(**given: Any) -> int:
     from .submit import detached, dry_run, refuse_script
 
     typed = given
+    rehearsed = rehearse.ranks_of(given)
     spec, given = spec_of(given, run)
     say_what_means_nothing(given)
     say_what_is_exposed(spec)
     there = backend_for(given, target_of(spec))
+    if rehearsed is not None:
+        return rehearse.rehearse(rehearsed, spec, given, there)
     if not given["detach"] and (found := _in_allocation(given, spec, there)) is not None:
         there, follows = found
         spec, given = spec_of({**typed, **follows}, run)
@@ -201,5 +206,15 @@ run = SectionedCommand(
     callback=_run,
     usual=USUAL,
     context_settings={"allow_interspersed_args": False, **UNDERSCORES},
-    params=[*job_options(), *SPEC, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
+    params=[
+        *job_options(),
+        *SPEC,
+        *OUTPUT,
+        *rehearse.REHEARSAL,
+        *NODES,
+        *TORCHRUN,
+        *HOROVODRUN,
+        *TENSORFLOW,
+        *PROGRAM_ARGUMENTS,
+    ],
 )

@@ -41,6 +41,7 @@ from paceline.node.signals import HANDLED
 from paceline.node.spec import NodeSpec, Program
 
 from .program import run_program, script_folder
+from .rehearsal import folder
 
 if TYPE_CHECKING:
     from .messages import FromServer, RankOrder, ToServer
@@ -152,6 +153,7 @@ class ForkServer:
         os.environ.update(order["env"])
         forked = _Forked(self.spec, order, self.threads)
         if self.method == "exec" or self.spec.program.kind == "command":
+            folder.differ(order["env"])
             forked.exec()
         processes.set_title(processes.rank_title(self.spec.program.target, order["env"]))
         return forked
@@ -389,6 +391,7 @@ def main(channel_fd: int, spec_path: str, is_warm: bool = False) -> None:
     elif spec.program.kind == "module" and not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
     volumes.enter(spec.mounts)
+    folder.protect(spec, os.path.dirname(os.path.abspath(spec_path)))
     server = ForkServer(spec, Channel(socket.socket(fileno=channel_fd)), _fewer_threads() if is_warm else 0)
     server.import_framework()
     processes.outlive_parent()

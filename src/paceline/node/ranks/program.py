@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import HOROVOD, RESUME_CODE
+from paceline.contract.rehearsal import FOLDER
 from paceline.node.files import write_json
 
 from . import answering, joining, stdin
@@ -47,6 +48,8 @@ def run_program(program: Program, error_path: Path) -> None:
     sys.argv = [program.target, *program.args]
     stdin.explain_breakpoints()
     answering.listen()
+    if FOLDER in os.environ:
+        importlib.import_module("paceline.node.ranks.rehearsal.begin").begin()
     joining.watch()
     if HOROVOD in os.environ:
         importlib.import_module("paceline.horovod.aliases").install()
@@ -126,7 +129,10 @@ def _run_script(script: str) -> None:
         code = pkgutil.read_code(file)  # compiled bytecode, or None for source
     if code is None:
         with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+            source = file.read()
+        if FOLDER in os.environ:
+            code = importlib.import_module("paceline.node.ranks.rehearsal.begin").compiled(source, path)
+        code = code or compile(source, path, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
