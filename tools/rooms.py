@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 440,
-    "paceline/backends": 1925,
+    "paceline/backends": 2160,
     "paceline/backends/check": 435,
     "paceline/backends/environments": 810,
     "paceline/backends/kubernetes": 5050,
@@ -27,10 +27,10 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/cli/dialects": 2780,
     "paceline/cli/flags": 1385,
     "paceline/cli/terminal": 665,
-    "paceline/cli/verbs": 3195,
+    "paceline/cli/verbs": 3255,
     "paceline/contract": 2005,
     "paceline/horovod": 4960,
-    "paceline/job": 1730,
+    "paceline/job": 1775,
     "paceline/job/code": 980,
     "paceline/node": 1905,
     "paceline/node/agent": 1390,
@@ -46,6 +46,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/telemetry": 655,
     "paceline/node/warm": 780,
     "paceline/node/watching": 1580,
+    "paceline/notify": 690,
     "paceline/train": 745,
     "paceline/train/checkpoint": 1775,
     "paceline/train/control": 850,
@@ -55,7 +56,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6460,
     "paceline/train/replicas": 450,
-    "paceline/web": 1610,
+    "paceline/web": 1385,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from paceline.backends.base import Backend
+    from paceline.backends.watch import Found, Watch
 
     from .safety import Sessions
-    from .watch import Found, Watch
 
 _MOST_ROWS = 500  # in one answer
 _MOST_STREAMS = 64  # of changes
