@@ -13,6 +13,7 @@ from tests.tiers import examples
 from paceline.job.job import Job
 from paceline.job.settings import Receiver
 from paceline.notify.decider import Decider, Mark
+from paceline.notify.service import Silence
 
 ALL = {"all": Receiver.validated({"webhook": "https://x"})}
 
@@ -137,3 +138,13 @@ def test_any_order_of_states_and_restarts(looks: list[tuple[str, int, bool]]) ->
             is_slow_told, expected = True, ["slow"]
         assert told(decider, at(state, ended), now) == expected
         last = state
+
+
+def test_a_target_that_does_not_answer_is_said_once_and_a_short_silence_is_not() -> None:
+    silence = Silence()
+    assert silence.lines({"lab": "down"}, 0.0) == []
+    assert silence.lines({}, 10.0) == []
+    assert silence.lines({"lab": "down", "oak": "away"}, 20.0) == []
+    assert silence.lines({"lab": "down", "oak": "away"}, 40.0) == ["lab: down", "oak: away"]
+    assert silence.lines({"lab": "down", "oak": "away for 30 s"}, 60.0) == []
+    assert silence.lines({"lab": "down"}, 61.0) == ["oak answers again"]

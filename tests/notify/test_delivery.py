@@ -205,6 +205,16 @@ def test_what_a_notice_says() -> None:
     assert (shown.exit_code, shown.cause, shown.labels) == (1, "exception", {"team": "v"})
 
 
+def test_a_notice_of_a_hang_and_of_slowness() -> None:
+    found = job("vit", target="lab", hosts=("a", "b"))
+    vars(found).update(waiting="it hangs: rank 2 on b has not entered all_reduce 7")
+    shown = notice("hung", found, "", NOW)
+    assert (shown.cause, shown.rank, shown.node) == ("hang", 2, "b")
+    assert "look at: rank 2 on b" in shown.text.splitlines()
+    vars(found).update(waiting=None, slow=["40 % of the time waits for data", "more"])
+    assert notice("slow", found, "", NOW).error == "40 % of the time waits for data; more"
+
+
 def _host() -> str:
     import socket
 

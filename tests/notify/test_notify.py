@@ -72,7 +72,7 @@ def test_a_job_fails_and_a_restart_sends_what_was_not_sent(
     assert (sent.body["event"], sent.body["job"], sent.body["state"]) == ("failed", "one", "FAILED")
     assert (sent.body["error"], sent.body["rank"]) == ("rank 0: ValueError: no such colour", 0)
     assert sent.body["command"] == "paceline why one"
-    assert first.stdout.readline().split(" ", 1)[1].startswith("team: job one failed on local (")
+    assert first.stdout.readline().split(" ", 2)[2].startswith("team: job one failed on local (")
     assert f"another paceline notify runs (pid {first.pid})" in refusal(paceline, "notify")
 
     hook.answers = [503]  # it is to be tried again when the process is gone

@@ -39,7 +39,7 @@ _SECRET = 8  # characters from which on a part of an address may be a secret
 _PER_MINUTE = 20  # requests; DingTalk and WeCom take no more
 _LONGEST_PAUSE, _LONGEST_ASKED = 300.0, 3600.0  # seconds between two tries; the same if the receiver asks for it
 _MOST_WAITING = 1000  # notices of a receiver
-_KEPT = 86400.0  # seconds for which a notice is tried
+KEPT = 86400.0  # seconds for which a notice is tried
 _TEMPORARY = 75  # EX_TEMPFAIL of sendmail
 
 
@@ -251,7 +251,7 @@ class Sender:
         while notices := self._next():
             outcome = self._way.send(notices)
             self._pace.tried(time.monotonic(), outcome)
-            is_old = time.time() - notices[0].time > _KEPT
+            is_old = time.time() - notices[0].time > KEPT
             if not outcome.is_later or is_old:
                 with self._news:
                     sent = set(map(id, notices))

@@ -73,6 +73,7 @@ def notice(event: str, job: Job, where: str, now: float) -> Notice:
     found, loss = known["diagnosis"], known["loss"]
     error = {"hung": job.waiting, "slow": "; ".join(job.slow)}.get(event, job.error)
     is_wrong = event in ("failed", "hung")
+    cause = "hang" if event == "hung" else found["kind"] if found and event == "failed" else None
     rank, node = (found["rank"], found["node"]) if found and is_wrong else (None, None)
     duration = job.duration(now)
     command = f"paceline {_COMMANDS[event]}{where} {shlex.quote(job.name)}"
@@ -96,7 +97,7 @@ def notice(event: str, job: Job, where: str, now: float) -> Notice:
     return Notice(
         event=event, title=title, text="\n".join((title, *(_line(it) for it in lines if it))), time=now,
         job=_line(job.name), target=_line(job.backend), state=job.state, exit_code=job.exit_code,
-        cause=found["kind"] if found and is_wrong else None, error=_line(error) if error else None,
+        cause=cause, error=_line(error) if error else None,
         advice=_line(job.advice) if job.advice and is_wrong else None,
         duration=None if duration is None else round(duration, 1), rank=rank, node=node,
         epoch=step["epoch"] + 1 if step else None, step=step["step"] if step else None,
@@ -105,7 +106,7 @@ def notice(event: str, job: Job, where: str, now: float) -> Notice:
     )  # fmt: skip
 
 
-def test_notice() -> Notice:
+def trial_notice() -> Notice:
     """What `paceline notify --test` sends."""
     title = f"paceline: this is a test from {socket.gethostname()}"
     return Notice("test", title, f"{title}\npaceline notify reaches you here.", time.time())

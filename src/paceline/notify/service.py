@@ -25,17 +25,18 @@ from paceline.job.settings_files import user_file
 from paceline.job.text import counted, printable
 
 from .decider import Decider, Mark
-from .delivery import Mail, Sender, Webhook, check_address
+from .delivery import KEPT, Mail, Sender, Webhook, check_address
 from .notice import Notice, notice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from paceline.job.settings import Receiver, Settings
 
     from .delivery import Way
 
 _LOOK = 5.0  # seconds between two looks at what is known, at most
+_PATIENCE = 20.0  # seconds for which a target has not answered when that is said
 _FAREWELL = 5.0  # seconds for what waits when it is told to end
 _MOST_SECRET = 4096  # bytes of a file with one
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x20\x7f]+@[^\s@,;:<>()\[\]\\\"\x00-\x20\x7f]+")
@@ -178,6 +179,22 @@ class State:
                 self._is_failing = True
 
 
+class Silence:
+    """Says once which targets do not answer, when they have not for a while, and that they answer again."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._said: set[str] = set()
+
+    def lines(self, why: Mapping[str, str], now: float) -> list[str]:
+        """What to say now; `why` has those that do not answer."""
+        self._since = {name: self._since.get(name, now) for name in why}
+        new = {name for name, since in self._since.items() if now - since >= _PATIENCE} - self._said
+        back = self._said - why.keys()
+        self._said = (self._said | new) - back
+        return [*(f"{name}: {why[name]}" for name in sorted(new)), *(f"{name} answers again" for name in sorted(back))]
+
+
 class Service:
     """`paceline notify`: `run` until `end` is called, in a handler of signals or by another thread."""
 
@@ -192,12 +209,15 @@ class Service:
         """Take the state, unless nothing is to be sent: `tell` prints the notices then."""
         self._tell, self._warn, self._is_dry = tell, warn, dry_run
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: the end; signal handlers may put into it
-        self._silent: set[str] = set()
+        self._silence = Silence()
         self._state = None if dry_run else State(warn)
         kept = self._state.kept if self._state else _Kept()
+        for name, waiting in kept.waiting.items():
+            kept.waiting[name] = [it for it in waiting if time.time() - it.time < KEPT]
         self._decider = Decider({name: it for name, (it, _) in to.items()}, time.time(), kept.marks)
         self._others = {name: waiting for name, waiting in kept.waiting.items() if name not in to}
         self._senders: dict[str, Sender] = {}
+        self._new: dict[str, list[Notice]] = {}  # notices that no sender has yet
         self._deciding = threading.Lock()
         for name, (_, way) in () if dry_run else to.items():
             self._senders[name] = Sender(
@@ -232,30 +252,28 @@ class Service:
 
     def _look(self, watch: Watch) -> None:
         found, now = watch.jobs(), time.time()
-        with self._deciding:
-            due = self._decider.decide((it.job for it in found), now)
         there = {id(it.job): it.there for it in found}
-        notices = [(it.receiver, notice(it.event, it.job, there[id(it.job)].where_of(it.job.name), now)) for it in due]
-        for name in dict.fromkeys(name for name, _ in notices):
-            mine = [it for to, it in notices if to == name]
-            if self._is_dry:
-                for it in mine:
-                    self._tell(f"to {name}:\n{it.text}\n")
-            else:
-                self._senders[name].put(mine)
+        with self._deciding:
+            for name, event, job in self._decider.decide((it.job for it in reversed(found)), now):  # the oldest first
+                self._new.setdefault(name, []).append(notice(event, job, there[id(job)].where_of(job.name), now))
+        self._save()  # before anything is sent: what is sent is not forgotten
+        with self._deciding:
+            for name, notices in self._new.items():
+                if self._is_dry:
+                    for it in notices:
+                        self._tell(f"to {name}:\n{it.text}\n")
+                else:
+                    self._senders[name].put(notices)
+            self._new = {}
         self._save()
         self._say_silence(watch)
 
     def _say_silence(self, watch: Watch) -> None:
-        """Say once which targets do not answer."""
         why = {it["name"]: f"{it['error']}; of its jobs there is no news" for it in watch.targets() if it["error"]}
         if watch.problem:
             why["the settings"] = f"{watch.problem}; only jobs on this machine are watched"
-        for name in sorted(why.keys() - self._silent):
-            self._warn(f"{name}: {why[name]}")
-        for name in sorted(self._silent - why.keys()):
-            self._warn(f"{name} answers again")
-        self._silent = set(why)
+        for line in self._silence.lines(why, time.monotonic()):
+            self._warn(line)
 
     def _save(self) -> None:
         if self._state is not None:
@@ -264,7 +282,7 @@ class Service:
     def _gathered(self) -> _Kept:
         with self._deciding:
             marks = msgspec.convert(msgspec.to_builtins(self._decider.marks()), list[Mark])
-        waiting = {name: it.waiting for name, it in self._senders.items()}
+            waiting = {name: [*it.waiting, *self._new.get(name, ())] for name, it in self._senders.items()}
         return _Kept(1, marks, {**self._others, **{name: it for name, it in waiting.items() if it}})
 
     def _close(self) -> None:

@@ -36,7 +36,7 @@ def _notify(*, names: tuple[str, ...], test: bool, dry_run: bool) -> int:
     to = receivers(names)
     if test:
         return _test(to)
-    service = Service(to, tell=_tell, warn=say, dry_run=dry_run)
+    service = Service(to, tell=_tell, warn=_warn, dry_run=dry_run)
     for name, (receiver, way) in to.items():
         say(f"{name} ({receiver.format if not receiver.mail else 'mail'}, {way.where}) gets: {_wanted(receiver)}")
     say("nothing is sent, notices are printed; Ctrl-C ends it" if dry_run else "watching; Ctrl-C ends it")
@@ -55,10 +55,18 @@ def _notify(*, names: tuple[str, ...], test: bool, dry_run: bool) -> int:
     return 0
 
 
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
 def _tell(text: str) -> None:
     """A line about what was sent, with the time; a notice of a dry run has several lines."""
-    click.echo(f"{time.strftime('%H:%M:%S')} {text}")
+    click.echo(f"{_now()} {text}")
     sys.stdout.flush()
+
+
+def _warn(text: str) -> None:
+    say(f"{_now()} {text}")
 
 
 def _wanted(receiver: Receiver) -> str:
@@ -69,11 +77,11 @@ def _wanted(receiver: Receiver) -> str:
 
 
 def _test(to: dict[str, tuple[Receiver, Way]]) -> int:
-    from paceline.notify.notice import test_notice
+    from paceline.notify.notice import trial_notice
 
     failed = 0
     for name, (_, way) in to.items():
-        outcome = way.send([test_notice()])
+        outcome = way.send([trial_notice()])
         failed += bool(outcome.problem)
         if outcome.problem:
             say(f"{name}: {outcome.problem}")
