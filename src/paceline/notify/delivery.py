@@ -207,7 +207,7 @@ class Sender:
         pace: Pace | None = None,
     ) -> None:
         """Keep what waits; `changed` is called when it has become less."""
-        self._name, self._way, self._waiting = name, way, list(waiting)
+        self._name, self._way, self._waiting = printable(name), way, list(waiting)
         self._tell, self._warn, self._changed = tell, warn, changed
         self._pace = pace or Pace()
         self._news = threading.Condition()

@@ -261,7 +261,7 @@ class Service:
             for name, notices in self._new.items():
                 if self._is_dry:
                     for it in notices:
-                        self._tell(f"to {name}:\n{it.text}\n")
+                        self._tell(f"to {printable(name)}:\n{it.text}\n")
                 else:
                     self._senders[name].put(notices)
             self._new = {}
