@@ -163,6 +163,12 @@ def test_a_receiver_that_nobody_answers_for(hook: Hook) -> None:
     assert Webhook(hook.url, "json").send([failed()]) == Outcome("127.0.0.1: Connection refused", is_later=True)
 
 
+def test_a_host_that_cannot_be_one() -> None:
+    outcome = Webhook("https://a..b/a-secret-token", "json").send([failed()])
+    assert outcome.is_later and outcome.problem.startswith("a..b: ")
+    assert "secret" not in outcome.problem
+
+
 def test_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "sendmail"
     script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/flags\ncat > {tmp_path}/mail\n[ ! -e {tmp_path}/busy ] || '

@@ -95,7 +95,11 @@ class Webhook:
             with self._opener.open(request, timeout=self._seconds) as answer:
                 status, retry_after = int(answer.status), answer.headers.get("Retry-After")
                 content = answer.read(_MOST_ANSWER)
-        except (OSError, http.client.HTTPException) as error:
+        except (
+            OSError,
+            http.client.HTTPException,
+            ValueError,
+        ) as error:  # ValueError: names that cannot be one of a host
             return Outcome(f"{self.where}: {self._shown(self._reason(error))}", is_later=True)
         if 200 <= status < 300:
             problem, is_later = verdict(self._kind, content)
