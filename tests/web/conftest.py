@@ -9,9 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from paceline.backends import everywhere
+from paceline.backends.watch import Watch
 from paceline.web import safety
 from paceline.web.server import application
-from paceline.web.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

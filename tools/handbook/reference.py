@@ -21,7 +21,7 @@ _GUIDES = {  # where a verb is described at length
     "attach": "jobs.md", "check": "check.md", "checkpoint": "checkpoints.md", "data": "job-files.md#data",
     "delete": "jobs.md#deleting-jobs", "get": "agents.md#facts", "init": "job-files.md",
     "plan": "sharding.md#will-it-fit", "profile": "profile.md", "prune": "jobs.md#deleting-jobs",
-    "report": "web.md#the-report", "resubmit": "resume.md#starting-a-job-again", "run": "run.md",
+    "notify": "notify.md", "report": "web.md#the-report", "resubmit": "resume.md#starting-a-job-again", "run": "run.md",
     "scalein": "elastic.md", "scaleout": "elastic.md",
     "skill": "agents.md", "submit": "jobs.md", "tensorboard": "jobs.md#tensorboard",
     "trust": "security.md#nobody-elses-files",

@@ -8,6 +8,7 @@ import shlex
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+from paceline.job.job import hangs
 from paceline.job.quantities import show_time
 from paceline.node.usual_messages import advice
 from paceline.node.watching.typical import is_of_user
@@ -139,8 +140,7 @@ def facts(job: Job, happened: Callable[[], Sequence[dict[str, Any]]], where: str
         happened: its events; asked for only if it hangs.
         where: the flags that select its backend, with a space before them.
     """
-    hangs = job.state == "RUNNING" and (job.waiting or "").startswith("it hangs")
-    hang = next((it for it in reversed(happened()) if it["event"] == "hang"), None) if hangs else None
+    hang = next((it for it in reversed(happened()) if it["event"] == "hang"), None) if hangs(job) else None
     loss = _loss(job)
     found = _diagnosis(job, hang["hang"] if hang else None, loss)
     mend = None if found is None else _mend(job, found, where)

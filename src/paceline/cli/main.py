@@ -75,6 +75,7 @@ VERBS = {
     "top": ("top", "Show what jobs and machines use now."),
     "report": ("report", "Write all about jobs into one file to send."),
     "web": ("web", "Show all jobs on a page in your browser, live."),
+    "notify": ("notify", "Send notices when jobs end, fail, hang or are slow."),
     "tensorboard": ("tensorboard", "Print the address of a job's TensorBoard."),
     "init": ("init", "Write a first job file, with comments."),
     "trust": ("trust", "Agree to a project's settings that run programs."),

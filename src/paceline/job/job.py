@@ -189,6 +189,11 @@ class Job:
         return shown
 
 
+def hangs(job: Job) -> bool:
+    """Whether none of its ranks goes on: `waiting` says then which of them the others wait for."""
+    return job.state == "RUNNING" and (job.waiting or "").startswith("it hangs")
+
+
 @dataclass(frozen=True)
 class Node:
     """A machine that runs jobs. Sizes are in bytes.

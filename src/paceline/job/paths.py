@@ -24,6 +24,7 @@ _CONTENTS = (
     "environment",
     "hosts",
     "silent",
+    "notify",
     "trusted",
     "paceline-",
 )  # what paceline's names there begin with

@@ -101,6 +101,50 @@ class Defaults(_Model, frozen=True, kw_only=True):
     }  # fmt: skip
 
 
+class Receiver(_Model, frozen=True, kw_only=True):
+    """Who gets notices of jobs from `paceline notify`: by a webhook, or by mail.
+
+    Attributes:
+        webhook: the address.
+        webhook_file: a file with the address, which only its user can read.
+        mail: addresses.
+        format: of what is sent to the webhook.
+        secret_file: a file with the secret by which messages of Feishu and DingTalk are signed.
+        on: the events.
+        slow_for: seconds for which a job has been slow when that is told.
+        targets: of whose jobs; None for all.
+        labels: that a job must have.
+    """
+
+    webhook: str | None = None
+    webhook_file: str | None = None
+    mail: tuple[str, ...] = ()
+    format: Literal["json", "slack", "feishu", "dingtalk", "wecom"] = "json"
+    secret_file: str | None = None
+    on: Annotated[tuple[Literal["failed", "ended", "hung", "slow"], ...], Meta(min_length=1)] = (
+        "failed", "ended", "hung", "slow",
+    )  # fmt: skip
+    slow_for: Seconds = 600.0
+    targets: tuple[str, ...] | None = None
+    labels: dict[str, str] = {}
+
+    parsers: ClassVar[dict[str, Any]] = {
+        "mail": as_list, "on": as_list, "targets": as_list,
+        "slow_for": partial(duration, usual="m", zero="give for example 10m"),
+    }  # fmt: skip
+
+    def check(self) -> None:
+        """There is one way to the receiver, with the keys that belong to it."""
+        ways = [name for name in ("webhook", "webhook_file", "mail") if getattr(self, name)]
+        if len(ways) != 1:
+            what = f"has {' and '.join(ways)}; leave one" if ways else "says not where notices go; add webhook_file"
+            raise InvalidError((), f"{what}, of webhook, webhook_file and mail" if ways else f"{what}, webhook or mail")
+        if self.mail and "format" in self.given:
+            raise InvalidError(("format",), "is for webhooks; mail is plain text, leave it out")
+        if self.secret_file is not None and self.format not in ("feishu", "dingtalk"):
+            raise InvalidError(("secret_file",), 'is for format = "feishu" or "dingtalk"; leave it out')
+
+
 class Settings(_Model, frozen=True, kw_only=True):
     """What the files say.
 
@@ -108,15 +152,18 @@ class Settings(_Model, frozen=True, kw_only=True):
         volumes: name → absolute path.
         local: this machine.
         targets: by name.
+        notify: who gets notices, by name.
     """
 
     volumes: dict[str, str] = {}
     local: LocalSettings = msgspec.field(default_factory=lambda: LocalSettings.validated({}))
     targets: dict[str, Target] = {}
     defaults: Defaults = msgspec.field(default_factory=lambda: Defaults.validated({}))
+    notify: dict[str, Receiver] = {}
 
     parsers: ClassVar[dict[str, Any]] = {
         "local": LocalSettings.validated, "targets": each(Target), "defaults": Defaults.validated,
+        "notify": each(Receiver),
     }  # fmt: skip
 
     def file_of(self, *key: str) -> Path | None:

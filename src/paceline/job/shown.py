@@ -51,3 +51,18 @@ def left(job: Job) -> str | None:
     """The time that the training will take from now on."""
     seconds = (job.progress or {}).get("seconds_left")
     return None if seconds is None or job.state != "RUNNING" else show_duration(int(seconds))
+
+
+def progress_of(job: Job) -> str:
+    """Where its training is: epoch, step, speed and what is left; nothing if no loop counts the steps."""
+    progress = job.progress
+    if not progress or not (progress.get("began") or progress.get("step")):
+        return ""
+    of = f"/{progress['epochs']}" if progress.get("epochs") else ""
+    steps = f"/{progress['steps']}" if progress.get("steps") else ""
+    text = f"epoch {progress['epoch'] + 1}{of}, step {progress['step']}{steps}"
+    if progress.get("samples_per_second"):
+        text += f", {progress['samples_per_second']:.4g} samples/s"
+    if (remaining := progress.get("seconds_left")) is not None and not job.is_over:
+        text += f", {show_duration(remaining)} left"
+    return text

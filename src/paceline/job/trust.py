@@ -24,20 +24,25 @@ _KEYS = frozenset(
     {"python", "host_discovery_script", "pod_template", "kubeconfig", "identity_file", "setup", "environment"}
 )
 
+_OF_RECEIVERS = frozenset({"webhook", "webhook_file", "secret_file", "mail"})  # where notices of jobs go
+
 # How the command line asks whether to obey these settings of a file; None where nobody can be asked.
 ask: Callable[[Path, Mapping[str, Any]], bool] | None = None
 
 
 def guarded(table: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a project's file to which the user has to agree."""
-    targets, local = table.get("targets"), table.get("local")
+    local = table.get("local")
     own = {f"local.{key}": value for key, value in (local.items() if isinstance(local, dict) else ()) if key in _KEYS}
-    return own | {
-        f"targets.{name}.{key}": value
-        for name, options in (targets.items() if isinstance(targets, dict) else ())
-        for key, value in (options.items() if isinstance(options, dict) else ())
-        if key in _KEYS
-    }
+    for kind, keys in (("targets", _KEYS), ("notify", _OF_RECEIVERS)):
+        tables = table.get(kind)
+        own |= {
+            f"{kind}.{name}.{key}": value
+            for name, options in (tables.items() if isinstance(tables, dict) else ())
+            for key, value in (options.items() if isinstance(options, dict) else ())
+            if key in keys
+        }
+    return own
 
 
 def check(file: Path, table: Mapping[str, Any]) -> None:

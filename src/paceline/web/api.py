@@ -32,7 +32,7 @@ from paceline.backends.base import Elastic, Forwards, Metered, Prepared, Suspend
 from paceline.backends.story import story
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
-from paceline.job.job import STATES, Job
+from paceline.job.job import STATES, Job, hangs
 from paceline.job.quantities import show_time
 from paceline.job.secret_values import notes_on_secrets
 from paceline.job.shown import reason, share
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from paceline.backends.base import Backend
+    from paceline.backends.watch import Found, Watch
 
     from .safety import Sessions
-    from .watch import Found, Watch
 
 _MOST_ROWS = 500  # in one answer
 _MOST_LABELS = 20  # that the page can group by
@@ -429,7 +429,7 @@ class Api:
         found = await self._find(request)
         job = await self._now(found)
         can = await self._with(found, lambda there: self._can(job, there))
-        return {"job": job.to_dict(), "commands": _commands(job, found.there), "can": can}
+        return {"job": job.to_dict(), "commands": _commands(job, found.there), "can": can, "hangs": hangs(job)}
 
     def _can(self, job: Job, there: Backend) -> list[str]:
         """The actions that make sense for a job now."""

@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from paceline.backends.watch import Watch
 from paceline.job.errors import UserError
 
 from .api import Api, refused
 from .safety import SIGNED_IN, Guard, Sessions, names_of_this_machine, secret
-from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

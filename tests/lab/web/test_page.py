@@ -52,6 +52,28 @@ def test_a_job_is_shown_followed_and_stopped(chromium: Browser, server: Server, 
     assert paceline.json("get", "it")["state"] == "STOPPED"
 
 
+def test_a_hidden_page_notifies_of_jobs_that_fail(chromium: Browser, server: Server, paceline: Paceline) -> None:
+    chromium.call("Browser.grantPermissions", origin=server.base.rstrip("/"), permissions=["notifications"])
+    chromium.open(server.url)
+    chromium.shows("No jobs yet.")
+    chromium.run(
+        "window.shown = []; const Real = Notification; window.Notification = class { constructor(title, {body}) {"
+        " shown.push(title + ': ' + body) } static permission = Real.permission;"
+        " static requestPermission() { return Real.requestPermission() } }; 0"
+    )
+    chromium.click("header button", "Notifications: off")
+    chromium.shows("Notifications: on")
+    submit(paceline, "--name", "seen", "--framework", "indexed", paceline.script("raise ValueError(5)\n"))
+    state(chromium, "seen", "FAILED")
+    with chromium.tab("about:blank"):
+        chromium.until("document.hidden")
+        submit(paceline, "--name", "unseen", "--framework", "indexed", "script.py")
+        chromium.until("shown.length")
+    assert chromium.run("shown") == ["unseen has failed: local\nrank 0: ValueError: 5"]
+    chromium.click("header button", "Notifications: on")
+    chromium.shows("Notifications: off")
+
+
 def test_a_job_is_submitted_again_changed_and_deleted(chromium: Browser, server: Server, paceline: Paceline) -> None:
     paceline.script("import sys\nprint('called with', *sys.argv[1:])\n")
     chromium.open(server.base + "#/submit")

@@ -28,13 +28,13 @@ from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import STATES, Instance, Job
 from paceline.job.quantities import duration, replicas_in_words, show_duration, show_time
-from paceline.job.shown import ago, done, lasted, left, reason
+from paceline.job.shown import ago, done, lasted, left, progress_of, reason
 from paceline.job.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from paceline.contract.records import CodeRecord, DataRecord, ProgressRecord, TracebackRecord, Value
+    from paceline.contract.records import CodeRecord, DataRecord, TracebackRecord, Value
 
 _KEPT = _RECENT = 7 * 86400.0  # seconds for which a job that has ended is shown by `list`, and kept by `prune`
 _PATIENCE = 15.0  # seconds beyond its grace in which a job that is being stopped ends
@@ -221,7 +221,7 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         ("finished", show_time(job.finished)),
         ("duration", lasted(job)),
         ("kept for", None if job.ttl is None else f"{show_duration(job.ttl)} after its end"),
-        ("progress", _progress(job.progress, job.is_over)),
+        ("progress", progress_of(job)),
         *(("replicas", line.removeprefix("replicas were ")) for line in replicas_in_words(job.progress)),
         ("checkpoint", f"step {job.checkpoint['step']}, in {job.checkpoint['folder']}" if job.checkpoint else None),
         ("tensorboard", _tensorboard(job)),
@@ -264,19 +264,6 @@ def _tensorboard(job: Job) -> str | None:
         return url
     how = here.reach_tensorboard(job.name, url)
     return f"{url} ({how})" if how else url
-
-
-def _progress(progress: ProgressRecord | None, is_over: bool) -> str:
-    if not progress or not (progress.get("began") or progress.get("step")):  # no loop counts the steps
-        return ""
-    of = f"/{progress['epochs']}" if progress.get("epochs") else ""
-    steps = f"/{progress['steps']}" if progress.get("steps") else ""
-    text = f"epoch {progress['epoch'] + 1}{of}, step {progress['step']}{steps}"
-    if progress.get("samples_per_second"):
-        text += f", {progress['samples_per_second']:.4g} samples/s"
-    if (remaining := progress.get("seconds_left")) is not None and not is_over:
-        text += f", {show_duration(remaining)} left"
-    return text
 
 
 def _volume(volume: DataRecord) -> str:

@@ -101,11 +101,13 @@ async function lead(signal) {
   }
 }
 
-export function follow() {
+// `isWanted`: whether this tab goes on while it is hidden.
+export function follow(isWanted) {
   let stop = null;
   const onChange = () => {
-    if (document.hidden) return void stop?.abort();
+    if (document.hidden) return isWanted() ? undefined : void stop?.abort();
     if (stop) tell(null);
+    if (stop && !stop.signal.aborted) return;
     stop = new AbortController();
     const { signal } = stop;
     if (navigator.locks) navigator.locks.request("paceline.changes", { signal }, () => lead(signal)).catch(() => {}); // it was hidden meanwhile

@@ -6,6 +6,7 @@ import { Facts, Overview } from "./job.js";
 import { Jobs } from "./jobs.js";
 import { Logs } from "./logs.js";
 import { Machines } from "./machines.js";
+import { isWanted, Notifications, notify } from "./notify.js";
 import { html, render, useEffect, useState } from "./ui.js";
 
 const REFRESH = 10_000; // milliseconds
@@ -46,7 +47,7 @@ function setTheme(name) {
 function Header({ view }) {
   const link = (name, title) => html`<a href="#/${name}" aria-current=${view === name ? "page" : undefined}>${t(title)}</a>`;
   return html`<header><nav aria-label="paceline"><b>paceline</b> ${link("jobs", "Jobs")} ${link("machines", "Machines")} ${link("submit", "Submit")}</nav>
-    <span><select aria-label=${t("Theme")} value=${localStorage.getItem("paceline.theme") || ""} onChange=${(event) => setTheme(event.target.value)}>
+    <span><${Notifications} /><select aria-label=${t("Theme")} value=${localStorage.getItem("paceline.theme") || ""} onChange=${(event) => setTheme(event.target.value)}>
       ${[["", "system"], ["light", "light"], ["dark", "dark"]].map(([value, title]) => html`<option value=${value}>${t(title)}</option>`)}</select>
     <select aria-label=${t("Language")} value=${current()} onChange=${(event) => choose(event.target.value)}>
       ${Object.entries(LANGUAGES).map(([name, title]) => html`<option value=${name}>${title}</option>`)}</select></span></header>`;
@@ -167,7 +168,8 @@ const page = document.getElementById("page");
 try {
   await signIn();
   render(html`<${App} about=${await get("/api/about")} />`, page);
-  follow();
+  notify();
+  follow(isWanted);
 } catch (error) {
   render(html`<p class="banner" role="alert">${error.status === 401 ? t("Open the address that paceline web has printed.") : error.message}</p>`, page);
 }

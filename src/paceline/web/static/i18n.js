@@ -5,6 +5,8 @@ const ZH = {
   "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "提交于", "duration": "时长", "restarts": "重启", "why": "原因",
   "nodes": "节点", "All targets": "所有目标", "{n} jobs": "{n} 个任务", "1 job": "1 个任务", "No job matches.": "没有符合条件的任务。",
   "No jobs yet. Start one with: {command}": "还没有任务。用此命令开始：{command}",
+  "Notifications: on": "通知：开", "Notifications: off": "通知：关", "{name} hangs": "{name} 卡住了", "{name} has failed": "{name} 失败了",
+  "{name} has ended: {state}": "{name} 已结束：{state}",
   "Connection lost; trying again…": "连接中断，正在重试…",
   "Open the address that paceline web has printed.": "请打开 paceline web 输出的地址。",
   "Loading…": "加载中…", "Logs": "日志", "Overview": "概览", "Back": "返回", "Stop": "停止", "Resubmit": "重新提交",

@@ -13,16 +13,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.backends import everywhere, registry
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
+
+from . import everywhere, registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paceline.backends.base import Backend
-    from paceline.backends.everywhere import Place
     from paceline.job.job import Job
+
+    from .base import Backend
+    from .everywhere import Place
 
 _PAUSE = 2.0  # seconds between two looks at a target
 _SHARE = 0.008  # of the time that looks may take
