@@ -300,7 +300,7 @@ def test_a_script_that_prints_no_text_is_told_in_a_line(client: Client) -> None:
         (["--host-discovery-script", "./none"], "--host-discovery-script ./none: No such file or directory"),
         (["--host-discovery-script", "/bin/false"], "--host-discovery-script /bin/false: exit code 1"),
         (["--host-discovery-script", "/bin/true"], "--host-discovery-script /bin/true names no host"),
-        (["-H", "h1", "-np", "0"], "-np 0: a job needs a rank"),
+        (["-H", "h1", "-np", "0"], "Invalid value for '-np': 0 is less than 1"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(client: Client, flags: list[str], said: str) -> None:

@@ -172,8 +172,6 @@ def taking_part(given: dict[str, Any]) -> list[tuple[str, int]]:
     if not hosts or remaining is None:
         return hosts
     slots = sum(count for _, count in hosts)
-    if remaining < 1:
-        raise UserError(f"-np {remaining}: a job needs a rank; give at least 1")
     if remaining > slots:
         raise UserError(
             f"-np {remaining}, but the hosts have {slots} slots; write for example -H {hosts[0][0]}:{remaining}"
