@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -197,6 +198,34 @@ def test_folder_beside_the_script_does_not_shadow_paceline(paceline: Paceline) -
         paceline.script("raise RuntimeError('shadowed')", f"folder/{name}.py")
     paceline.script("print('fine')", "folder/script.py")
     assert paceline.run("folder/script.py").stdout == "fine\n"
+
+
+@pytest.mark.torch
+def test_a_group_that_a_model_holds_is_not_dropped(paceline: Paceline) -> None:
+    """Its thread may need the interpreter's lock, with which torch waits for the thread: a rank would never end."""
+    (paceline.folder / "later.py").write_text(
+        textwrap.dedent("""
+            class Last:
+                def __del__(self):
+                    import os
+                    names = [open(f"/proc/self/task/{it}/comm").read().strip() for it in os.listdir("/proc/self/task")]
+                    print("pt_gloo_runloop" in names, flush=True)
+        """)
+    )
+    paceline.script("""
+        import threading, torch, torch.distributed as dist
+        import later
+
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+        dist.destroy_process_group()
+        threading.later, later.last = later, later.Last()  # it is dropped after the modules that nothing holds
+    """)
+    assert paceline.succeeds("run", "script.py").stdout == "True\n"
 
 
 @pytest.mark.torch

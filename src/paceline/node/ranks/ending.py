@@ -35,6 +35,7 @@ _STAYS = (
 )  # fmt: skip
 _LEAVES_WITHIN = 1.0  # seconds that a daemon thread gets to leave what it runs
 _LETS_RUN = 0.001  # seconds
+_kept: list[Any] = []  # what is not dropped, although the script has made it
 
 
 def end(code: int, error_path: Path) -> NoReturn:
@@ -55,6 +56,7 @@ def end(code: int, error_path: Path) -> NoReturn:
     atexit._run_exitfuncs()
     if code == 0 and error_path.exists():
         code = 1
+    _keep_reducers()
     _drop_everything()
     _close_files()
     ctypes.CDLL(None).fflush(None)
@@ -72,6 +74,26 @@ def _keep_operators() -> None:
         alive = finalizer.peek()
         if alive is not None and getattr(alive[1], "__module__", None) == "torch.library":
             finalizer.atexit = False
+
+
+def _keep_reducers() -> None:
+    """Keep what DistributedDataParallel exchanges gradients with until the process is gone.
+
+    It may hold the last reference to a process group, and torch drops it with the interpreter's lock: the group then
+    waits for its thread, and that for the lock, where it drops the tensors of the last exchange (torch 2.13).
+    """
+    ddp = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    if ddp is not None and _has_thread_of_a_group():
+        found = (it for it in gc.get_objects() if issubclass(type(it), ddp))
+        _kept.extend(it.__dict__.get("reducer") for it in found)
+
+
+def _has_thread_of_a_group() -> bool:
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm", "rb") as file:
+            if file.read().startswith((b"pt_gloo", b"pt_nccl")):
+                return True
+    return False
 
 
 def _drop_everything() -> None:
