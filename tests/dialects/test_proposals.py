@@ -48,7 +48,7 @@ def values(option: click.Option) -> st.SearchStrategy[tuple[str, ...]]:
     if isinstance(option.type, click.Choice):
         return st.sampled_from(option.type.choices).map(lambda it: (str(it),))
     if isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType)):
-        return st.integers(1, 1).map(lambda it: (str(it),))
+        return st.just((str(max(1, getattr(option.type, "min", None) or 1)),))
     texts = TEXTS.map(lambda it: f"N={it}") if option.multiple else TEXTS
     return st.lists(texts, min_size=option.nargs, max_size=option.nargs).map(tuple)
 

@@ -105,7 +105,7 @@ JOB = in_section(
     Option(["--queue"], metavar="NAME", help="Queue or partition, where the backend has several."),
     Option(["--time-limit"], metavar="2h", help="Stop the job after this time."),
     Option(["--ttl"], metavar="7d", help="Delete the job this long after its end."),
-    Option(["--image"], metavar="IMAGE", help="Container image, on Kubernetes, Slurm and hosts of ssh."),
+    Option(["--image"], metavar="IMAGE", help="Container image in which the ranks run."),
     Option(["--option"], multiple=True, metavar="NAME=VALUE", help="An option of the backend; repeatable."),
     Option(
         ["--max-restarts"],
