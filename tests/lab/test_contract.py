@@ -16,4 +16,5 @@ class TestSsh(Contract):
     def place(self, client: Client) -> Place:
         client.settings(hosts=["h1", "h2"])
         can = USUAL | {"held", "elastic", "tensorboards", "sizes"}
-        return Place(client, ("--on", "lab"), "lab", can, (client.lab.folder,), nodes=2)
+        folders, takes = (client.lab.folder,), frozenset({"--image"})
+        return Place(client, ("--on", "lab"), "lab", can, folders, takes, nodes=2)
