@@ -20,7 +20,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/environments": 895,
     "paceline/backends/kubernetes": 5050,
     "paceline/backends/local": 570,
-    "paceline/backends/rehearsal": 645,
+    "paceline/backends/rehearsal": 655,
     "paceline/backends/remote": 940,
     "paceline/backends/slurm": 1040,
     "paceline/backends/ssh": 2150,

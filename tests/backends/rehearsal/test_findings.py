@@ -10,7 +10,7 @@ import pytest
 
 from paceline.backends.rehearsal.findings import findings
 from paceline.backends.rehearsal.records import Course, named, read
-from paceline.backends.rehearsal.summary import summary
+from paceline.backends.rehearsal.summary import nothing, summary
 
 JOINED = {"e": "joined", "at": "train.py:1"}
 END = {"e": "end", "alone": False}
@@ -174,3 +174,13 @@ def test_how_far_ranks_agree_is_said(tmp_path: Path) -> None:
     assert line.startswith(
         "2 ranks agree as far as they came (stopped at its time limit of 10m00s): 2 steps, 4 samples"
     )
+
+
+def test_ranks_in_which_nothing_was_seen_do_not_agree(tmp_path: Path) -> None:
+    """As those of a script whose processes train, or that has not come to its training."""
+    course = Course({}, None, "stopped at its time limit of 6 s")
+    assert found(tmp_path, [use("read", 1)], [use("read", 1)], course=course) == []
+    line = nothing(read(tmp_path), course)
+    assert line.startswith("nothing was compared but files: no rank has made a step") and "limit of 6 s" in line
+    assert found(tmp_path, [collective("barrier", 1)], [collective("barrier", 1)], course=course) == []
+    assert nothing(read(tmp_path), course) == ""

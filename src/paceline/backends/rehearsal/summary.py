@@ -13,6 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_COMPARED = ("step", "collective", "batch", "forward")
+
+
+def nothing(attempts: Sequence[Attempt], course: Course) -> str:
+    """Why nothing of a training could be compared, in one line; "" if there was something."""
+    if any(True for attempt in attempts for _ in attempt.of(*_COMPARED)):
+        return ""
+    why = f"; {course.stopped}: --time-limit 1h lets it come further" if course.stopped else ""
+    return (
+        "nothing was compared but files: no rank has made a step of an optimizer, a batch or a collective, and "
+        f"processes that a script starts itself, as mp.spawn does, are not seen{why}"
+    )
+
+
 def summary(attempts: Sequence[Attempt], course: Course, ranks: int) -> str:
     """`8 ranks agree: 24 steps, …`, and how far that has been seen."""
     steps = [max(attempt.steps.values(), default=0) for attempt in attempts]

@@ -21,7 +21,7 @@ from paceline.backends.foreground import Output, RankStreams, obey_signals
 from paceline.backends.registry import HERE
 from paceline.backends.rehearsal.findings import findings
 from paceline.backends.rehearsal.records import Course, read
-from paceline.backends.rehearsal.summary import summary
+from paceline.backends.rehearsal.summary import nothing, summary
 from paceline.cli.flags.option import BOTH, Option, Whole, in_section
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import ended_by_signals, say
@@ -95,7 +95,7 @@ def ranks_of(given: Mapping[str, Any]) -> int | None:
 
 
 def rehearse(ranks: int, spec: JobSpec, given: Mapping[str, Any], there: Backend) -> int:
-    """Rehearse a job; the exit code is 1 if there are findings."""
+    """Rehearse a job; the exit code is 1 if there are findings, and if nothing could be compared."""
     _check(ranks, spec, there)
     seed = given["rehearse_seed"] if given["rehearse_seed"] is not None else secrets.randbelow(10_000)
     draw = random.Random(seed)
@@ -134,6 +134,9 @@ def rehearse(ranks: int, spec: JobSpec, given: Mapping[str, Any], there: Backend
         click.echo(_shown(finding, Path(spec.working_dir).resolve()))
     if found:
         say(f"{counted(len(found), 'finding')} in {took}; logs of all ranks: paceline logs {job.name} --all")
+        return 1
+    if none := nothing(attempts, course):
+        say(f"{none}; {took}; see paceline logs {job.name} --all")
         return 1
     say(f"{summary(attempts, course, ranks)}; {took}")
     if course.stopped:

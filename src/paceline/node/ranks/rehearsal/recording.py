@@ -88,6 +88,7 @@ class Record:
             or f"-packages{os.sep}" in path
             or path.endswith(_NO_DATA)
             or _is_cache(path)
+            or os.path.isdir(path)  # `tempfile` opens the folder of a file that gets a name of its own
         ):
             return
         key = (path, kind, self.clock)
