@@ -370,6 +370,8 @@ def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Pacelin
     state(chromium, "one", "SUCCEEDED")
     chromium.press("/")
     assert chromium.run("document.activeElement.type") == "search"
+    chromium.fill("input[type=search]", "o")  # both have it
+    chromium.until("location.hash === '#/jobs?q=o'")
     for _ in range(40):
         chromium.press("Tab")
         if chromium.run("document.activeElement.textContent") == "two":
@@ -379,7 +381,7 @@ def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Pacelin
     chromium.press("Enter")
     chromium.until("document.querySelector('h1')?.textContent === 'one'")
     chromium.press("Escape")
-    chromium.until("location.hash === '#/jobs'")
+    chromium.until("location.hash === '#/jobs?q=o'")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -3,7 +3,7 @@ import { follow, get, listen, news, pathOf, post, query, signIn, text } from "./
 import { Delete, Resubmit, Resume, Scale, Stop, Submit, Suspend } from "./forms.js";
 import { choose, current, LANGUAGES, t } from "./i18n.js";
 import { Facts, Overview } from "./job.js";
-import { Jobs } from "./jobs.js";
+import { Jobs, leftAt } from "./jobs.js";
 import { Logs } from "./logs.js";
 import { Machines } from "./machines.js";
 import { isWanted, Notifications, notify } from "./notify.js";
@@ -126,7 +126,7 @@ function Job({ target, name, tab, isReadOnly }) {
   const [board, setBoard] = useState(null);
   useEffect(() => {
     const onKey = (event) => {
-      if (event.key === "Escape" && !document.querySelector("dialog[open]")) location.hash = "#/jobs";
+      if (event.key === "Escape" && !document.querySelector("dialog[open]")) location.hash = leftAt.view;
     };
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);

@@ -66,6 +66,8 @@ function usualColumns(found) {
   return TABLE.filter((key) => has.includes(key));
 }
 
+export const leftAt = { view: "#/jobs" }; // where Esc goes back to
+
 // The filter is a part of the address, so that it can be kept as a bookmark and sent to others.
 function filterOf(search) {
   const given = Object.fromEntries(Object.keys(UNSORTED).filter((key) => search.has(key)).map((key) => [key, search.get(key)]));
@@ -119,7 +121,8 @@ export function Jobs({ search: given }) {
   };
   useEffect(() => {
     const changed = Object.entries(filter).filter(([key, value]) => String(value) !== String(UNSORTED[key]));
-    history.replaceState(history.state, "", `#/jobs${changed.length ? `?${query(Object.fromEntries(changed))}` : ""}`);
+    leftAt.view = `#/jobs${changed.length ? `?${query(Object.fromEntries(changed))}` : ""}`;
+    history.replaceState(history.state, "", leftAt.view);
   }, [filter]);
   const onScroll = useCallback(() => {
     const top = Math.max(0, Math.floor(box.current.scrollTop / height) - 10);
