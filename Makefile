@@ -172,7 +172,7 @@ web-vendor: ## The libraries of the page anew, from npm, of the versions in vend
 	cp $(FETCHED)/uplot/dist/uPlot.min.css $(VENDOR)/uplot.css
 	rm -rf $(FETCHED)
 
-web-screens: $(VENV)/.dev ## The pictures in docs/web.md anew; needs chromium
+web-screens: $(VENV)/.dev ## Pictures of the page: those in docs/web.md, and of all views in build/web-screens; needs chromium
 	$(BIN)/python -m tests.lab.web.screens
 
 release: $(VENV)/.dev ## What a release publishes, in dist/: built twice, tried in an empty environment, with its components and sums

@@ -509,14 +509,17 @@ class Api:
         try:
             reader = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, limit=1 << 18)
             assert reader.stdin is not None and reader.stdout is not None
+            is_read = False
             try:
                 reader.stdin.write(json.dumps(request).encode() + b"\n")
                 while data := await reader.stdout.read(1 << 18):
                     yield data
+                is_read = True
             finally:
                 reader.stdin.close()
-                with contextlib.suppress(ProcessLookupError):
-                    reader.kill()
+                if not is_read:  # of one that has ended, kill() takes the exit status, which asyncio then misses
+                    with contextlib.suppress(ProcessLookupError):
+                        reader.kill()
                 await reader.wait()
         finally:
             self._readers -= 1

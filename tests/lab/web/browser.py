@@ -174,9 +174,15 @@ class Browser:
             if it["impact"] in {"serious", "critical"}
         ]
 
-    def screenshot(self, path: Path) -> None:
-        """Write what the page shows as a picture."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+    def screenshot(self, path: Path, *, whole: bool = False) -> None:
+        """Write what the page shows as a picture; or the whole page, also what is below."""
+        more = {}
+        if whole:
+            more = {
+                "captureBeyondViewport": True,
+                "clip": {**self.call("Page.getLayoutMetrics")["cssContentSize"], "scale": 1},
+            }
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **more)["data"]))
 
     def close(self) -> None:
         """End the connection."""

@@ -1,29 +1,105 @@
-"""Takes the pictures in docs/web.md: `make web-screens`. It starts a few jobs of its own, and needs chromium."""
+"""Takes pictures of the page: `make web-screens`. It needs chromium, and takes a few minutes.
+
+Those in docs/web.md are of a few jobs that it starts. Those in build/web-screens are of each view, at two widths, in
+both themes and both languages, with few, many and very many jobs that never ran; index.html there shows all of them.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.lab.web.browser import browser
 
+if TYPE_CHECKING:
+    from tests.lab.web.browser import Browser
+
 ROOT = Path(__file__).parents[3]
 INTO = ROOT / "docs" / "images"
+ALL = ROOT / "build" / "web-screens"
+COUNTS = (3, 226, 10_000)  # of jobs
+SIZES = ((1280, 800), (390, 844))
+TARGET = "gpu-cluster"
+VIEWS = {  # name → address, and what it shows once it is there
+    "jobs": ("#/jobs", "document.querySelectorAll('tr.job a').length > 1"),
+    "groups": ("#/jobs?group=name", "document.querySelectorAll('tr.group').length > 1"),
+    "nothing": ("#/jobs?q=no-such-job", "document.querySelector('#total')?.textContent.startsWith('0')"),
+    "running": (f"#/jobs/{TARGET}/resnet50-0", "document.querySelectorAll('.uplot').length > 4"),
+    "failed": (f"#/jobs/{TARGET}/llama-7b-1", "document.querySelectorAll('.uplot').length > 4"),
+    "logs": (f"#/jobs/{TARGET}/llama-7b-1/logs", "document.querySelectorAll('.line').length > 9"),
+    "stop": (f"#/jobs/{TARGET}/resnet50-0", "document.querySelectorAll('.uplot').length > 4"),
+    "machines": ("#/machines", "document.body.innerText.includes('gpu-01')"),
+    "submit": ("#/submit", "!!document.querySelector('textarea')"),
+}
 EVALUATE = """
 import itertools, sys, time
 for step in itertools.count():
     print(f"\\x1b[32mstep {step}\\x1b[0m of rank 0: all is well", flush=True)
     time.sleep(0.2)
 """
+_WEB = [sys.executable, "-m", "paceline", "web", "--no-browser", "--port", "0"]
 FAILS = "raise FileNotFoundError(2, 'No such file or directory', '/data/train/labels.json')\n"
 
 
 def main() -> None:
-    """Start the jobs and the page, and take the pictures."""
+    """Take all pictures, or those of the documents or of all views alone."""
+    for name in sys.argv[1:] or ("docs", "all"):
+        {"docs": _documents, "all": _all}[name]()
+
+
+def _all() -> None:
+    shutil.rmtree(ALL, ignore_errors=True)
+    ALL.mkdir(parents=True)
+    for count in COUNTS:
+        with tempfile.TemporaryDirectory() as folder:
+            site, info = Path(folder, "site"), Path(folder, "site", "pictured-1.dist-info")
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pictured\nVersion: 1\n")
+            (info / "entry_points.txt").write_text("[paceline.backends]\npictured = tests.lab.web.pictured:Pictured\n")
+            settings = f'[targets.{TARGET}]\nbackend = "pictured"\ncount = {count}\n'
+            Path(folder, "paceline.toml").write_text(settings)
+            environment = {
+                **os.environ, "PACELINE_HOME": str(Path(folder, "home")), "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
+            }  # fmt: skip
+            with (
+                subprocess.Popen(_WEB, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server,
+                browser() as page,
+            ):
+                assert server.stdout is not None
+                _views(page, server.stdout.readline().strip(), count)
+                server.terminate()
+    pictures = "".join(
+        f'<figure><img src="{it.name}"><figcaption>{it.stem}</figcaption></figure>' for it in sorted(ALL.iterdir())
+    )
+    (ALL / "index.html").write_text(
+        f"<style>figure {{ display: inline-block; width: 24% }} img {{ width: 100% }}</style>{pictures}"
+    )
+
+
+def _views(page: Browser, url: str, count: int) -> None:
+    base = url.partition("#")[0]
+    page.open(url)
+    for language, theme in itertools.product(("en", "zh"), ("light", "dark")):
+        page.emulate(prefers_color_scheme=theme)
+        page.run(f"localStorage.setItem('paceline.language', '{language}')")
+        for (name, (address, is_there)), (width, height) in itertools.product(VIEWS.items(), SIZES):
+            page.resize(width, height)
+            page.open("about:blank")
+            page.open(f"{base}{address}")
+            page.until(is_there)
+            if name == "stop":
+                page.click("button", {"en": "Stop", "zh": "停止"}[language])
+                page.until("document.querySelector('dialog[open] button')")
+            page.screenshot(ALL / f"{name}-{count}-{width}-{theme}-{language}.png", whole=name in ("running", "failed"))
+
+
+def _documents() -> None:
     folder = Path(tempfile.gettempdir(), "vision")  # it is on the pictures
     folder.mkdir()
     environment = {**os.environ, "PACELINE_HOME": str(folder / "home"), "CUDA_VISIBLE_DEVICES": ""}
@@ -40,8 +116,7 @@ def main() -> None:
         paceline("run", "-n", "1", "--name", "convert", "convert.py")
         paceline("submit", "-n", "2", "--gpus", "2", "--name", "evaluate", "evaluate.py")
         paceline("submit", "-n", "2", "--gpus", "2", "--name", "digits-large", "train.py", "--epochs", "90")
-        words = [sys.executable, "-m", "paceline", "web", "--no-browser", "--port", "0"]
-        with subprocess.Popen(words, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        with subprocess.Popen(_WEB, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             _pictures(server.stdout.readline().strip())
             server.terminate()
