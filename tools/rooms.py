@@ -21,7 +21,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/kubernetes": 5050,
     "paceline/backends/local": 570,
     "paceline/backends/rehearsal": 655,
-    "paceline/backends/remote": 940,
+    "paceline/backends/remote": 1035,
     "paceline/backends/slurm": 1040,
     "paceline/backends/ssh": 2150,
     "paceline/cli": 270,
@@ -35,7 +35,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/job/code": 980,
     "paceline/node": 1905,
     "paceline/node/agent": 1390,
-    "paceline/node/host": 1440,
+    "paceline/node/host": 1445,
     "paceline/node/host/slurm": 2820,
     "paceline/node/journal": 640,
     "paceline/node/logs": 660,
@@ -58,7 +58,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6455,
     "paceline/train/replicas": 450,
-    "paceline/web": 1445,
+    "paceline/web": 1450,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

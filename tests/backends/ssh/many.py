@@ -65,6 +65,9 @@ $text"
     done
 }}
 now() {{ read -r up rest < /proc/uptime; say "{{\\"now\\": $(({booted} + ${{up%.*}})).${{up#*.}}}}"; }}
+say {begins}
+say '{{"need": false}}'
+while :; do
 id=none; [ -e id ] && read -r id < id
 case $request in *'"do": "start"'*) id=${{request#*'"job_id": "'}}; id=${{id%%'"'*}}; say "$id" > id;; esac
 facts={facts}
@@ -72,8 +75,6 @@ state=RUNNING; alive=true
 if [ -e stopped/$host ]; then state=STOPPED alive=null; fi
 report={report}
 node={node}
-say {begins}
-say '{{"need": false}}'
 case $request in
 *'"do": "preflight"'*)
     say "$facts"
@@ -110,6 +111,8 @@ case $request in
 *'"do": "wait"'*) say '{{"ended": "it"}}'; say '{{"end": true}}';;
 *) say '{{"error": "a stand-in does not know this request"}}';;
 esac
+case $request in *'"stays": true'*) read -r request || exit 0;; *) exit 0;; esac
+done
 """  # noqa: E501
 
 

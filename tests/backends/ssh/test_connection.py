@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import all_end, eventually, processes_with
 
 from paceline.backends.limits import Limits
-from paceline.backends.remote import login
+from paceline.backends.remote import connection, login
 from paceline.backends.remote.connection import Host, Silent
 from paceline.backends.ssh import asking
 from paceline.job.errors import UserError
@@ -56,7 +56,11 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     def asks(root: Path, python: str = "python3", startup: str = "") -> dict[str, object]:
         monkeypatch.setenv("STARTUP", startup)
         limits = Limits(*[float(os.environ.get("LIMIT", "60"))] * 2)
-        return Host("h1", 1, None, None, python, str(root), limits).ask({"do": "describe", "names": [], "since": None})
+        host = Host("h1", 1, None, None, python, str(root), limits)
+        try:
+            return host.ask({"do": "describe", "names": [], "since": None})
+        finally:
+            connection.close_kept()  # what each login does is tested here
 
     return asks
 
@@ -68,6 +72,37 @@ def refusal(ask: Ask, root: Path, python: str = "python3", startup: str = "") ->
     assert "\n" not in said
     assert said.startswith("h1")
     return said
+
+
+def test_requests_of_one_process_share_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logins = tmp_path / "logins"
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nfor last; do :; done\necho $$ >> {logins}\neval "$last"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    host, here = (
+        Host("h1", 1, None, None, "python3", str(tmp_path / "root")),
+        {"do": "describe", "names": [], "since": None},
+    )
+
+    def count() -> int:
+        return len(logins.read_text().splitlines())
+
+    for _ in range(3):
+        assert host.ask(dict(here)) == {"jobs": [], "names": []}
+        with host.listen({"do": "wait", "names": []}) as answers:
+            next(answers)
+        assert host.ask({"do": "stop", "names": ["none"], "now": False}) == {"names": []}
+    assert count() == 4, "the first one, and one after each that was listened to"
+    with pytest.raises(UserError, match="no job"):
+        host.ask({"do": "spec", "name": "none"})
+    assert host.ask(dict(here)) == {"jobs": [], "names": []}
+    assert count() == 5, "a refusal ends it"
+    for pid in processes_with(f"PATH={ssh.parent}:"):
+        os.kill(pid, signal.SIGKILL)
+    assert host.ask(dict(here)) == {"jobs": [], "names": []}, "and another one takes the place of one that was killed"
+    connection.close_kept()
 
 
 # -- the path of the archive -------------------------------------------------------------------------------------------

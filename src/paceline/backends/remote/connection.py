@@ -26,8 +26,8 @@ from paceline.job.text import printable
 
 from . import here, login
 from .bootstrap import BEGIN, BEGINS, READ
-from .crowd import not_started
-from .patience import Limit, Patience
+from .crowd import AT_ONCE, need_files, not_started
+from .patience import Alarm, Limit, Patience, alarms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +41,7 @@ CONNECT_SECONDS = 10
 _PIECE = _READ = 1 << 16  # bytes that are written, or read, at once
 _MOST_LISTS = 256  # of hosts of jobs
 _ENDING = 5.0  # seconds in which ssh ends when it is told to
+IDLE_SECONDS = 10.0  # that a connection is kept for the next request of this process
 PERSIST_SECONDS = 60  # a connection that nobody uses is kept so long for the next command
 _OPTIONS = {
     "BatchMode": "yes",
@@ -171,9 +172,31 @@ class Host:
         opened: Callable[[Answers], None] = lambda _: None,
         patience: Patience | None = None,
     ) -> Answer:
-        """Its answer to a request; see `listen` for the arguments."""
-        with self.listen(request, body, opened, patience=patience) as answers:
-            return next(answers)
+        """Its answer to a request; see `listen` for the arguments.
+
+        The connection is kept for a while for the next request of this process, which needs no login then; with very
+        many hosts only after a request about certain jobs, since a list of all is most often the only one.
+        """
+        is_followed = self.is_kept or "name" in request or request.get("names")  # of many hosts, each keeps an ssh
+        if body is not None or self.inside or not is_followed:
+            with self.listen(request, body, opened, patience=patience) as answers:
+                return next(answers)
+        request, patience = {**request, "stays": True}, patience or self.patience(request)
+        if kept := _kept.take(self):
+            answers, closing = kept
+            try:
+                with closing:
+                    answers.request(request, opened, patience)
+                    answer = next(answers)
+                    _kept.put(self, answers, closing)
+                    return answer
+            except Unreachable as error:  # it may have broken before
+                if isinstance(error, Silent) or not patience.prompt:
+                    raise
+        with self._connection(request, None, opened, apart=False, patience=patience) as (answers, closing):
+            answer = next(answers)
+            _kept.put(self, answers, closing)
+            return answer
 
     def patience(self, request: Request) -> Patience:
         """How long it is waited for when this is asked of it."""
@@ -192,30 +215,43 @@ class Host:
     ) -> Iterator[Answers]:
         """Its answers to a request with several answers; the connection is closed when the block ends."""
         patience = patience or self.patience(request)
-        with _errors() as errors:
+        if not (apart or body or self.inside) and (kept := _kept.take(self)):
+            answers, closing = kept
+            with closing:
+                answers.request(request, opened, patience)
+                yield answers
+            return
+        with self._connection(request, body, opened, apart, patience) as (answers, _):
+            yield answers
+
+    @contextlib.contextmanager
+    def _connection(
+        self, request: Request, body: Body | None, opened: Callable[[Answers], None], apart: bool, patience: Patience
+    ) -> Iterator[tuple[Answers, contextlib.ExitStack]]:
+        """A connection with a request on its way, and what closes it when the block ends."""
+        with contextlib.ExitStack() as closing:
+            errors = closing.enter_context(_errors())
             process = self._start(errors, apart, patience.connect)
             assert process.stdin is not None
             limit = Limit(process)
             answers = Answers(self, process, errors, limit, patience)
+            closing.callback(answers.close)
             limit.begin(patience.login)
             opened(answers)
-            try:
-                packed = archive()  # while it starts
-                order = {"root": self.root, "name": packed.name}
-                with contextlib.suppress(BrokenPipeError):  # the answers say why
-                    _write(process.stdin, json.dumps(BEGIN), json.dumps(order), json.dumps(request))
-                    if answers.take()["need"]:
-                        limit.begin(patience.copy)
-                        _write(process.stdin, str(len(packed.data)))
-                        _send(process.stdin, limit, packed.data)
-                        limit.begin(None if patience.work is None else patience.copy)
-                    elif patience.work is None or patience.work > patience.login:
-                        limit.begin(patience.work)
-                    if body is not None:
-                        body(Input(process.stdin, limit))
-                yield answers
-            finally:
-                answers.close()
+            packed = archive()  # while it starts
+            order = {"root": self.root, "name": packed.name}
+            with contextlib.suppress(BrokenPipeError):  # the answers say why
+                _write(process.stdin, json.dumps(BEGIN), json.dumps(order), json.dumps(request))
+                if answers.take()["need"]:
+                    limit.begin(patience.copy)
+                    _write(process.stdin, str(len(packed.data)))
+                    _send(process.stdin, limit, packed.data)
+                    limit.begin(None if patience.work is None else patience.copy)
+                elif patience.work is None or patience.work > patience.login:
+                    limit.begin(patience.work)
+                if body is not None:
+                    body(Input(process.stdin, limit))
+            yield answers, closing
 
     def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes] | login.Login:
         if self.has_login and not self.inside and (kept := login.take(self._kept_login)):
@@ -282,6 +318,22 @@ class Answers:
             return self.take()
         finally:
             self._limit.end()
+
+    def request(self, request: Request, opened: Callable[[Answers], None], patience: Patience) -> None:
+        """Send another request, when the one before has been answered."""
+        assert self._process.stdin is not None
+        self._patience, self._is_first, self._is_fresh = patience, True, True
+        self._limit.begin(None if patience.work is None else max(patience.login, patience.work))
+        opened(self)
+        with contextlib.suppress(BrokenPipeError):  # the answers say why
+            _write(self._process.stdin, json.dumps(request))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open, and says nothing."""
+        ready = select.poll()
+        ready.register(self, select.POLLIN)
+        return not self._buffer and self._process.poll() is None and not ready.poll(0)
 
     def take(self) -> Answer:
         """See `__next__`; within the limit that runs."""
@@ -482,6 +534,74 @@ class Answers:
             return f"{name}: {python} there does not behave like Python ({last}); {other}"
         return f"{name} did not answer: {last}"
 
+
+class _Kept:
+    """Connections whose request has been answered, for the next one of this process: each for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[Host, str], list[_Idle]] = {}  # also the interpreter: hosts compare without it
+        self._count = 0
+
+    def put(self, host: Host, answers: Answers, closing: contextlib.ExitStack) -> None:
+        """Keep a connection for a while, which `closing` would close; if this process may have so many files open."""
+        with self._lock, contextlib.suppress(UserError):
+            need_files(self._count + 1 + AT_ONCE)
+            answers.when_silent(lambda _: None)
+            idle = _Idle(answers, closing.pop_all())
+            self._idle.setdefault((host, host.python), []).append(idle)
+            self._count += 1
+            idle.alarm = alarms.add(IDLE_SECONDS, lambda: self._drop(host, idle))
+
+    def take(self, host: Host) -> tuple[Answers, contextlib.ExitStack] | None:
+        """A connection that is open, and what closes it."""
+        while True:
+            with self._lock:
+                those = self._idle.get((host, host.python))
+                if not those:
+                    return None
+                idle = those.pop()
+                self._count -= 1
+            idle.alarm.cancel()
+            if idle.answers.is_idle:
+                return idle.answers, idle.closing
+            idle.closing.close()
+
+    def _drop(self, host: Host, idle: _Idle) -> None:
+        with self._lock:
+            those = self._idle.get((host, host.python), [])
+            if idle not in those:
+                return
+            those.remove(idle)
+            self._count -= 1
+        idle.closing.close()
+
+    def close(self) -> None:
+        """Close all of them."""
+        with self._lock:
+            those, self._idle, self._count = [idle for it in self._idle.values() for idle in it], {}, 0
+        for idle in those:
+            idle.alarm.cancel()
+            idle.answers.abandon()
+        for idle in those:
+            idle.closing.close()
+
+    def forget(self) -> None:
+        """Use none of them: they belong to the process of which this one is a fork."""
+        self.__init__()  # type: ignore[misc]  # its lock may be held, and nobody releases it here
+
+
+class _Idle:
+    """A connection that is not in use, what closes it, and what does so after a while."""
+
+    def __init__(self, answers: Answers, closing: contextlib.ExitStack) -> None:
+        self.answers, self.closing = answers, closing
+        self.alarm = Alarm(None)
+
+
+_kept = _Kept()  # those that are left when this process ends see the end of their input, and end
+close_kept = _kept.close
+os.register_at_fork(after_in_child=_kept.forget)
 
 _lists_of_hosts: dict[tuple[str, ...], list[str]] = {}
 

@@ -71,14 +71,14 @@ class _Alarms:
     """Calls functions later: one thread waits for all of them."""
 
     def __init__(self) -> None:
-        self._alarms: list[tuple[float, int, _Alarm]] = []
+        self._alarms: list[tuple[float, int, Alarm]] = []
         self._numbers = itertools.count()
         self._earlier = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def add(self, seconds: float, do: Callable[[], None]) -> _Alarm:
+    def add(self, seconds: float, do: Callable[[], None]) -> Alarm:
         """Call `do` in a thread of its own after so many seconds, unless it is cancelled."""
-        alarm = _Alarm(do)
+        alarm = Alarm(do)
         entry = time.monotonic() + seconds, next(self._numbers), alarm
         with self._earlier:
             heapq.heappush(self._alarms, entry)
@@ -103,7 +103,7 @@ class _Alarms:
                 threading.Thread(target=do, daemon=True).start()
 
 
-class _Alarm:
+class Alarm:
     """A function that is called later; None when it is not needed any more."""
 
     def __init__(self, do: Callable[[], None] | None) -> None:
@@ -114,7 +114,7 @@ class _Alarm:
         self.do = None
 
 
-_alarms = _Alarms()
+alarms = _Alarms()
 
 
 class Limit:
@@ -128,7 +128,7 @@ class Limit:
     def __init__(self, process: subprocess.Popen[bytes] | Login) -> None:
         self._process = process
         self.on_expiry: Callable[[], None] = lambda: None
-        self._alarm: _Alarm | None = None
+        self._alarm: Alarm | None = None
         self._begun = 0.0
         self.seconds = 0.0
         self.is_over = False
@@ -139,7 +139,7 @@ class Limit:
         if seconds is None:
             return
         self.seconds, self._begun = seconds, time.monotonic()
-        self._alarm = _alarms.add(seconds, self._expire)
+        self._alarm = alarms.add(seconds, self._expire)
 
     def again(self) -> None:
         """The same limit from now on; a wait that has just begun goes on."""

@@ -1,7 +1,7 @@
 """Answers a request of a client over a connection, such as one over ssh (`protocol.py`).
 
 A request is a JSON object in a line; `do` names the verb, and for some verbs more follows on stdin. The answer is one
-line, or several for verbs that take long; these end when stdin ends.
+line, or several for verbs that take long; these end when stdin ends. A client that says "stays" sends more requests.
 """
 
 from __future__ import annotations
@@ -54,14 +54,20 @@ _MODULES = {verb: module for module, verbs in _VERBS.items() for verb in verbs}
 
 
 def main(root: str, line: bytes) -> None:
-    """Answer a request."""
-    request = json.loads(line)
+    """Answer a request; if it says that the client stays, also those that follow."""
+    while line:
+        request = json.loads(line)
+        _answer(Path(root), request)
+        line = sys.stdin.buffer.readline() if request.get("stays") else b""
+
+
+def _answer(root: Path, request: Request) -> None:
     name = request["do"]
     try:
-        activate(Path(root))
+        activate(root)
         verb: Verb = getattr(importlib.import_module(f"paceline.node.host.{_MODULES[name]}"), name)
-        jobs = Path(root, request["jobs"]) if "jobs" in request else None  # a folder that machines share
-        answer = verb(Home(Path(root), jobs), request)
+        jobs = root / request["jobs"] if "jobs" in request else None  # a folder that machines share
+        answer = verb(Home(root, jobs), request)
         if isinstance(answer, dict):
             send(answer)
             return
