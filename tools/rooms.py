@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 440,
-    "paceline/backends": 2290,
+    "paceline/backends": 2300,
     "paceline/backends/check": 435,
     "paceline/backends/environments": 895,
     "paceline/backends/kubernetes": 5050,
@@ -58,7 +58,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6455,
     "paceline/train/replicas": 450,
-    "paceline/web": 1445,
+    "paceline/web": 1740,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from paceline.job.secret_values import looks_secret, without_passwords
 from .views import job_view, last_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import Backend
     from paceline.contract.records import NodeHistory
@@ -47,14 +48,16 @@ def gathered(job: Job, there: Backend, lines: int) -> JobView:
             return otherwise
 
     nothing: list[dict[str, Any]] = []
+    no_spec: dict[str, Any] = {}
     happened = known("events", lambda: there.events(job.name), nothing)
     history = known("history", lambda: able(there, Recorded).history(job.name), History([]))
-    file = known("job file", lambda: job_file(there.spec(job.name)), "")
+    spec = known("job file", lambda: shown_spec(there.spec(job.name)), no_spec)
     ends: list[tuple[int, bytes]] = []
     if lines:
         known("logs", lambda: ends.extend(_ends(job, there)), None)
     logs = last_lines(ends, lines)
-    return job_view(job, story(job, happened), history, logs=logs, file=file, missing=missing)
+    file, settings = as_file(spec) if spec else "", flattened(spec)
+    return job_view(job, story(job, happened), history, logs=logs, file=file, settings=settings, missing=missing)
 
 
 def _ends(job: Job, there: Backend) -> Iterator[tuple[int, bytes]]:
@@ -69,15 +72,40 @@ def _shortened(line: bytes) -> bytes:
 
 def job_file(spec: JobSpec, *, for_others: bool = True) -> str:
     """A job as a job file; for others without what looks like a secret."""
-    import yaml
+    shown = shown_spec(spec, for_others=for_others)
+    return as_file(shown) if for_others else _yaml(shown)
 
+
+def shown_spec(spec: JobSpec, *, for_others: bool = True) -> dict[str, Any]:
+    """What a job file says of a job; for others without what looks like a secret."""
     left_out = ("name", "resume_from", "detached", "rendezvous")
     shown: dict[str, Any] = {key: it for key, it in spec.dumped(only_changed=True).items() if key not in left_out}
-    if not for_others:
-        return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
-    if "env" in shown:
+    if for_others and "env" in shown:
         shown["env"] = {name: "…" if looks_secret(name, it) else it for name, it in shown["env"].items()}
-    return without_passwords(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+    return shown
+
+
+def as_file(shown: dict[str, Any]) -> str:
+    """The job file."""
+    return without_passwords(_yaml(shown))
+
+
+def _yaml(shown: dict[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+
+
+def flattened(shown: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The settings of a job file as names and values: `env.NAME`, and lists as a shell would read them."""
+    found: dict[str, str] = {}
+    for key, value in shown.items():
+        if isinstance(value, dict):
+            found.update(flattened(value, f"{prefix}{key}."))
+        else:
+            text = shlex.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            found[f"{prefix}{key}"] = without_passwords(text)
+    return found
 
 
 # -- how much machines were in use lately, as jobs that ran on them have recorded it -----------------------------------

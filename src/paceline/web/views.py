@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import base64
 import math
+import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details, sentence
 from paceline.backends.why import explained, use_in_words
 from paceline.job.quantities import replicas_in_words, show_time
+from paceline.job.shown import share
+
+from .stacks import blocks
+from .timeline import timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +28,16 @@ if TYPE_CHECKING:
     from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
     from paceline.job.job import Job
 
+    from .stacks import Block
+    from .timeline import Timeline
+
     Column = list[float | None]
     _Figure = Callable[[Telemetry], Any]
     _Summary = Callable[[list[float]], float]
 
 POINTS = 200  # of a curve
 CELLS = 120  # of a row of the heat map, at most
-_MOST_CELLS = 9600
+_MOST_CELLS = 6000
 _MOST_ROWS = 128  # of the heat map; of more ranks, several share a row
 _MOST_INSTANCES = 128
 _MOST_EVENTS = 200
@@ -75,11 +84,15 @@ class JobView(TypedDict):
     # as `paceline get -o json`; of very many instances those whose state differs from most, and some others
     job: dict[str, Any]
     events: list[dict[str, Any]]  # what happened to it: time, event, host, and in words the details
+    timeline: Timeline  # what it did when
+    done: float | None  # the share of its epochs; None if that is not known
     why: list[str]  # the lines of `paceline why`
+    told: list[Block]  # these lines, but for what `job` says itself
     metrics: MetricsRecord | None  # what the script has logged; None if it has logged nothing
     use: Use | None  # None if nothing was recorded
     logs: list[dict[str, Any]]  # the last lines of each rank
     file: str  # the job as a job file (YAML); "" if it cannot be read
+    settings: dict[str, str]  # the same as names and values, which are compared with those of other jobs
     software: dict[str, str]  # name → version, or the versions on several nodes
     # the commit and the difference to it, of the code that was run; None if that is not known
     origin: dict[str, Any] | None
@@ -119,7 +132,9 @@ def job_view(
     *,
     logs: Sequence[Mapping[str, Any]] = (),
     file: str = "",
+    settings: Mapping[str, str] | None = None,
     missing: Sequence[str] = (),
+    now: float | None = None,
 ) -> JobView:
     """The view of a job."""
     nodes = history.nodes
@@ -143,18 +158,33 @@ def job_view(
             "values": {name: logged["values"][name] for name in few},
             "last": {name: logged["last"].get(name) for name in few},
         }
+    why = [*explained(job, happened), *replicas_in_words(job.progress), *use_in_words(job, nodes)]
     return {
         "job": shown,
         "events": events(happened),
-        "why": [*explained(job, happened), *replicas_in_words(job.progress), *use_in_words(job, nodes)],
+        "timeline": timeline(job, happened, time.time() if now is None else now),
+        "done": share(job),
+        "why": why,
+        "told": blocks(_untold(job, why)),
         "metrics": logged,
         "use": use(nodes),
         "logs": [dict(it) for it in logs],
         "file": file,
+        "settings": dict(settings or {}),
         "software": software(nodes),
         "origin": next((origin for node in nodes if (origin := node.get("origin"))), None),
         "missing": [*missing, *history.warnings, *of_nodes],
     }
+
+
+def _untold(job: Job, why: Sequence[str]) -> list[str]:
+    """What `why` says that is not in the fields of the job, which the page shows first."""
+    fields = {job.error, job.advice, *job.slow} - {None}
+    message = (job.error or "").partition(": ")[2]  # it begins with the rank, `why` says its host, too
+    said = [line for line in why[1:] if line not in fields and not (message and re.fullmatch(
+        rf"(rank|node) \d+( on \S+)?: {re.escape(message)}( \(what to do: .*\))?", line))]  # fmt: skip
+    first = next((number for number, line in enumerate(said) if line.strip()), len(said))
+    return said[first:]
 
 
 def software(nodes: Iterable[NodeHistory]) -> dict[str, str]:

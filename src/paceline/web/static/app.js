@@ -80,11 +80,10 @@ function useJob(target, name) {
   return [view, error];
 }
 
-// What its report shows, asked for again while it changes; views of other jobs are laid over.
+// What its report shows, asked for again while it changes.
 function LiveOverview({ job }) {
   const [view, setView] = useState(null);
   const [error, setError] = useState(null);
-  const [others, setOthers] = useState([]);
   const path = pathOf(job.backend, job.name);
   useEffect(() => {
     let timer, isGone = false;
@@ -93,23 +92,7 @@ function LiveOverview({ job }) {
     look();
     return () => { isGone = true; clearTimeout(timer); };
   }, [path, job.state, job.attempt]);
-  const add = async (event) => {
-    event.preventDefault();
-    const field = event.target.elements.other;
-    try {
-      const found = await get(`/api/jobs?${query({ q: field.value, limit: 500, fields: "name,backend" })}`);
-      const match = found.jobs.find((it) => it.name === field.value);
-      if (!match) throw new Error(t("No job matches."));
-      const other = await get(`${pathOf(match.backend, match.name)}/view`);
-      setOthers((before) => [...before, other]);
-      field.value = "";
-      setError(null);
-    } catch (failure) { setError(failure.message); }
-  };
-  return html`${error && html`<p class="warning">${error}</p>`}
-    ${view?.metrics && html`<form class="bar" onSubmit=${add}><label>${t("Compare")} <input name="other" placeholder=${t("name")} /></label><button>${t("Show")}</button>
-      ${others.map((it) => html`<button type="button" onClick=${() => setOthers(others.filter((other) => other !== it))}>${it.job.name} ×</button>`)}</form>`}
-    ${view ? html`<${Overview} view=${view} others=${others} />` : html`<${Facts} job=${job} />`}`;
+  return html`${error && html`<p class="warning">${error}</p>`}${view ? html`<${Overview} view=${view} />` : html`<${Facts} job=${job} />`}`;
 }
 
 async function download(job) {

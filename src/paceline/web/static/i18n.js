@@ -60,6 +60,10 @@ const ZH = {
   "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} ranks began": "{world_size} 个 rank 开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
+  // the page of a job
+  "Bar of time": "时间条", "now": "现在", "starting": "启动中", "hung": "卡住", "suspended": "已暂停", "restart": "重启", "attempt {n}": "尝试 {n}", "asked to stop": "请求停止",
+  "1 restart": "1 次重启", "{n} restarts": "{n} 次重启", "1 checkpoint": "1 个检查点", "{n} checkpoints": "{n} 个检查点", "{time} left": "剩余 {time}", "More metrics": "更多指标",
+  "a step": "每步", "1 frame of {of}": "{of} 的 1 个栈帧", "{n} frames of {of}": "{of} 的 {n} 个栈帧",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 

@@ -38,7 +38,7 @@ function Report() {
   const tabs = jobs.length > 1 ? [[-1, t("Compare")], ...jobs.map((view, index) => [index, view.job.name])] : [];
   return html`<header><nav aria-label="paceline"><b>paceline</b> ${tabs.map(([index, title]) => html`<button type="button" aria-pressed=${shown === index} onClick=${() => setShown(index)}>${title}</button>`)}</nav>
       <span class="weak">${t("made {time} by paceline {version}", { time: moment(time), version })}</span></header>
-    <main class="report">${shown < 0 ? html`<h1>${t("Compare")}</h1><${Comparison} />` : html`<h1>${jobs[shown].job.name}</h1><${Overview} view=${jobs[shown]} key=${shown} />`}</main>`;
+    <main class="report">${shown < 0 ? html`<h1>${t("Compare")}</h1><${Comparison} />` : html`<div class="bar"><h1>${jobs[shown].job.name}</h1> <span class="state state-${jobs[shown].job.state}">${t(jobs[shown].job.state)}</span> <span class="weak">${jobs[shown].job.backend}</span></div><${Overview} view=${jobs[shown]} key=${shown} />`}</main>`;
 }
 
 render(html`<${Report} />`, document.getElementById("page"));
