@@ -45,7 +45,7 @@ _MOST_METRICS = 200
 _MOST_NODES = 16  # with curves of their own
 _NUMBERS = 6000  # of these curves
 _FEWEST = 24  # points of such a curve
-SHARES = ("data", "compute", "exchange", "checkpoint", "other")
+SHARES = ("data", "compute", "exchange", "checkpoint", "evaluation", "logging", "script", "idle", "other")
 
 
 class Curves(TypedDict):
@@ -59,6 +59,7 @@ class Ranks(TypedDict):
     """What each rank has spent its time on, over time."""
 
     rank: list[int]  # the first rank of each row; a row has several if there are very many
+    node: list[str]  # the host of that rank; "" if it is unknown
     time: list[float]  # the end of each column, in seconds since the epoch
     # share of the time → base64 of a byte for each cell, row by row: 0 to 254 for 0 to 1; 255 is unknown
     shares: dict[str, str]
@@ -311,14 +312,17 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
     each = math.ceil(len(numbers) / _MOST_ROWS)
     grid = _Grid(nodes, min(cells, _MOST_CELLS // math.ceil(len(numbers) / each)))
     rows = {rank: place // each for place, rank in enumerate(numbers)}
+    hosts = {
+        rank: node["host"] for node in nodes for line in node["telemetry"] for rank in line["ranks"].get("rank", ())
+    }
     heights = max(rows.values()) + 1
-    sums = {share: [0.0] * (heights * grid.count) for share in SHARES}
+    sums = {name: [0.0] * (heights * grid.count) for name in SHARES}
     counts = [0] * (heights * grid.count)
     means = {name: ([0.0] * heights, [0.0] * heights) for name in ("cpu", "memory", "steps")}
     for node in nodes:
         for line in node["telemetry"]:
             places, of_ranks = grid.places(line), line["ranks"]
-            columns: list[Any] = [of_ranks.get(share) for share in SHARES]
+            columns: list[Any] = [of_ranks.get(name) for name in SHARES]
             for number, rank in enumerate(of_ranks.get("rank", ())):
                 row = rows[rank]
                 for name, (total, weights) in means.items():
@@ -331,12 +335,13 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
                 for place in places:
                     cell = row * grid.count + place
                     counts[cell] += 1
-                    for share, column in zip(SHARES, columns, strict=True):
-                        sums[share][cell] += column[number] or 0.0
+                    for name, column in zip(SHARES, columns, strict=True):
+                        sums[name][cell] += (column[number] or 0.0) if column is not None else 0.0
     return {
         "rank": [rank for place, rank in enumerate(numbers) if place % each == 0],
+        "node": [hosts[rank] for place, rank in enumerate(numbers) if place % each == 0],
         "time": grid.times(),
-        "shares": {share: _packed(sums[share], counts) for share in SHARES if any(sums[share])},
+        "shares": {name: _packed(sums[name], counts) for name in SHARES if any(sums[name])},
         "cpu": _means(*means["cpu"]),
         "memory": _means(*means["memory"]),
         "steps": _means(*means["steps"]),

@@ -63,7 +63,8 @@ const ZH = {
   // the page of a job
   "Bar of time": "时间条", "now": "现在", "starting": "启动中", "hung": "卡住", "suspended": "已暂停", "restart": "重启", "attempt {n}": "尝试 {n}", "asked to stop": "请求停止",
   "1 restart": "1 次重启", "{n} restarts": "{n} 次重启", "1 checkpoint": "1 个检查点", "{n} checkpoints": "{n} 个检查点", "{time} left": "剩余 {time}", "More metrics": "更多指标",
-  "a step": "每步", "1 frame of {of}": "{of} 的 1 个栈帧", "{n} frames of {of}": "{of} 的 {n} 个栈帧",
+  "a step": "每步", "evaluation": "评估", "logging": "写日志", "script": "脚本", "idle": "空闲",
+  "1 frame of {of}": "{of} 的 1 个栈帧", "{n} frames of {of}": "{of} 的 {n} 个栈帧",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 
