@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shlex
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,7 @@ STEP = 5.0  # seconds between two points
 POINTS = 120
 _MOST_JOBS = 8  # that are asked
 
+_NAMED = re.compile(r"-+[^\d.]|[\w.+~/]+=")  # words that name an argument: flags, and Hydra's NAME=VALUE
 Curve = list[float | None]  # shares of what there is; None where nothing is known
 
 _T = TypeVar("_T")
@@ -97,15 +99,33 @@ def _yaml(shown: dict[str, Any]) -> str:
 
 
 def flattened(shown: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The settings of a job file as names and values: `env.NAME`, and lists as a shell would read them."""
+    """The settings of a job file as names and values: `env.NAME`, `args.--lr`, and lists as a shell would read them."""
     found: dict[str, str] = {}
     for key, value in shown.items():
-        if isinstance(value, dict):
-            found.update(flattened(value, f"{prefix}{key}."))
+        inner = _arguments([str(word) for word in value]) if key == "args" and not prefix else value
+        if isinstance(inner, dict):
+            found.update(flattened(inner, f"{prefix}{key}."))
         else:
             text = shlex.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             found[f"{prefix}{key}"] = without_passwords(text)
     return found
+
+
+def _arguments(words: Sequence[str]) -> dict[str, str]:
+    """Arguments by their names; those without one by their number, and one that is given often with all its values."""
+    found: dict[str, list[str]] = {}
+    place, name = 0, ""  # whose value the next word may be
+    for word in words:
+        if _NAMED.match(word):
+            name, sign, value = word.partition("=")
+            found.setdefault(name, []).append(value if sign else "")
+            name = "" if sign else name
+        elif name:
+            found[name][-1] = f"{found[name][-1]} {word}".strip()
+        else:
+            place += 1
+            found[str(place)] = [word]
+    return {name: ", ".join(values) or "yes" for name, values in found.items()}
 
 
 # -- how much machines were in use lately, as jobs that ran on them have recorded it -----------------------------------

@@ -49,7 +49,7 @@ def test_hostile_names(chromium: Browser, tmp_path: Path) -> None:
     chromium.run("window.alert = () => { window.wasCalled = true }")
     opened(chromium, tmp_path, hostile)
     chromium.shows("alert(1)")
-    assert chromium.run("document.querySelectorAll('.uplot').length") == 3
+    assert chromium.run("document.querySelectorAll('.uplot').length") == 4
     opened(chromium, tmp_path, hostile, view(node))
     chromium.shows("Compare")
     chromium.click("button", "digits")

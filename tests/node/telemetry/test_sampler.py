@@ -77,6 +77,22 @@ def test_shares_of_the_time(tmp_path: Path, before: Any, after: Any, shares: tup
     assert ("steps" in ranks) == ("times" in after)
 
 
+def test_a_rank_that_stands_still_is_idle(tmp_path: Path) -> None:
+    """It is not sampled then. One whose GPU works, or that has just come, may be busy."""
+    gpus = parse_nvidia_smi(ROWS, USE_FIELDS)[0]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdout.readline()  # it has begun
+        for found, device, idle in (((), "", [1.0]), (gpus, "GPU-a", None)):
+            sample, rank = sampler(tmp_path, found), RankNow(0, process.pid, device)
+            taken(sample, RankNow(0, os.getpid()))
+            assert "idle" not in taken(sample, rank)["ranks"]
+            assert taken(sample, rank)["ranks"].get("idle") == idle
+        process.stdin.close()
+
+
 def test_a_rank_whose_processes_work_is_not_idle(tmp_path: Path) -> None:
     """Its main thread waits for them: that is its script's time."""
     with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

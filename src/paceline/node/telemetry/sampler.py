@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _REST = ("evaluation", "logging", "script", "idle", "other")  # what the library does not measure
 SHARES = ("data", "compute", "exchange", "checkpoint", *_REST)
+_AT_WORK = 0.05  # of a core, that a rank uses at least which is not idle
 _PAGE: int = os.sysconf("SC_PAGE_SIZE")
 _LANES = 4  # InfiniBand counts bytes of each lane, of which ports are said to have four
 _VIRTUAL = ("br-", "cali", "cni", "docker", "flannel", "veth", "virbr")  # interfaces whose bytes others count too
@@ -94,7 +95,7 @@ class Sampler:
             "seconds": round(seconds, 3),
             "job": {"processes": now.living, "cpu": cpu, "memory": memory, "read": read, "written": written},
             "machine": self._machine(before, now, seconds),
-            "ranks": _ranks(before, now, seconds),
+            "ranks": _ranks(before, now, seconds, uses_gpu=any(gpu.use for gpu in mine)),
         }
         if mine:
             line["gpus"] = _columns(mine)
@@ -146,13 +147,17 @@ def _rates(before: _Used, now: _Used, seconds: float) -> tuple[float, float, flo
     return round(cpu, 3), round(read), round(written), now.memory
 
 
-def _ranks(before: _Moment, now: _Moment, seconds: float) -> RanksUse:
+def _ranks(before: _Moment, now: _Moment, seconds: float, *, uses_gpu: bool) -> RanksUse:
     found: dict[str, list[Any]] = {key: [] for key in ("rank", "cpu", "read", "written", "memory", *SHARES, "steps")}
     for number, (rank, used) in sorted(now.ranks.items()):
         then, earlier = before.ranks.get(number, (None, _Used()))
         is_same = then is not None and then.pid == rank.pid
         figures: Sequence[Any] = _rates(earlier, used, seconds) if is_same else (None, None, None, used.memory)
         shares = _shares(then if then is not None and is_same else RankNow(number, rank.pid), rank, figures[0] or 0.0)
+        if (
+            shares[0] is None and is_same and figures[0] < _AT_WORK and not uses_gpu
+        ):  # it is not sampled while all stand
+            shares = [float(share == "idle") for share in SHARES]
         steps = _more(then.times if then is not None and is_same else {}, rank.times).get("steps")
         values = [number, *figures, *shares, round(steps / seconds, 3) if steps is not None else None]
         for column, value in zip(found.values(), values):

@@ -162,4 +162,4 @@ export function RankMap({ ranks }) {
       <tbody>${ranks.rank.map((rank, row) => html`<tr><td>${rank}</td><td>${ranks.node[row]}</td>${names.map((name) => html`<td>${mean(name, row)}</td>`)}<td>${number(ranks.cpu[row])}</td><td>${size(ranks.memory[row])}</td><td>${number(ranks.steps[row])}</td></tr>`)}</tbody></table></div></details></figure>`;
 }
 
-const Patch = ({ colour: fill }) => html`<svg class="patch" viewBox="0 0 1 1" aria-hidden="true"><rect width="1" height="1" fill=${fill} /></svg>`;
+export const Patch = ({ colour: fill }) => html`<svg class="patch" viewBox="0 0 1 1" aria-hidden="true"><rect width="1" height="1" fill=${fill} /></svg>`;

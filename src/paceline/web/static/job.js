@@ -19,6 +19,7 @@ const LABELS = { cpu: "this job", load: "the machines", memory: "this job", memo
 export const PARTS = /^(data|forward_backward|sync|optimizer|checkpoint|total)_seconds$/;
 
 const LOSSES = [/^(train[_/.-]?)?loss$/i, /loss/i];
+export const lossOf = (names) => LOSSES.map((like) => names.find((name) => like.test(name))).find(Boolean);
 
 const Section = ({ title, children, open = true }) => html`<details class="section" open=${open}><summary><h2>${t(title)}</h2></summary>${children}</details>`;
 
@@ -66,7 +67,7 @@ function Story({ events }) {
     ${events.map((event) => html`<tr><td class="nowrap">${moment(event.time)}</td><td title=${event.details}>${event.event}</td><td>${event.host}</td><td class="wrap">${event.sentence ? t(...event.sentence) : event.details}</td></tr>`)}</tbody></table></div>`;
 }
 
-// What the script has logged; `jobs` are [{name, metrics}], laid over each other. What people look at first is larger.
+// What the script has logged; `jobs` are [{name, metrics, colour}], laid over each other. What people look at first is larger.
 export function Metrics({ jobs }) {
   const [isLog, setLog] = useState(false);
   const [weight, setWeight] = useState(0);
@@ -75,9 +76,9 @@ export function Metrics({ jobs }) {
     const all = [...new Set(jobs.flatMap((it) => Object.keys(it.metrics.values)))];
     const parts = all.filter((name) => PARTS.test(name)), own = all.filter((name) => !parts.includes(name) && name !== "sent_bytes");
     const chart = (name, show) => ({ name, show, ...overlaid(jobs, name, isTime, weight) });
-    const paced = jobs.map(({ name, metrics }) => ({ name, metrics: { ...metrics, values: { pace: metrics.values.total_seconds ?? paceOf(metrics) } } }));
+    const paced = jobs.map(({ metrics, ...it }) => ({ ...it, metrics: { ...metrics, values: { pace: metrics.values.total_seconds ?? paceOf(metrics) } } }));
     const pace = { name: t("Seconds of a step"), ...(parts.length && jobs.length === 1 ? together(jobs[0], parts, isTime, weight) : overlaid(paced, "pace", isTime, weight, t("a step"))) };
-    const loss = LOSSES.map((like) => own.find((name) => like.test(name))).find(Boolean) ?? own[0];
+    const loss = lossOf(own) ?? own[0];
     return [[...(loss ? [chart(loss)] : []), pace], [...own.filter((name) => name !== loss).map((name) => chart(name)), ...(jobs.length > 1 ? parts.filter((name) => name !== "total_seconds").map((name) => chart(name)) : []),
       ...all.filter((name) => name === "sent_bytes").map((name) => chart(name, size))]];
   }, [jobs, isTime, weight]);
@@ -104,7 +105,7 @@ function overlaid(jobs, name, isTime, weight, title = name) {
   const series = of.flatMap((it, index) => {
     const at = new Map(xs[index].map((value, place) => [value, it.metrics.values[name][place]]));
     const values = x.map((value) => at.get(value) ?? null);
-    const ink = COLOURS[jobs.indexOf(it) % COLOURS.length], label = jobs.length === 1 ? title : it.name;
+    const ink = it.colour ?? COLOURS[0], label = jobs.length === 1 ? title : it.name;
     return weight ? [{ label: `${label} (${t("as logged")})`, values, colour: ink, faint: true }, { label, values: smoothed(values, weight), colour: ink }] : [{ label, values, colour: ink }];
   });
   return { x, series };
