@@ -180,10 +180,13 @@ def job_view(
 
 def _untold(job: Job, why: Sequence[str]) -> list[str]:
     """What `why` says that is not in the fields of the job, which the page shows first."""
-    fields = {job.error, job.advice, *job.slow} - {None}
+    waiting = (job.waiting or "").removeprefix("it ")
+    fields = {job.error, job.advice, *job.slow, f"it {waiting}", f"it waits: {waiting}"} - {None}
     message = (job.error or "").partition(": ")[2]  # it begins with the rank, `why` says its host, too
-    said = [line for line in why[1:] if line not in fields and not (message and re.fullmatch(
-        rf"(rank|node) \d+( on \S+)?: {re.escape(message)}( \(what to do: .*\))?", line))]  # fmt: skip
+    same = [rf"(rank|node) \d+( on \S+)?: {re.escape(message)}( \(what to do: .*\))?"] if message else []
+    if waiting.startswith("hangs: "):
+        same.append(rf"it hangs for .* now: {re.escape(waiting.removeprefix('hangs: '))}")
+    said = [line for line in why[1:] if line not in fields and not any(re.fullmatch(it, line) for it in same)]
     first = next((number for number, line in enumerate(said) if line.strip()), len(said))
     return said[first:]
 

@@ -151,7 +151,7 @@ export function Overview({ view }) {
   return html`<${Said} job=${job} /><${Progress} job=${job} done=${job.state === "SUCCEEDED" ? null : view.done} /><${Timeline} of=${view.timeline} />
     <${Facts} job=${job} />
     ${!isFailed && metrics}
-    ${view.told.length > 0 && html`<${Section} title="Why"><${Told} blocks=${view.told} /><//>`}
+    ${view.told.length > 0 && html`<${Section} title=${job.error || job.waiting || view.timeline.totals.hung ? "Why" : "Remarks"}><${Told} blocks=${view.told} /><//>`}
     ${isFailed && metrics && html`<${Section} title="Metrics">${metrics}<//>`}
     ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
     <${Section} title="Events"><${Story} events=${view.events} /><//>
@@ -160,3 +160,18 @@ export function Overview({ view }) {
     ${(view.file || view.origin || job.code) && html`<${Section} title="Job file and code" open=${false}><${Origin} view=${view} /><//>`}
     ${view.missing.length > 0 && html`<${Section} title="What is missing"><ul>${view.missing.map((line) => html`<li class="warning">${line}</li>`)}</ul><//>`}`;
 }
+
+// On paper all sections are open, and the colours are light.
+let screen = null;
+addEventListener("beforeprint", () => {
+  const root = document.documentElement, closed = [...document.querySelectorAll("details.section:not([open])")];
+  screen ??= { scheme: root.style.colorScheme, closed };
+  root.style.colorScheme = "light";
+  for (const it of closed) it.open = true;
+});
+addEventListener("afterprint", () => {
+  if (!screen) return;
+  document.documentElement.style.colorScheme = screen.scheme;
+  for (const it of screen.closed) it.open = false;
+  screen = null;
+});
