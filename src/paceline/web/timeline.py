@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
 _MOST = 120  # parts and marks of a kind; of more, those are left out that nobody could tell apart
+_LONGEST = 200  # letters about a mark
 _BEGINS = ("queued", "granted", "importing", "started", "restarting", "resuming", "requeued", "waiting")
 _GOES_ON = ("checkpoint", "resumed")  # what only ranks that run do
 
@@ -123,7 +124,7 @@ class _Told:
             self._kind, self._since = kind, time
 
     def _mark(self, kind: str, time: float, about: str) -> None:
-        self.marks.append({"kind": kind, "at": time, "about": about, "count": 1})
+        self.marks.append({"kind": kind, "at": time, "about": about[:_LONGEST], "count": 1})
 
     def _wait(self, _: Mapping[str, Any], time: float) -> None:
         self._to("waiting", time)

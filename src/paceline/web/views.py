@@ -325,7 +325,7 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
     for node in nodes:
         for line in node["telemetry"]:
             places, of_ranks = grid.places(line), line["ranks"]
-            columns: list[Any] = [of_ranks.get(name) for name in SHARES]
+            columns: list[Any] = [(sums[name], column) for name in SHARES if (column := of_ranks.get(name))]
             for number, rank in enumerate(of_ranks.get("rank", ())):
                 row = rows[rank]
                 for name, (total, weights) in means.items():
@@ -333,13 +333,15 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
                     if column is not None and column[number] is not None:
                         total[row] += column[number] * line["seconds"]
                         weights[row] += line["seconds"]
-                if columns[0] is None or columns[0][number] is None:
+                if not columns or columns[0][1][number] is None:
                     continue
-                for place in places:
-                    cell = row * grid.count + place
+                cells_of_row = range(row * grid.count + places.start, row * grid.count + places.stop)
+                for cell in cells_of_row:
                     counts[cell] += 1
-                    for name, column in zip(SHARES, columns, strict=True):
-                        sums[name][cell] += (column[number] or 0.0) if column is not None else 0.0
+                for total, column in columns:
+                    if value := column[number]:
+                        for cell in cells_of_row:
+                            total[cell] += value
     return {
         "rank": [rank for place, rank in enumerate(numbers) if place % each == 0],
         "node": [hosts[rank] for place, rank in enumerate(numbers) if place % each == 0],

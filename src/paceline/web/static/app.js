@@ -89,7 +89,7 @@ function LiveOverview({ job }) {
   useEffect(() => {
     let timer, isGone = false;
     const look = () => get(`${path}/view`).then((it) => isGone || (setView(it), setError(null)), (failure) => isGone || setError(failure.message))
-      .then(() => { if (!isGone && job.state === "RUNNING") timer = setTimeout(look, REFRESH); });
+      .then(() => { if (!isGone && job.state in UNSETTLED) timer = setTimeout(look, REFRESH); });
     look();
     return () => { isGone = true; clearTimeout(timer); };
   }, [path, job.state, job.attempt]);
@@ -98,9 +98,9 @@ function LiveOverview({ job }) {
 
 // Jobs beside each other; which ones is in the address: `job=TARGET/NAME` for each.
 function Compare({ search }) {
-  const asked = search.getAll("job"), shown = asked.slice(0, MOST);
+  const asked = [...new Set(search.getAll("job"))], shown = asked.slice(0, MOST);
   const [views, setViews] = useState({});
-  const [error, setError] = useState(asked.length > MOST ? t("The first {n} of {all} jobs are compared.", { n: MOST, all: asked.length }) : null);
+  const [error, setError] = useState(null);
   const href = (jobs) => `#/compare?${new URLSearchParams(jobs.map((it) => ["job", it]))}`;
   useEffect(() => {
     let timer, isGone = false;
@@ -111,6 +111,7 @@ function Compare({ search }) {
       const running = found.filter((it) => it?.[1].job.state === "RUNNING").map(([it]) => it);
       if (running.length) timer = setTimeout(look, REFRESH, running);
     };
+    setError(null);
     look(shown);
     return () => { isGone = true; clearTimeout(timer); };
   }, [asked.join()]);
@@ -130,6 +131,7 @@ function Compare({ search }) {
   return html`<div class="bar"><h1>${t("Compare")}</h1><form class="bar" onSubmit=${add}><input name="other" aria-label=${t("name")} placeholder=${t("name")} /><button>${t("Add")}</button></form>
       ${asked.map((it) => html`<a class="button" href=${href(asked.filter((other) => other !== it))} aria-label=${t("Without {name}", { name: it })}>${it.slice(it.lastIndexOf("/") + 1)} ×</a>`)}</div>
     ${error && html`<p class="warning" role="alert">${error}</p>`}
+    ${asked.length > MOST && html`<p class="warning">${t("The first {n} of {all} jobs are compared.", { n: MOST, all: asked.length })}</p>`}
     ${known.length > 1 ? html`<${Comparison} views=${known} title=${(view) => html`<a href=${hrefOf(view.job)}>${view.job.name}</a>`} />` : html`<p class="weak" role="status">${shown.length > 1 && !error ? t("Loading…") : t("Add another job to compare them.")}</p>`}`;
 }
 

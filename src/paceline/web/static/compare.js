@@ -26,7 +26,7 @@ function rowsOf(views) {
   const all = (of) => [...new Set(views.flatMap((view) => Object.keys(of(view) ?? {})))];
   const metrics = all((view) => view.metrics?.last).filter((name) => !PARTS.test(name)), loss = lossOf(metrics);
   const row = (about, name, of) => [about, name, views.map(of).map((it) => (it === UNKNOWN ? null : String(it ?? "")))];
-  const used = (name, show) => row("Resources", t(name === "cpu" ? "CPU cores" : "GPUs in use"), (view) => { const value = mean(view.use?.total.values[name]); return value == null ? UNKNOWN : show(number(value, 3)); });
+  const used = (name, show) => row("Result", t(name === "cpu" ? "CPU cores" : "GPUs in use"), (view) => { const value = mean(view.use?.total.values[name]); return value == null ? UNKNOWN : show(number(value, 3)); });
   const settings = all((view) => view.settings).map((key) => {
     const about = ABOUT.find(([, like]) => like.test(key))?.[0] ?? "Resources";
     return row(about, key.replace(/^(args|env)\./, ""), (view) => (view.file ? valueOf(view.settings, key) : UNKNOWN));
@@ -37,7 +37,7 @@ function rowsOf(views) {
     row("Result", t("step"), (view) => view.metrics?.step.at(-1) ?? view.job.progress?.step), row("Result", t("samples/s"), ({ job }) => number(job.progress?.samples_per_second)),
     ...(loss ? [row("Result", `${loss} (${t("lowest")})`, (view) => number(Math.min(...(valueOf(view.metrics?.values, loss) ?? []).filter((it) => it != null), Infinity)).replace("∞", ""))] : []),
     ...metrics.map((name) => row("Result", name, (view) => number(valueOf(view.metrics?.last, name)))),
-    row("Result", t("restarts"), ({ job }) => job.restarts || ""), row("Result", t("error"), ({ job }) => job.error),
+    used("cpu", (it) => it), used("gpu", (it) => `${it} %`), row("Result", t("restarts"), ({ job }) => job.restarts || ""), row("Result", t("error"), ({ job }) => job.error),
     row("Code", t("commit"), ({ job, origin }) => job.code?.commit ?? origin?.commit ?? UNKNOWN), row("Code", t("branch"), ({ origin }) => origin?.branch ?? UNKNOWN),
     row("Code", t("source"), ({ job }) => job.code?.source), row("Code", t("Changes since the commit"), ({ origin }) => (origin ? changed(origin.diff) : UNKNOWN)),
     ...settings.filter(([about]) => about === "Code"), ...settings.filter(([about]) => about === "Arguments"),
@@ -45,11 +45,10 @@ function rowsOf(views) {
     ...settings.filter(([about]) => about === "Environment"), ...software, ...settings.filter(([about]) => about === "Data"),
     row("Resources", t("target"), ({ job }) => job.backend), row("Resources", t("ranks"), ({ job }) => whole(job.ranks)), row("Resources", t("nodes"), ({ job }) => whole(job.nodes)),
     row("Resources", t("devices"), ({ job }) => job.devices.join(", ")), ...settings.filter(([about, name]) => about === "Resources" && !["ranks", "nodes", "backend"].includes(name)),
-    used("cpu", (it) => it), used("gpu", (it) => `${it} %`),
   ].filter(([, , values]) => values.some(Boolean));
 }
 
-// A text, with the words marked that not all others have.
+// A text, with the words marked that not all others have. What was measured always differs, and has no marks.
 function Marked({ text, others }) {
   if (text == null) return html`<span class="weak">${t("unknown")}</span>`;
   if (!text) return html`<span class="weak">–</span>`;
@@ -79,7 +78,7 @@ export function Comparison({ views, title }) {
     <div class="scroll-x" tabindex="0"><table class="compared"><thead><tr><td></td>${views.map((view, index) => html`<th scope="col"><${Patch} colour=${COLOURS[index % MOST]} /> ${title(view, index)}</th>`)}</tr></thead>
       ${["Result", "Code", "Arguments", "Environment", "Data", "Resources"].map((about) => [about, shown.filter((row) => row[0] === about)]).filter(([, some]) => some.length).map(([about, some]) => html`<tbody>
         <tr><th colspan=${views.length + 1} scope="rowgroup" class="about">${t(about)}</th></tr>
-        ${some.map(([, name, values]) => html`<tr><th scope="row">${name}</th>${values.map((text, index) => html`<td><${Marked} text=${text} others=${isMixed(values) ? values.filter((it, other) => other !== index && it != null) : []} /></td>`)}</tr>`)}</tbody>`)}</table></div>
+        ${some.map(([, name, values]) => html`<tr><th scope="row">${name}</th>${values.map((text, index) => html`<td><${Marked} text=${text} others=${about !== "Result" && isMixed(values) ? values.filter((it, other) => other !== index && it != null) : []} /></td>`)}</tr>`)}</tbody>`)}</table></div>
     ${differing.length === 0 && html`<p class="weak">${t("Nothing that is known of them differs.")}</p>`}
     <${Changes} views=${views} />`;
 }

@@ -131,7 +131,7 @@ export function Use({ use, name }) {
 
 function Ranks({ job }) {
   return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th><th>${t("name")}</th><th>${t("node")}</th><th>${t("state")}</th><th>${t("exit code")}</th></tr></thead><tbody>
-    ${job.instances.map((it) => html`<tr><td>${it.rank}</td><td>${it.name}</td><td>${it.node}</td><td><span class="state state-${it.state}">${it.state}</span></td><td>${it.exit_code ?? ""}</td></tr>`)}</tbody></table></div>`;
+    ${job.instances.map((it) => html`<tr><td>${it.rank}</td><td>${it.name}</td><td>${it.node}</td><td><span class="state state-${it.state}">${t(it.state)}</span></td><td>${it.exit_code ?? ""}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Origin({ view }) {
