@@ -324,8 +324,9 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
     means = {name: ([0.0] * heights, [0.0] * heights) for name in ("cpu", "memory", "steps")}
     for node in nodes:
         for line in node["telemetry"]:
-            places, of_ranks = grid.places(line), line["ranks"]
-            columns: list[Any] = [(sums[name], column) for name in SHARES if (column := of_ranks.get(name))]
+            places = grid.places(line)
+            of_ranks: Mapping[str, Any] = line["ranks"]
+            columns = [(sums[name], of_ranks[name]) for name in SHARES if name in of_ranks]
             for number, rank in enumerate(of_ranks.get("rank", ())):
                 row = rows[rank]
                 for name, (total, weights) in means.items():
@@ -338,10 +339,10 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
                 cells_of_row = range(row * grid.count + places.start, row * grid.count + places.stop)
                 for cell in cells_of_row:
                     counts[cell] += 1
-                for total, column in columns:
-                    if value := column[number]:
+                for sum_of_share, values in columns:
+                    if value := values[number]:
                         for cell in cells_of_row:
-                            total[cell] += value
+                            sum_of_share[cell] += value
     return {
         "rank": [rank for place, rank in enumerate(numbers) if place % each == 0],
         "node": [hosts[rank] for place, rank in enumerate(numbers) if place % each == 0],

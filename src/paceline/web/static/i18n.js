@@ -62,7 +62,7 @@ const ZH = {
   "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
   // the page of a job
   "Bar of time": "时间条", "now": "现在", "starting": "启动中", "hung": "卡住", "suspended": "已暂停", "restart": "重启", "attempt {n}": "尝试 {n}", "asked to stop": "请求停止",
-  "1 restart": "1 次重启", "{n} restarts": "{n} 次重启", "1 checkpoint": "1 个检查点", "{n} checkpoints": "{n} 个检查点", "{time} left": "剩余 {time}", "More metrics": "更多指标", "Remarks": "说明",
+  "1 restart": "1 次重启", "{n} restarts": "{n} 次重启", "1 checkpoint": "1 个检查点", "{n} checkpoints": "{n} 个检查点", "{time} left": "剩余 {time}", "More metrics": "更多指标", "Remarks": "说明", "{n} times until {time}": "{n} 次，至 {time}",
   "a step": "每步", "Result": "结果", "Code": "代码", "Environment": "环境", "Data": "数据", "Resources": "资源", "What differs": "差异", "lowest": "最低",
   "also {n} rows that are equal": "也显示 {n} 行相同的", "Nothing that is known of them differs.": "已知内容没有差异。", "Add": "添加", "Without {name}": "移除 {name}", "None": "清除选择",
   "Add another job to compare them.": "再添加一个任务即可比较。", "The first {n} of {all} jobs are compared.": "比较 {all} 个任务中的前 {n} 个。", "Compare {name}": "比较 {name}", "Compare {n}": "比较 {n} 个",

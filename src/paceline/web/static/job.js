@@ -62,9 +62,18 @@ const Told = ({ blocks }) => html`<div class="why" tabindex="0">${blocks.map(({ 
   ? html`<details><summary>${t(count === 1 ? "1 frame of {of}" : "{n} frames of {of}", { n: count, of: of.join(", ") })}</summary><pre>${text}</pre></details>`
   : kind === "at" ? html`<pre class="at"><mark>${text}</mark></pre>` : html`<pre>${zoned(text)}</pre>`))}</div>`;
 
+// Events, a row each; checkpoints that follow each other share one.
 function Story({ events }) {
+  const rows = [];
+  for (const event of events) {
+    const last = rows.at(-1);
+    if (event.event === "checkpoint" && last?.[0].event === "checkpoint" && last[0].host === event.host) last.push(event);
+    else rows.push([event]);
+  }
+  const told = (event) => (event.sentence ? t(...event.sentence) : event.details);
   return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("time")}</th><th>${t("event")}</th><th>${t("node")}</th><th>${t("details")}</th></tr></thead><tbody>
-    ${events.map((event) => html`<tr><td class="nowrap">${moment(event.time)}</td><td title=${event.details}>${event.event}</td><td>${event.host}</td><td class="wrap">${event.sentence ? t(...event.sentence) : event.details}</td></tr>`)}</tbody></table></div>`;
+    ${rows.map((some) => html`<tr><td class="nowrap">${moment(some[0].time)}</td><td title=${some[0].details}>${some[0].event}</td><td>${some[0].host}</td><td class="wrap">${some.length === 1 ? told(some[0])
+      : html`<details><summary>${t("{n} times until {time}", { n: whole(some.length), time: moment(some.at(-1).time) })}: ${told(some[0])} – ${told(some.at(-1))}</summary>${some.map((event) => html`<div>${moment(event.time)} ${told(event)}</div>`)}</details>`}</td></tr>`)}</tbody></table></div>`;
 }
 
 // What the script has logged; `jobs` are [{name, metrics, colour}], laid over each other. What people look at first is larger.
