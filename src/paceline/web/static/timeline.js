@@ -32,6 +32,8 @@ export function Timeline({ of }) {
     const part = parts.findLast((it) => seconds >= it.at && seconds <= it.at + Math.max(it.seconds, 0.0025 * of.seconds));
     setTip(mark || part ? { x: Math.min(100, Math.max(0, 100 * x)), text: [mark && marked(mark), part && told(part)].filter(Boolean) } : null);
   };
+  let shown = -Infinity; // where the last sign is, which is left out where it would lie upon another one
+  const isFree = (mark) => at(mark.at) - shown > 3.5 && ((shown = at(mark.at)), true);
   const kinds = Object.entries(of.totals), marks = Object.entries(of.counts);
   const words = [...kinds.map(([kind, seconds]) => `${t(kind)} ${took(seconds)}`), ...marks.map(([kind, n]) => counted(kind, n))];
   return html`<figure class="timeline" aria-label=${t("Bar of time")}>
@@ -40,7 +42,7 @@ export function Timeline({ of }) {
       ${parts.map((part) => html`<svg x="${at(part.at)}%" y=${top} width="${Math.max(0.25, at(part.seconds))}%" height=${HEIGHT}>
         <rect width="100%" height="100%" fill="url(#part-${part.kind})" />${at(part.seconds) > 6 && html`<text class="part-${part.kind}" x="8" y="18">${nameOf(part)} ${took(part.seconds)}</text>`}</svg>`)}
       ${of.marks.map((mark) => html`<svg class="mark-${mark.kind}" x="${at(mark.at)}%" overflow="visible">${mark.kind === "checkpoint" ? html`<path d="M0 ${top + HEIGHT + 1}l4 7h-8z" />`
-        : html`<path d="M-0.75 ${top - 4}h1.5v${HEIGHT + 4}h-1.5z" /><text text-anchor=${at(mark.at) > 98 ? "end" : at(mark.at) < 2 ? "start" : "middle"} y="11">${MARKS[mark.kind]}</text>`}</svg>`)}
+        : html`<path d="M-0.75 ${top - 4}h1.5v${HEIGHT + 4}h-1.5z" />${isFree(mark) && html`<text text-anchor=${at(mark.at) > 98 ? "end" : at(mark.at) < 2 ? "start" : "middle"} y="11">${MARKS[mark.kind]}</text>`}`}</svg>`)}
     </svg>
     ${tip && html`<div class="tip" style=${{ top: `${height}px`, left: `${tip.x}%`, transform: `translateX(-${tip.x}%)` }}>${tip.text.map((line) => html`<div>${line}</div>`)}</div>`}
     <div class="ends weak"><span>${clock(0)}</span><span>${of.is_over ? clock(of.seconds) : t("now")}</span></div>
