@@ -35,13 +35,17 @@ _IMPORT = re.compile(
 )
 _NAMED = re.compile(r"^export\s+(?=(?:async\s+)?(?:const|let|function\*?|class)\s+(\w+))", re.MULTILINE)
 _LIST = re.compile(r"\bexport\s*(\{[^}]*\});?")
+# Comments that have a line of their own, and the margin: neither changes anything, but in texts of several lines, which
+# the page has only as markup.
+_NO_CODE = re.compile(r"^[ \t]+|^[ \t]*//.*\n", re.MULTILINE)
+_NO_STYLE = re.compile(r"/\*.*?\*/|^[ \t]+|\n+", re.MULTILINE | re.DOTALL)
 _DEFAULT = re.compile(r"\bexport default ")
 
 
 def report(views: Sequence[JobView]) -> str:
     """The file."""
     data = {"version": __version__, "time": show_time(time.time()), "jobs": views}
-    script, style = script_of(_MAIN), "\n".join(map(_text, _STYLES))
+    script, style = script_of(_MAIN), "\n".join(_NO_STYLE.sub("", _text(name)) for name in _STYLES)
     names = ", ".join(view["job"]["name"] for view in views)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -122,7 +126,7 @@ def _add(name: str, done: dict[str, str]) -> None:
         exports.update({shown: own for own, shown in _pairs(found[1])})
         return ""
 
-    text = _IMPORT.sub(imported, _text(name))
+    text = _IMPORT.sub(imported, _NO_CODE.sub("", _text(name)))
     exports.update({it: it for it in _NAMED.findall(text)})
     text = _LIST.sub(listed, _NAMED.sub("", text))
     if _DEFAULT.search(text):

@@ -60,6 +60,14 @@ const ZH = {
   "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} ranks began": "{world_size} 个 rank 开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
+  // the page of a job
+  "Bar of time": "时间条", "now": "现在", "starting": "启动中", "hung": "卡住", "suspended": "已暂停", "restart": "重启", "attempt {n}": "尝试 {n}", "asked to stop": "请求停止",
+  "1 restart": "1 次重启", "{n} restarts": "{n} 次重启", "1 checkpoint": "1 个检查点", "{n} checkpoints": "{n} 个检查点", "{time} left": "剩余 {time}", "More metrics": "更多指标", "Remarks": "说明", "{n} times until {time}": "{n} 次，至 {time}",
+  "a step": "每步", "Result": "结果", "Code": "代码", "Environment": "环境", "Data": "数据", "Resources": "资源", "What differs": "差异", "lowest": "最低",
+  "also {n} rows that are equal": "也显示 {n} 行相同的", "Nothing that is known of them differs.": "已知内容没有差异。", "Add": "添加", "Without {name}": "移除 {name}", "None": "清除选择",
+  "Add another job to compare them.": "再添加一个任务即可比较。", "The first {n} of {all} jobs are compared.": "比较 {all} 个任务中的前 {n} 个。", "Compare {name}": "比较 {name}", "Compare {n}": "比较 {n} 个",
+  "evaluation": "评估", "logging": "写日志", "script": "脚本", "idle": "空闲",
+  "1 frame of {of}": "{of} 的 1 个栈帧", "{n} frames of {of}": "{of} 的 {n} 个栈帧",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 
