@@ -89,7 +89,7 @@ def _job(number: int, name: str) -> Job:
     finished = (now - 60 if number < 2 else created + passed) if state in ("SUCCEEDED", "FAILED", "STOPPED") else None
     cause, error, advice = FAULTS[0 if number < 2 else draw.randrange(len(FAULTS))] if state == "FAILED" else [None] * 3
     epoch, loss = draw.randrange(1, 90), round(0.05 + 3 * draw.random() ** 2, 4)
-    progress: Any = {"time": now, "epoch": epoch, "epochs": 90, "step": 512 * epoch, "steps": 512,
+    progress: Any = {"time": now, "epoch": epoch, "epochs": 90, "step": draw.randrange(512), "steps": 512,
                      "samples_per_second": 300 * ranks * (0.5 + draw.random()),
                      "seconds_left": (90 - epoch) * 61.0 if is_live else None, "metrics": {"loss": loss}}  # fmt: skip
     waiting = {"PENDING": WAITS[number % len(WAITS)], "SUSPENDED": "suspended by ada; resume goes on"}.get(state)
