@@ -39,8 +39,9 @@ from paceline.job.shown import reason, share
 from paceline.jobs import Job as Known
 from paceline.jobs import NoProgress, prepare_again
 
-from .gather import curves, gathered, job_file
+from .gather import gathered, job_file
 from .lines import COMMAND
+from .machines import MOST_CURVES, Machines
 from .report import report
 from .safety import SESSION
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from paceline.backends.base import Backend
-    from paceline.backends.watch import Found, Watch
+    from paceline.backends.watch import Found, Lender, Watch
 
     from .safety import Sessions
 
@@ -132,8 +133,9 @@ OPERATIONS = (
                body={"file": "a job file (YAML)", "on": "the target, if the file names none",
                      "dry_run": "true: only say what would be started"}),
     _Operation("GET", "/api/machines", "machines", "The machines of a target, and what is in use.",
-               {"target": "its name; this machine by default", "curves": "1: also how much CPU and memory was used in "
-                "the last ten minutes, every 5 s, as far as jobs have recorded it"}),
+               {"target": "its name; this machine by default", "curves": "names of machines, with commas, or 1 for the "
+                f"first {MOST_CURVES}: also how much CPU, memory and GPUs were in use in each minute of the last hour, "
+                "as far as the page or jobs have seen it"}),
     _Operation("GET", "/api/openapi.json", "openapi", "This description."),
 )  # fmt: skip
 
@@ -301,6 +303,7 @@ class Api:
         self._readers = 0
         self._limits: dict[str, anyio.CapacityLimiter] = {}
         self._forwards: dict[tuple[str, str], str] = {}
+        self._machines = Machines()
 
     def routes(self) -> list[Route]:
         """The routes of all operations."""
@@ -655,18 +658,27 @@ class Api:
             lender = self._watch.lender(target)
         except KeyError:
             raise Refused(404, f"no target {target!r}") from None
-        warnings: list[str] = []
+        wanted = request.query_params.get("curves", "")
+        return await self._on(target, lambda: self._seen(target, lender, wanted))  # type: ignore[no-any-return]
 
-        def seen() -> dict[str, Any]:
+    def _seen(self, target: str, lender: Lender, wanted: str) -> dict[str, Any]:
+        """The machines of a target; those that are remembered if it does not answer."""
+        warnings: list[str] = []
+        jobs = [it.job for it in self._watch.jobs() if it.lender is lender]
+        try:
             with lender.lent() as there:
                 nodes = able(there, Metered).nodes(warnings.append)
-                found = {"nodes": [asdict(node) for node in nodes], "warnings": warnings}
-                if request.query_params.get("curves") == "1":
-                    jobs = (it.job for it in self._watch.jobs() if it.lender is lender)
-                    found["curves"] = curves(there, jobs, nodes)
-                return found
-
-        return await self._on(target, seen)  # type: ignore[no-any-return]
+                rows = self._machines.take(target, there, nodes, jobs, time.time(), fills=bool(wanted))
+        except UserError as error:
+            rows = self._machines.lost(target)
+            if not rows:
+                raise
+            warnings.append(str(error))
+        found: dict[str, Any] = {"nodes": rows, "warnings": warnings}
+        if wanted:
+            names = [row["name"] for row in rows] if wanted == "1" else wanted.split(",")
+            found["curves"] = self._machines.curves(target, names, time.time())
+        return found
 
 
 def _commands(job: Job, there: Backend) -> dict[str, str]:

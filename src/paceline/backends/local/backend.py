@@ -270,7 +270,8 @@ class Local(Backend):
 
         from .prepare import here
 
-        return [Node(**node(self._jobs.parent, self._jobs, here().devices[0], gpus))]
+        devices, slots = here().devices
+        return [Node(**node(self._jobs.parent, self._jobs, devices, gpus, slots=slots))]
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         from paceline.job.job import Usage

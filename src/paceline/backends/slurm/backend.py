@@ -194,7 +194,7 @@ class Slurm(Backend):
         return Node(
             found["name"], (), {}, found["cpus"], found["cpus_allocated"], found["memory"], found["memory_allocated"],
             disk=0, disk_used=0, state=state, partitions=tuple(found["partitions"]), address=found["address"],
-            device_count=found["gpus"], allocated_count=found["gpus_allocated"],
+            device_count=found["gpus"], allocated_count=found["gpus_allocated"], measured=False,
         )  # fmt: skip
 
     def check(self, progress: ProgressReporter) -> Report:

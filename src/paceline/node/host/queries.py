@@ -90,8 +90,8 @@ def nodes(home: Home, request: Request) -> Answer:
     from paceline.node.store.plan import this_machine
     from paceline.node.store.usage import node
 
-    devices, _ = this_machine(home, request["slots"]).devices
-    return {"node": node(home.root, home.jobs, devices, gpus)}
+    devices, slots = this_machine(home, request["slots"]).devices
+    return {"node": node(home.root, home.jobs, devices, gpus, slots=slots)}
 
 
 def usage(home: Home, request: Request) -> Answer:
