@@ -407,7 +407,7 @@ def test_machines_have_curves_of_what_the_page_has_seen(lab: Fake, page: Page, m
     assert {name: (len(it), set(it)) for name, it in curves["node1"].items()} == {
         "cpu": (POINTS, {None, 0.25}), "memory": (POINTS, {None, 0.5}), "gpu": (POINTS, {None, 0.5})
     }  # fmt: skip
-    assert not page.get("/api/machines?target=lab&curves=node2").json()["curves"]
+    assert not page.get("/api/machines?target=lab&shown=node2&curves=1").json()["curves"]
 
 
 def test_machines_have_curves_of_what_jobs_have_recorded() -> None:

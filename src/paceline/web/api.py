@@ -41,7 +41,7 @@ from paceline.jobs import NoProgress, prepare_again
 
 from .gather import gathered, job_file
 from .lines import COMMAND
-from .machines import MOST_CURVES, Machines
+from .machines import MOST, Machines, brief
 from .report import report
 from .safety import SESSION
 
@@ -133,9 +133,10 @@ OPERATIONS = (
                body={"file": "a job file (YAML)", "on": "the target, if the file names none",
                      "dry_run": "true: only say what would be started"}),
     _Operation("GET", "/api/machines", "machines", "The machines of a target, and what is in use.",
-               {"target": "its name; this machine by default", "curves": "names of machines, with commas, or 1 for the "
-                f"first {MOST_CURVES}: also how much CPU, memory and GPUs were in use in each minute of the last hour, "
-                "as far as the page or jobs have seen it"}),
+               {"target": "its name; this machine by default", "shown": "names of machines, with commas, or 1 for the "
+                f"first {MOST}: others lack details; without it, none does", "curves": "1: also how much CPU, memory and "
+                f"GPUs of those that are shown, of {MOST} at most, were in use in each minute of the last hour, as far as "
+                "the page or jobs have seen it"}),
     _Operation("GET", "/api/openapi.json", "openapi", "This description."),
 )  # fmt: skip
 
@@ -658,26 +659,27 @@ class Api:
             lender = self._watch.lender(target)
         except KeyError:
             raise Refused(404, f"no target {target!r}") from None
-        wanted = request.query_params.get("curves", "")
-        return await self._on(target, lambda: self._seen(target, lender, wanted))  # type: ignore[no-any-return]
+        query = request.query_params
+        shown = query.get("shown", "")
+        return await self._on(target, lambda: self._seen(target, lender, shown, query.get("curves") == "1"))  # type: ignore[no-any-return]
 
-    def _seen(self, target: str, lender: Lender, wanted: str) -> dict[str, Any]:
+    def _seen(self, target: str, lender: Lender, shown: str, has_curves: bool) -> dict[str, Any]:
         """The machines of a target; those that are remembered if it does not answer."""
         warnings: list[str] = []
         jobs = [it.job for it in self._watch.jobs() if it.lender is lender]
         try:
             with lender.lent() as there:
                 nodes = able(there, Metered).nodes(warnings.append)
-                rows = self._machines.take(target, there, nodes, jobs, time.time(), fills=bool(wanted))
+                rows = self._machines.take(target, there, nodes, jobs, time.time(), fills=has_curves)
         except UserError as error:
             rows = self._machines.lost(target)
             if not rows:
                 raise
             warnings.append(str(error))
-        found: dict[str, Any] = {"nodes": rows, "warnings": warnings}
-        if wanted:
-            names = [row["name"] for row in rows] if wanted == "1" else wanted.split(",")
-            found["curves"] = self._machines.curves(target, names, time.time())
+        names = shown.split(",") if shown not in ("", "1") else [row["name"] for row in rows]
+        found: dict[str, Any] = {"nodes": brief(rows, set(names[:MOST])) if shown else rows, "warnings": warnings}
+        if has_curves:
+            found["curves"] = self._machines.curves(target, names[:MOST], time.time())
         return found
 
 

@@ -11,29 +11,32 @@ import math
 import time
 from array import array
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends.base import Recorded
 from paceline.backends.remote.here import is_here
 from paceline.contract.machine import machine_id
 from paceline.job.errors import UserError
-from paceline.job.job import SILENT
+from paceline.job.job import SILENT, Node
 from paceline.job.quantities import show_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from paceline.backends.base import Backend
     from paceline.contract.records import NodeHistory
-    from paceline.job.job import Job, Node
+    from paceline.job.job import Job
 
 STEP = 60  # seconds between two points of a curve
 POINTS = 60
 _MOST_JOBS = 8  # whose histories are read
 _MOST_HOLDERS = 64  # of a machine that are shown
-MOST_CURVES = 100  # in one answer
+MOST = 100  # machines with all details in one answer
 _SURE = 150.0  # seconds after which a target's curves have a gap, which histories may fill
+
+_FIELDS = tuple(it.name for it in fields(Node))
+_LONG: dict[str, Any] = {"gpus": (), "devices": (), "allocated": {}}  # what rows lack that are not shown
 
 Curve = list["float | None"]  # shares of what there is; None where nothing is known
 
@@ -148,7 +151,7 @@ class Machines:
     def curves(self, target: str, names: Iterable[str], now: float) -> dict[str, dict[str, Curve]]:
         """Node → what was in use; those of which nothing is known are left out."""
         seen = self._targets.setdefault(target, _Target()).seen
-        found = {name: seen[name].use.curves(now) for name in list(names)[:MOST_CURVES] if name in seen}
+        found = {name: seen[name].use.curves(now) for name in names if name in seen}
         return {name: curves for name, curves in found.items() if curves}
 
     def devices(self, jobs: Iterable[Job]) -> tuple[int, str] | None:
@@ -170,7 +173,13 @@ class Machines:
         is_plain = not node.partitions and not node.roles
         is_this = node.machine == self._here or (not node.machine and is_plain and is_here(node.name))
         key = "here" if is_this else node.machine or f"{target}/{node.name}"
-        return {**asdict(node), "key": key, "here": is_this, "holders": holders, "silent": None}
+        return {
+            **{name: getattr(node, name) for name in _FIELDS},
+            "key": key,
+            "here": is_this,
+            "holders": holders,
+            "silent": None,
+        }
 
     def _silent(self, old: _Seen | None, row: dict[str, Any]) -> _Seen:
         """A machine that does not answer now, of which something may be known."""
@@ -179,6 +188,11 @@ class Machines:
         shown = {**old.row, "state": SILENT, "load": 0.0, "memory_used": 0, "measured": False, "gpus": ()}
         silent = {"since": show_time(old.when), "asked": show_time(self._began)}
         return _Seen({**shown, "holders": old.row["holders"], "silent": silent}, old.when, old.use)
+
+
+def brief(rows: list[dict[str, Any]], shown: Collection[str]) -> list[dict[str, Any]]:
+    """The rows, of which only those that are shown have all details."""
+    return [row if row["name"] in shown else {**row, **_LONG} for row in rows]
 
 
 def _holders(nodes: Sequence[Node], jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
@@ -250,6 +264,9 @@ def of_histories(found: Iterable[NodeHistory], nodes: Sequence[Node]) -> dict[st
                 continue
             seen = {"cpu": (machine.get("load"), node.cores), "memory": (machine.get("memory_used"), node.memory)}
             values = {name: part / of for name, (part, of) in seen.items() if part is not None and of}
+            use = [it for it in (line.get("gpus") or {}).get("use", ()) if it is not None]
+            if use and len(use) == len(node.gpus):  # the job has all of them
+                values["gpu"] = sum(use) / len(use) / 100
             begin, end = line["time"] - line["seconds"], line["time"]
             for minute in range(int(begin // STEP), int(end // STEP) + 1):
                 part = min(end, (minute + 1) * STEP) - max(begin, minute * STEP)

@@ -1,7 +1,7 @@
 // The machines of all targets, one row each: each target is asked for itself, so that none waits for another.
 import { get, listen, news, onSeen, query } from "./api.js";
 import { clock, number, size, t, whole } from "./i18n.js";
-import { html, useCallback, useEffect, useState } from "./ui.js";
+import { html, useCallback, useEffect, useRef, useState } from "./ui.js";
 
 const EVERY = 5000, CURVES = 60_000, SLOW = 10_000; // milliseconds
 const EACH = 20; // milliseconds more between two looks for each machine
@@ -91,7 +91,7 @@ const COLUMNS = {
 };
 
 // Why a machine does not answer: the line that names it. It stands in its row, and nowhere else.
-const whyOf = (answer, name) => answer.warnings.find((line) => line.startsWith(`${name} `) || line.startsWith(`${name}:`));
+const whyOf = (answer, name) => answer.warnings.find((line) => line.startsWith(`${name} `) || line.startsWith(`${name}:`))?.replace("; what it has is not shown", "");
 
 // One row a machine, of what all targets say: what the same machine is called elsewhere, and which jobs it has there.
 function merged(found) {
@@ -116,24 +116,31 @@ function merged(found) {
 
 // Asks for the machines of a target again and again; those that are shown have curves.
 function Look({ name, shown, put }) {
+  const asked = useRef(), again = useRef(() => {});
+  asked.current = shown;
+  useEffect(() => { // others are shown: they lack details
+    const timer = setTimeout(() => again.current(), 300);
+    return () => clearTimeout(timer);
+  }, [shown]);
   useEffect(() => {
-    let timer, isGone = false, curvesAt = -Infinity, nodes = [], isRunning = false;
+    let timer, isGone = false, curvesAt = -Infinity, had = "", nodes = 0, isRunning = false;
     const look = async () => {
       clearTimeout(timer);
       if (document.hidden || isRunning) return;
       isRunning = true;
       const waits = setTimeout(() => put(name, { slow: true }), SLOW);
-      const wants = Date.now() - curvesAt > CURVES, chosen = nodes.length > MOST ? nodes.map((it) => it.name).filter((it) => shown.names.has(it)).slice(0, MOST).join(",") : 1;
+      const { current } = asked, wants = current !== had || Date.now() - curvesAt > CURVES;
       try {
-        const answer = await get(`/api/machines?${query({ target: name, curves: wants ? chosen : "" })}`);
+        const answer = await get(`/api/machines?${query({ target: name, shown: current || 1, curves: wants ? 1 : "" })}`);
         if (isGone) return;
-        if (wants) curvesAt = nodes.length || answer.nodes.length <= MOST ? Date.now() : -Infinity;
-        nodes = answer.nodes;
+        if (wants) [curvesAt, had] = [Date.now(), current];
+        nodes = answer.nodes.length;
         put(name, { ...answer, error: null, slow: false });
       } catch (failure) { if (failure.status) put(name, { error: failure.message, slow: false }); } // else the banner says it
       finally { clearTimeout(waits); isRunning = false; }
-      if (!isGone) timer = setTimeout(look, Math.max(EVERY, EACH * nodes.length));
+      if (!isGone) timer = setTimeout(look, Math.max(EVERY, EACH * nodes));
     };
+    again.current = () => asked.current !== had && look();
     look();
     const ends = [onSeen(look), () => clearTimeout(timer)];
     return () => { isGone = true; ends.forEach((end) => end()); };
@@ -142,14 +149,12 @@ function Look({ name, shown, put }) {
 }
 
 const byName = new Intl.Collator(undefined, { numeric: true }).compare;
-const shown = { names: new Set() }; // what the page shows now
-
 export function Machines() {
   const [targets, setTargets] = useState(null);
   const [found, setFound] = useState({});
   const [{ q, kind, target, sort, most }, setFilter] = useState({ q: "", kind: "", target: "", sort: "", most: MOST });
   const change = (what) => setFilter((before) => ({ ...before, most: MOST, ...what }));
-  const put = useCallback((name, answer) => setFound((before) => ({ ...before, [name]: { ...before[name], ...answer, curves: answer.curves ?? before[name]?.curves } })), []);
+  const put = useCallback((name, answer) => setFound((before) => ({ ...before, [name]: { ...before[name], ...answer, curves: { ...before[name]?.curves, ...answer.curves } } })), []);
   useEffect(() => {
     const ask = () => targets === null && get("/api/jobs?limit=0").then((it) => setTargets(it.targets.map((one) => one.name)), () => {});
     ask();
@@ -164,7 +169,7 @@ export function Machines() {
   const trouble = (node) => Math.min(2, KINDS.indexOf(kindOf(node))); // comes first
   matching.sort((one, other) => by(one) - by(other) || trouble(one) - trouble(other) || other.here - one.here || byName(one.name, other.name));
   const rows = matching.slice(0, most);
-  shown.names = new Set(rows.flatMap((node) => node.names));
+  const shownOf = (name) => (found[name]?.nodes?.length > MOST ? rows.filter((node) => node.targets.includes(name)).map((node) => node.names[0]).slice(0, MOST).join(",") : "");
   const columns = Object.keys(COLUMNS).filter((title) => title === "state" || rows.some((node) => !["", null].includes(COLUMNS[title][0](node))));
   const sum = (key, of) => of.reduce((total, node) => total + node[key], 0);
   const real = machines.filter((node) => !node.slots && !node.silent), slots = machines.filter((node) => node.slots && !node.silent);
@@ -173,7 +178,7 @@ export function Machines() {
   const isDone = targets !== null && !missing.length;
   const title = (name) => html`<th scope="col" aria-sort=${sort === name ? "ascending" : undefined}>${COLUMNS[name] && !COLUMNS[name][1] ? t(name)
     : html`<button type="button" class="plain" onClick=${() => change({ sort: sort === name ? "" : name })}>${t(name)}${sort === name ? " ↓" : ""}</button>`}</th>`;
-  return html`<h1>${t("Machines")}</h1>${(targets ?? []).map((name) => html`<${Look} key=${name} name=${name} shown=${shown} put=${put} />`)}
+  return html`<h1>${t("Machines")}</h1>${(targets ?? []).map((name) => html`<${Look} key=${name} name=${name} shown=${shownOf(name)} put=${put} />`)}
     <p class="weak" role="status">${[machines.length > 0 && t(machines.length === 1 ? "1 machine" : "{n} machines", { n: whole(machines.length) }),
       sum("device_count", real) > 0 && t("{used} of {all} devices in use", { used: whole(sum("allocated_count", real)), all: whole(sum("device_count", real)) }),
       sum("device_count", slots) > 0 && t("{used} of {all} slots in use", { used: whole(sum("allocated_count", slots)), all: whole(sum("device_count", slots)) }),
