@@ -264,7 +264,7 @@ def of_histories(found: Iterable[NodeHistory], nodes: Sequence[Node]) -> dict[st
                 continue
             seen = {"cpu": (machine.get("load"), node.cores), "memory": (machine.get("memory_used"), node.memory)}
             values = {name: part / of for name, (part, of) in seen.items() if part is not None and of}
-            use = [it for it in (line.get("gpus") or {}).get("use", ()) if it is not None]
+            use = [it for it in line["gpus"]["use"] if it is not None] if "gpus" in line else []
             if use and len(use) == len(node.gpus):  # the job has all of them
                 values["gpu"] = sum(use) / len(use) / 100
             begin, end = line["time"] - line["seconds"], line["time"]

@@ -242,6 +242,12 @@ class Local(Backend):
 
         return History([history(self._run(name), since)])
 
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        from paceline.node.telemetry.history import losses
+
+        runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
+        return {run.path.name: found for run in runs if (found := losses(run))}
+
     def stands(self, name: str) -> list[Stand]:
         from paceline.node.watching import live
 

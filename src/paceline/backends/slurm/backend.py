@@ -176,6 +176,10 @@ class Slurm(Backend):
     def history(self, name: str, since: float = 0.0) -> History:
         return History(self._login.ask({"do": "slurm_history", "name": name, "since": since})["nodes"])
 
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = self._login.ask({"do": "slurm_losses", "names": list(names)})["losses"]
+        return found
+
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         import dataclasses
 

@@ -254,6 +254,11 @@ class Ssh(Backend):
             nodes += ({**node, "host": host.name} for node in cast("list[NodeHistory]", answer["nodes"]))
         return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(warnings))
 
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        request = {"do": "losses", "names": list(names)}
+        answers, _ = self._hosts.ask(self._hosts.all, lambda _: request)
+        return {name: found for answer in answers.values() for name, found in answer["losses"].items()}
+
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs, on the hosts that answer; takes some seconds."""
         hosts = self._jobs.hosts_of(name)

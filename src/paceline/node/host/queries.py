@@ -115,6 +115,13 @@ def history(home: Home, request: Request) -> Answer:
     return {"nodes": [history_of_run(home.run(request["name"]), request["since"])]}
 
 
+def losses(home: Home, request: Request) -> Answer:
+    """Some of the losses that jobs have logged here."""
+    from paceline.node.telemetry.history import losses as losses_of_run
+
+    return {"losses": {run.path.name: found for run in home.runs(request["names"]) if (found := losses_of_run(run))}}
+
+
 def contents(home: Home, request: Request) -> Answer:
     """What the removal of jobs would remove here."""
     from paceline.node.store.usage import contents as contents_of_run

@@ -1,14 +1,15 @@
 // The table of jobs: the server filters and sorts, and the page asks for the rows that it shows.
 import { get, listen, news, query } from "./api.js";
-import { moment, number, span, t, whole } from "./i18n.js";
+import { clock, moment, number, span, t, whole } from "./i18n.js";
 import { html, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
-const ROW = 46, CARD = 78; // heights in pixels, of a row and of a job on a narrow screen
+const ROW = 46, CARD = 104; // heights in pixels, of a row and of a job on a narrow screen
+const SKETCHED = 30_000; // milliseconds after which the losses of a job that runs are asked for again
 const NARROW = matchMedia("(max-width: 700px)");
 const PAGE = 100; // rows that are asked for at once
 const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
-const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "" };
-const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts";
+const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "", columns: "" };
+const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts,user";
 
 const since = (iso) => (iso ? (Date.now() - Date.parse(iso)) / 1000 : null);
 const lossOf = (job) => Object.entries(job.progress?.metrics ?? {}).find(([name]) => name.toLowerCase().includes("loss"))?.[1];
@@ -25,6 +26,44 @@ function Done({ job }) {
   return html`<progress max="1" value=${part} aria-label=${t("done")}></progress> ${Math.round(100 * part)} %`;
 }
 
+const keyOf = (job) => `${job.backend}/${job.name}/${job.created}`;
+const losses = new Map(); // job → when they were asked for, and the losses
+
+// The losses of the jobs that are shown, asked for once they have stood still; those of jobs that run again and again.
+function useLosses(jobs) {
+  const [, draw] = useState(0);
+  const wanted = jobs.filter((job) => job && lossOf(job) != null && losses.get(keyOf(job))?.asked !== (job.finished ?? Math.floor(Date.now() / SKETCHED)));
+  useEffect(() => {
+    if (!wanted.length) return;
+    const timer = setTimeout(() => {
+      for (const target of new Set(wanted.map((job) => job.backend))) {
+        const those = wanted.filter((job) => job.backend === target).slice(0, PAGE);
+        those.forEach((job) => losses.set(keyOf(job), { asked: job.finished ?? Math.floor(Date.now() / SKETCHED), values: losses.get(keyOf(job))?.values }));
+        get(`/api/losses?${query({ target, names: those.map((job) => job.name).join(",") })}`).then((it) => {
+          those.forEach((job) => { if (it.losses[job.name]) losses.get(keyOf(job)).values = it.losses[job.name]; });
+          draw((n) => n + 1);
+        }, () => those.forEach((job) => losses.delete(keyOf(job))));
+      }
+    }, 150);
+    return () => clearTimeout(timer);
+  }, [wanted.map(keyOf).join()]);
+}
+
+// A curve without axes: from the first to the last step, from the lowest to the highest value.
+function Spark({ values, label }) {
+  if (!(values?.length > 1)) return "";
+  const low = Math.min(...values), height = Math.max(...values) - low || 1;
+  const points = values.map((value, at) => `${((60 * at) / (values.length - 1)).toFixed(1)},${(17 - (15 * (value - low)) / height).toFixed(1)}`).join(" ");
+  return html`<svg class="spark" viewBox="0 0 60 18" preserveAspectRatio="none" role="img" aria-label=${label}><polyline points=${points} /></svg>`;
+}
+
+function Loss({ job }) {
+  const value = lossOf(job), { values } = losses.get(keyOf(job)) ?? {};
+  if (value == null) return "";
+  const label = values && t("{low} to {high}, last {last}", { low: number(Math.min(...values)), high: number(Math.max(...values)), last: number(value) });
+  return html`<span class="loss" title=${label}><${Spark} values=${values} label=${label} />${number(value)}</span>`;
+}
+
 export const State = ({ of }) => html`<span class="state state-${of}">${t(of)}</span>`;
 
 // key → title, what is shown, the server's name for sorting
@@ -32,22 +71,23 @@ const COLUMNS = {
   name: ["name", (job) => html`<a href=${hrefOf(job)} title=${job.name}>${job.name}</a>`, "name"],
   state: ["state", (job) => html`<${State} of=${job.state} />`, "state"],
   target: ["target", (job) => job.backend, "backend"],
+  user: ["user", (job) => job.user || "", "user"],
   kind: ["kind", (job) => job.kind || job.framework || "", "kind"],
   nodes: ["nodes", (job) => whole(job.nodes), "nodes"],
   ranks: ["ranks", (job) => whole(job.ranks), "ranks"],
   done: ["done", (job) => html`<${Done} job=${job} />`, "progress"],
   left: ["left", (job) => (job.state === "RUNNING" ? span(job.progress?.seconds_left) : ""), "left"],
-  loss: ["loss", (job) => number(lossOf(job)), "loss"],
+  loss: ["loss", (job) => html`<${Loss} job=${job} />`, "loss"],
   speed: ["samples/s", (job) => (job.state === "RUNNING" ? number(job.progress?.samples_per_second) : ""), "speed"],
   devices: ["devices", (job) => job.devices.length || job.allocated || "", "devices"],
-  age: ["age", (job) => html`<span title=${moment(job.created)}>${span(since(job.created))}</span>`, "created"],
+  age: ["age", (job) => html`<span title=${moment(job.created)}>${span(since(job.created))}<span class="weak started">${clock(job.created)}</span></span>`, "created"],
   duration: ["duration", (job) => (job.started ? span(since(job.started) - (since(job.finished) ?? 0)) : ""), "duration"],
   restarts: ["restarts", (job) => job.restarts || "", "restarts"],
   why: ["why", (job) => html`<span class="two" title=${job.error || job.waiting}>${job.error || job.waiting || ""}</span>`, null],
 };
 // What a card says below the name: why a job waits or failed, or else its numbers.
 COLUMNS.about = ["why", (job) => (job.error || job.waiting ? COLUMNS.why[1](job) : html`<span class="weak">${[
-  t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job), lossOf(job) != null && `${t("loss")} ${number(lossOf(job))}`,
+  job.user, t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job), lossOf(job) != null && `${t("loss")} ${number(lossOf(job))}`,
 ].filter(Boolean).join(" · ")}</span>`), null];
 const TABLE = Object.keys(COLUMNS).filter((key) => key !== "about");
 const CARDS = ["name", "state", "age", "about"]; // on a narrow screen
@@ -55,10 +95,11 @@ const ALWAYS = ["name", "state", "ranks", "age", "duration"]; // others are show
 
 export const hrefOf = (job) => `#/jobs/${encodeURIComponent(job.backend)}/${encodeURIComponent(job.name)}`;
 
-// What somebody has chosen; null for the columns in which these jobs have something.
-function chosenColumns() {
-  const stored = JSON.parse(localStorage.getItem("paceline.columns") || "null");
-  return stored && stored.filter((key) => key in COLUMNS);
+// What somebody has chosen, by the address or before; null for the columns in which these jobs have something.
+function chosenColumns(search) {
+  const stored = search.get("columns")?.split(",") ?? JSON.parse(localStorage.getItem("paceline.columns") || "null");
+  const known = stored?.filter((key) => TABLE.includes(key));
+  return known?.length ? known : null;
 }
 
 function usualColumns(found) {
@@ -105,12 +146,12 @@ function useRows(asked, first, last) {
 
 export function Jobs({ search: given }) {
   const [filter, setFilter] = useState(() => filterOf(given));
-  const [chosen, setChosen] = useState(chosenColumns);
+  const [chosen, setChosen] = useState(() => chosenColumns(given));
   const [isNarrow, setNarrow] = useState(NARROW.matches);
   const [[first, last], setRange] = useState([0, 60]);
   const [, tick] = useState(0);
   const box = useRef(), search = useRef();
-  const asked = query({ ...filter, state: filter.state.join(",") });
+  const asked = query({ ...filter, columns: "", state: filter.state.join(",") });
   const found = useRows(asked, first, last);
   const height = isNarrow ? CARD : ROW;
   const columns = isNarrow ? CARDS : chosen ?? usualColumns(found);
@@ -151,6 +192,7 @@ export function Jobs({ search: given }) {
   for (let index = first; index <= Math.min(last, (found.total ?? 0) - 1); index++) {
     rows.push([index, found.pages[Math.floor(index / PAGE)]?.[index % PAGE]]);
   }
+  useLosses(columns.includes("loss") && !filter.group ? rows.map(([, job]) => job) : []);
   const onArrows = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const row = event.target.closest("tr[aria-rowindex]");
@@ -178,7 +220,7 @@ export function Jobs({ search: given }) {
         <option value="">${t("Not grouped")}</option><option value="name">${t("Grouped by name")}</option><option value="command">${t("Grouped by command")}</option>
         ${(found.labels ?? []).map((name) => html`<option value="label:${name}">${t("Grouped by {label}", { label: name })}</option>`)}
       </select>
-      ${!isNarrow && !filter.group && html`<${Columns} chosen=${columns} set=${setChosen} />`}
+      ${!isNarrow && !filter.group && html`<${Columns} chosen=${columns} set=${(next) => { setChosen(next); change({ columns: next?.join() ?? "" }); }} />`}
       <span class="weak" role="status" id="total">${found.total == null ? t("Loading…") : t(found.total === 1 ? "1 job" : "{n} jobs", { n: whole(found.total) })}</span>
     </form>
     <${Problems} found=${found} />
@@ -206,9 +248,16 @@ function Summary({ found, show }) {
     <b>${whole(count)}</b> ${title}<span class="weak two">${of}</span></button>`;
   const told = (pairs) => pairs.map(([why, count]) => `${whole(count)} × ${why}`).join("; ");
   return html`<div class="tiles">
-    ${tile(it.running, t("running"), it.devices ? t(it.devices === 1 ? "on 1 device" : "on {n} devices", { n: whole(it.devices) }) : "", ["RUNNING"], "busy")}
+    ${tile(it.running, t("running"), onDevices(it), ["RUNNING"], "busy")}
     ${tile(it.waiting, t("waiting"), told(it.reasons), ["PENDING", "STARTING", "RESTARTING", "SUSPENDED"], "waits")}
     ${tile(it.failed, t("failed in 24 hours"), told(it.causes), ["FAILED", "LOST"], "bad")}</div>`;
+}
+
+// On how many devices jobs run, of how many there are where they run, if that is known.
+function onDevices({ devices, devices_all: all, devices_kind: kind }) {
+  if (!devices) return "";
+  if (all >= devices) return t(kind === "slots" ? "on {n} of {all} slots" : "on {n} of {all} devices", { n: whole(devices), all: whole(all) });
+  return t(devices === 1 ? "on 1 device" : "on {n} devices", { n: whole(devices) });
 }
 
 // Jobs that belong together: those of one name, of one command, or of one value of a label.
