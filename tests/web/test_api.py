@@ -159,9 +159,15 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     targets(monkeypatch, Fake("lab", *jobs))
     answer = page.get("/api/jobs").json()
     assert answer["summary"] == {
-        "running": 1, "devices": 2, "waiting": 2, "reasons": [["waits for 2 devices", 2]], "failed": 1,
-        "causes": [["exception", 1]],
+        "running": 1, "devices": 2, "devices_all": None, "devices_kind": None, "waiting": 2,
+        "reasons": [["waits for 2 devices", 2]], "failed": 1, "causes": [["exception", 1]],
     }  # fmt: skip
+
+    def there_are() -> Any:
+        summary = page.get("/api/jobs?limit=0").json()["summary"]
+        return summary["devices_all"], summary["devices_kind"]
+
+    eventually(lambda: there_are() == (8, "devices"), "the target was asked, and nobody waited for it")
     # What runs no more has no speed, and what has succeeded is done.
     assert sorted(answer["has"]) == ["devices", "loss", "why"]
     assert page.get("/api/jobs?state=SUCCEEDED").json()["has"] == ["loss"]
@@ -175,6 +181,35 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     assert groups("group=command&q=eval.py") == [("eval.py", 1, None)]
     assert groups("group=label:team") == [("team=a", 1, 0.5)]
     assert page.get("/api/jobs?group=x").status_code == 400
+
+
+def test_who_started_jobs_is_shown_where_they_are_of_several(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    jobs = (replace(JOB, name="a", user="zoe"), replace(JOB, name="b", user="ann"), replace(JOB, name="c"))
+    targets(monkeypatch, Fake("lab", *jobs))
+    assert "user" in page.get("/api/jobs").json()["has"]
+    assert "user" not in page.get("/api/jobs?q=zoe").json()["has"]
+    assert names(page, "sort=user") == ["b", "a", "c"] and names(page, "q=zoe") == ["a"]
+
+
+def test_losses_are_read_once_of_jobs_that_have_ended(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    lab, _ = targets(monkeypatch, Fake("lab", JOB, replace(JOB, name="done", state="SUCCEEDED")), Fake("farm", JOB))
+    asked: list[list[str]] = []
+    monkeypatch.setattr(lab, "losses", lambda those: asked.append(those) or {"done": [2.0, 1.0]}, raising=False)
+    eventually(lambda: len(names(page)) == 3, "both targets have answered")
+    for _ in range(2):
+        assert page.get("/api/losses?target=lab&names=done,it,other").json() == {"losses": {"done": [2.0, 1.0]}}
+    assert asked == [["done", "it"]]
+    assert page.get("/api/losses?target=farm&names=it").json() == {"losses": {}}  # it keeps none
+    failed = replace(lab.jobs["done"], state="FAILED")  # it was run again under its name
+
+    def fails(_: Any) -> Any:
+        raise UserError("lab does not answer")
+
+    lab.jobs["done"] = failed
+    page.post("/api/jobs/lab/it/stop", json={})
+    eventually(lambda: names(page, "state=FAILED") == ["done"], "its state has changed")
+    monkeypatch.setattr(lab, "losses", fails)
+    assert page.get("/api/losses?target=lab&names=done").json() == {"losses": {}}
 
 
 def test_a_silent_target_delays_no_other_and_is_named(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:

@@ -459,6 +459,7 @@ class Api:
     async def _learnt(self, target: str, lender: Lender) -> None:
         with contextlib.suppress(UserError):
             await self._on(target, lambda: self._seen(target, lender, "1", has_curves=False))
+            self._watch.announce()
 
     async def losses(self, request: Request) -> dict[str, Any]:
         target = request.query_params.get("target", registry.HERE)

@@ -183,7 +183,7 @@ def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:
     # The view is in the address.
     chromium.until("location.hash === '#/jobs?q=job-0004+local&sort=-name'")
     columns = "[...document.querySelectorAll('thead th')].map(it => it.textContent.split(' ')[0]).join()"
-    assert chromium.run(columns) == "name,state,ranks,age,duration"  # others have nothing in them
+    assert chromium.run(columns) == "name,state,progress,age"  # others have nothing in them
     chromium.open("about:blank")
     chromium.open(f"{server.base}#/jobs?group=name")
     chromium.until("[...document.querySelectorAll('tr.group')].some(it => it.textContent.includes('9,999'))")

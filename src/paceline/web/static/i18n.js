@@ -61,7 +61,7 @@ const ZH = {
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
   // machines and jobs in a list
-  "user": "用户", "on {n} of {all} devices": "使用 {all} 个设备中的 {n} 个", "on {n} of {all} slots": "使用 {all} 个槽位中的 {n} 个",
+  "user": "用户", "{time} left": "剩余 {time}", "1 restart": "重启 1 次", "{n} restarts": "重启 {n} 次", "{n} nodes": "{n} 个节点", "on {n} of {all} devices": "使用 {all} 个设备中的 {n} 个", "on {n} of {all} slots": "使用 {all} 个槽位中的 {n} 个",
   "machine": "机器", "held by": "使用者", "silent": "无应答", "does not answer": "无应答", "unavailable": "不可用", "in use": "使用中", "free": "空闲",
   "this machine": "本机", "cores": "核", "slots": "槽位", "not measured": "未测量", "asked for": "（已申请）", "1 device": "1 个设备", "{n} devices": "{n} 个设备",
   "devices {list}": "设备 {list}", "slots {list}": "槽位 {list}", "since {time}": "自 {time}", "until {time} by its time limit": "按时间限制至 {time}",

@@ -3,7 +3,7 @@ import { get, listen, news, query } from "./api.js";
 import { clock, moment, number, span, t, whole } from "./i18n.js";
 import { html, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
-const ROW = 46, CARD = 104; // heights in pixels, of a row and of a job on a narrow screen
+const ROW = 46, CARD = 88; // heights in pixels, of a row and of a job on a narrow screen
 const SKETCHED = 30_000; // milliseconds after which the losses of a job that runs are asked for again
 const NARROW = matchMedia("(max-width: 700px)");
 const PAGE = 100; // rows that are asked for at once
@@ -64,15 +64,35 @@ function Loss({ job }) {
   return html`<span class="loss" title=${label}><${Spark} values=${values} label=${label} />${number(value)}</span>`;
 }
 
+// How far a job is that runs, and how long others took.
+function Progress({ job }) {
+  if (job.state === "RUNNING" && job.progress) {
+    const below = [job.progress.seconds_left != null && t("{time} left", { time: span(job.progress.seconds_left) }), job.progress.samples_per_second != null && `${number(job.progress.samples_per_second, 3)} ${t("samples/s")}`];
+    return html`<${Done} job=${job} /><span class="weak below">${below.filter(Boolean).join(" · ")}</span>`;
+  }
+  const took = COLUMNS.duration[1](job);
+  return took && html`${took}${job.restarts > 0 && html`<span class="weak below">${t(job.restarts === 1 ? "1 restart" : "{n} restarts", { n: job.restarts })}</span>`}`;
+}
+
+const several = { targets: false, users: false }; // whether these jobs have several
+
+// What stands below the name in the usual columns.
+function aboutOf(job) {
+  const devices = job.devices.length || job.allocated;
+  return [several.targets && job.backend, several.users && job.user, t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }),
+    job.nodes > 1 && t("{n} nodes", { n: whole(job.nodes) }), devices > 0 && t(devices === 1 ? "1 device" : "{n} devices", { n: whole(devices) })].filter(Boolean).join(" · ");
+}
+
 export const State = ({ of }) => html`<span class="state state-${of}">${t(of)}</span>`;
 
 // key → title, what is shown, the server's name for sorting
 const COLUMNS = {
-  name: ["name", (job) => html`<a href=${hrefOf(job)} title=${job.name}>${job.name}</a>`, "name"],
+  name: ["name", (job) => html`<a href=${hrefOf(job)} title=${job.name}>${job.name}</a><span class="weak below">${aboutOf(job)}</span>`, "name"],
   state: ["state", (job) => html`<${State} of=${job.state} />`, "state"],
   target: ["target", (job) => job.backend, "backend"],
   user: ["user", (job) => job.user || "", "user"],
   kind: ["kind", (job) => job.kind || job.framework || "", "kind"],
+  progress: ["progress", (job) => html`<${Progress} job=${job} />`, "progress"],
   nodes: ["nodes", (job) => whole(job.nodes), "nodes"],
   ranks: ["ranks", (job) => whole(job.ranks), "ranks"],
   done: ["done", (job) => html`<${Done} job=${job} />`, "progress"],
@@ -87,11 +107,11 @@ const COLUMNS = {
 };
 // What a card says below the name: why a job waits or failed, or else its numbers.
 COLUMNS.about = ["why", (job) => (job.error || job.waiting ? COLUMNS.why[1](job) : html`<span class="weak">${[
-  job.user, t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job), lossOf(job) != null && `${t("loss")} ${number(lossOf(job))}`,
-].filter(Boolean).join(" · ")}</span>`), null];
+  several.users && job.user, t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job),
+].filter(Boolean).join(" · ")}</span>${lossOf(job) != null && html`<div class="weak">${t("loss")} <${Loss} job=${job} /></div>`}`), null];
 const TABLE = Object.keys(COLUMNS).filter((key) => key !== "about");
 const CARDS = ["name", "state", "age", "about"]; // on a narrow screen
-const ALWAYS = ["name", "state", "ranks", "age", "duration"]; // others are shown where jobs have something in them
+const USUAL = ["name", "state", "progress", "loss", "age", "why"]; // those that are empty for all jobs are left out
 
 export const hrefOf = (job) => `#/jobs/${encodeURIComponent(job.backend)}/${encodeURIComponent(job.name)}`;
 
@@ -103,8 +123,7 @@ function chosenColumns(search) {
 }
 
 function usualColumns(found) {
-  const has = [...ALWAYS, ...(found.has ?? []), ...(found.targets.length > 1 ? ["target"] : [])];
-  return TABLE.filter((key) => has.includes(key));
+  return USUAL.filter((key) => !["loss", "why"].includes(key) || found.has?.includes(key));
 }
 
 export const leftAt = { view: "#/jobs" }; // where Esc goes back to
@@ -153,6 +172,7 @@ export function Jobs({ search: given }) {
   const box = useRef(), search = useRef();
   const asked = query({ ...filter, columns: "", state: filter.state.join(",") });
   const found = useRows(asked, first, last);
+  Object.assign(several, { targets: found.targets.length > 1, users: !!found.has?.includes("user") });
   const height = isNarrow ? CARD : ROW;
   const columns = isNarrow ? CARDS : chosen ?? usualColumns(found);
 
@@ -192,7 +212,7 @@ export function Jobs({ search: given }) {
   for (let index = first; index <= Math.min(last, (found.total ?? 0) - 1); index++) {
     rows.push([index, found.pages[Math.floor(index / PAGE)]?.[index % PAGE]]);
   }
-  useLosses(columns.includes("loss") && !filter.group ? rows.map(([, job]) => job) : []);
+  useLosses((isNarrow || columns.includes("loss")) && !filter.group ? rows.map(([, job]) => job) : []);
   const onArrows = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const row = event.target.closest("tr[aria-rowindex]");
@@ -226,7 +246,7 @@ export function Jobs({ search: given }) {
     <${Problems} found=${found} />
     ${filter.group && html`<${Groups} found=${found} show=${(q) => change({ q, group: "" })} />`}
     <div class="scroll" hidden=${!!filter.group} ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} tabindex="-1">
-      <table class="rows" aria-rowcount=${found.total ?? -1}>
+      <table class=${chosen ? "rows" : "rows usual"} aria-rowcount=${found.total ?? -1}>
         <thead><tr>${columns.map((key) => html`<${Title} name=${key} sort=${filter.sort} set=${(sort) => change({ sort })} />`)}</tr></thead>
         <tbody>
           <tr class="gap" aria-hidden="true"><td style=${{ height: `${first * height}px` }}></td></tr>
