@@ -4,6 +4,7 @@ import { clock, moment, number, span, t, whole } from "./i18n.js";
 import { html, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const ROW = 46, CARD = 88; // heights in pixels, of a row and of a job on a narrow screen
+const ONE_LINE = 40; // letters of a name that fit beside each other on a narrow screen
 const SKETCHED = 30_000; // milliseconds after which the losses of a job that runs are asked for again
 const NARROW = matchMedia("(max-width: 700px)");
 const PAGE = 100; // rows that are asked for at once
@@ -103,7 +104,7 @@ const COLUMNS = {
   age: ["age", (job) => html`<span title=${moment(job.created)}>${span(since(job.created))}<span class="weak started">${clock(job.created)}</span></span>`, "created"],
   duration: ["duration", (job) => (job.started ? span(since(job.started) - (since(job.finished) ?? 0)) : ""), "duration"],
   restarts: ["restarts", (job) => job.restarts || "", "restarts"],
-  why: ["why", (job) => html`<span class="two" title=${job.error || job.waiting}>${job.error || job.waiting || ""}</span>`, null],
+  why: ["why", (job) => html`<span class=${job.name.length > ONE_LINE ? "two" : "two three"} title=${job.error || job.waiting}>${job.error || job.waiting || ""}</span>`, null],
 };
 // What a card says below the name: why a job waits or failed, or else its numbers.
 COLUMNS.about = ["why", (job) => (job.error || job.waiting ? COLUMNS.why[1](job) : html`<span class="weak">${[
