@@ -105,9 +105,9 @@ def _node(watch: bool, output: str) -> None:
         show(nodes, _node_columns(), output, asdict)
         has, taken = sum(node.device_count for node in nodes), sum(node.allocated_count for node in nodes)
         if has and output in ("table", "wide"):
-            of = [node for node in nodes if node.device_count]
-            is_gpus = all(node.gpus or not node.devices for node in of)
-            kind = "slots" if all(node.slots for node in of) else "GPUs" if is_gpus else "devices"
+            kinds = {"slots" if it.slots else "GPUs" if it.gpus or not it.devices else "devices"
+                     for it in nodes if it.device_count}  # fmt: skip
+            kind = kinds.pop() if len(kinds) == 1 else "devices"
             click.echo(f"{kind} allocated: {taken}/{has} ({100 * taken / has:.0f} %)")
         return True
 
