@@ -383,9 +383,11 @@ def test_machines(lab: Fake, page: Page) -> None:
 
 def test_who_has_the_devices_of_a_machine_and_until_when(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
     limited = replace(JOB, name="it", started=60.0, time_limit=3600.0, user="ann")
-    by_rank = replace(JOB, name="other", instances=(Instance("other-master-0", "node1", 0, "RUNNING"),))
-    targets(monkeypatch, Fake("lab", limited, by_rank))
-    eventually(lambda: len(names(page)) == 2, "the jobs are known")
+    rank = Instance("other-master-0", "node1.lab.example", 0, "RUNNING")
+    by_rank = replace(JOB, name="other", instances=(rank,))
+    suspended = replace(by_rank, name="third", state="SUSPENDED")
+    targets(monkeypatch, Fake("lab", limited, by_rank, suspended))
+    eventually(lambda: len(names(page)) == 3, "the jobs are known")
     (node,) = page.get("/api/machines?target=lab").json()["nodes"]
     assert [
         {key: it[key] for key in ("name", "user", "since", "until", "count", "ranks")} for it in node["holders"]

@@ -36,6 +36,7 @@ MOST = 100  # machines with all details in one answer
 _SURE = 150.0  # seconds after which a target's curves have a gap, which histories may fill
 
 _FIELDS = tuple(it.name for it in fields(Node))
+_AT_WORK = ("STARTING", "RUNNING", "RESTARTING")
 _LONG: dict[str, Any] = {"gpus": (), "devices": (), "allocated": {}}  # what rows lack that are not shown
 
 Curve = list["float | None"]  # shares of what there is; None where nothing is known
@@ -197,32 +198,39 @@ def brief(rows: list[dict[str, Any]], shown: Collection[str]) -> list[dict[str, 
 
 def _holders(nodes: Sequence[Node], jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
     """Node → the jobs that have devices there, or run there: since when, by whom, and until when at the latest."""
-    going = {job.name: job for job in jobs if not job.is_over and job.state != "PENDING"}
-    ranks: dict[str, Counter[str]] = {}
+    going = {job.name: job for job in jobs if not job.is_over}
+    on_hosts: dict[str, Counter[str]] = {}
     for job in going.values():
-        for instance in job.instances:
-            ranks.setdefault(instance.node, Counter())[job.name] += 1
+        for instance in job.instances if job.state in _AT_WORK else ():
+            on_hosts.setdefault(instance.node.partition(".")[0], Counter())[job.name] += 1
     found: dict[str, list[dict[str, Any]]] = {}
     for node in nodes:
         devices: dict[str, list[str]] = {}
         for device, those in node.allocated.items():
             for name in those:
                 devices.setdefault(name, []).append(device)
-        names = dict.fromkeys((*node.jobs, *ranks.get(node.name, ())))
+        ranks = next((on_hosts[host] for host in _hosts_of(node) if host in on_hosts), Counter[str]())
+        names = dict.fromkeys((*node.jobs, *ranks))
         found[node.name] = [
-            _holder(name, going.get(name), devices.get(name, []), node.jobs.get(name, 0), ranks.get(node.name, {}))
+            _holder(name, going.get(name), devices.get(name, []), node.jobs.get(name, 0), ranks[name])
             for name in list(names)[:_MOST_HOLDERS]
         ]
     return found
 
 
-def _holder(name: str, job: Job | None, devices: list[str], count: int, ranks: Mapping[str, int]) -> dict[str, Any]:
+def _hosts_of(node: Node) -> tuple[str, ...]:
+    """What ranks may call the machine that they are on: its own host name, which its identity has, or this name."""
+    own = node.machine.split(" ")[1:2]
+    return tuple(name.partition(".")[0] for name in (*own, node.name))
+
+
+def _holder(name: str, job: Job | None, devices: list[str], count: int, ranks: int) -> dict[str, Any]:
     limit = job.started + job.time_limit if job and job.started and job.time_limit else None
     return {
         "name": name, "target": job.backend if job else None, "user": job.user if job else None,
         "since": show_time(job.started) if job and job.started else None,
         "until": show_time(limit) if limit else None,
-        "devices": sorted(devices, key=lambda it: (len(it), it)), "count": count, "ranks": ranks.get(name, 0),
+        "devices": sorted(devices, key=lambda it: (len(it), it)), "count": count, "ranks": ranks,
     }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ function Holder({ it, slots }) {
   const facts = [
     it.devices.length > 0 && t(slots ? "slots {list}" : "devices {list}", { list: it.devices.join(",") }),
     !it.devices.length && count > 0 && t(count === 1 ? "1 device" : "{n} devices", { n: whole(count) }),
-    it.user, it.since && t("since {time}", { time: clock(it.since) }), it.until && t("until {time} by its time limit", { time: clock(it.until) }),
+    !count && it.ranks > 0 && t(it.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(it.ranks) }), it.user, it.since && t("since {time}", { time: clock(it.since) }), it.until && t("until {time} by its time limit", { time: clock(it.until) }),
   ].filter(Boolean);
   return html`<div class="holder">${it.target ? html`<a href=${hrefOf(it)}>${it.name}</a>` : html`<b>${it.name}</b>`} <span class="weak">${facts.join(" · ")}</span></div>`;
 }
@@ -91,7 +91,7 @@ const COLUMNS = {
 };
 
 // Why a machine does not answer: the line that names it. It stands in its row, and nowhere else.
-const whyOf = (answer, name) => answer.warnings.find((line) => line.startsWith(`${name} `) || line.startsWith(`${name}:`))?.replace("; what it has is not shown", "");
+const whyOf = (answer, name) => answer.warnings.find((line) => line.split(/[\s:,;]+/).includes(name))?.replace("; what it has is not shown", "");
 
 // One row a machine, of what all targets say: what the same machine is called elsewhere, and which jobs it has there.
 function merged(found) {
