@@ -152,13 +152,14 @@ const byName = new Intl.Collator(undefined, { numeric: true }).compare;
 export function Machines() {
   const [targets, setTargets] = useState(null);
   const [found, setFound] = useState({});
+  const [, draw] = useState(0);
   const [{ q, kind, target, sort, most }, setFilter] = useState({ q: "", kind: "", target: "", sort: "", most: MOST });
   const change = (what) => setFilter((before) => ({ ...before, most: MOST, ...what }));
   const put = useCallback((name, answer) => setFound((before) => ({ ...before, [name]: { ...before[name], ...answer, curves: { ...before[name]?.curves, ...answer.curves } } })), []);
   useEffect(() => {
     const ask = () => targets === null && get("/api/jobs?limit=0").then((it) => setTargets(it.targets.map((one) => one.name)), () => {});
     ask();
-    return listen(ask); // the server is back
+    return listen(() => { ask(); draw((n) => n + 1); }); // the server is gone, or back
   }, [targets]);
   const machines = merged(Object.fromEntries((targets ?? []).filter((name) => found[name]).map((name) => [name, found[name]])));
   const counts = Object.fromEntries(KINDS.map((it) => [it, machines.filter((node) => kindOf(node) === it).length]));
