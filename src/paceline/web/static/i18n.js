@@ -62,12 +62,12 @@ const ZH = {
   "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
   // machines and jobs in a list
   "user": "用户", "{time} left": "剩余 {time}", "1 restart": "重启 1 次", "{n} restarts": "重启 {n} 次", "{n} nodes": "{n} 个节点", "on {n} of {all} devices": "使用 {all} 个设备中的 {n} 个", "on {n} of {all} slots": "使用 {all} 个槽位中的 {n} 个",
-  "machine": "机器", "held by": "使用者", "silent": "无应答", "does not answer": "无应答", "unavailable": "不可用", "in use": "使用中", "free": "空闲",
+  "machine": "机器", "held by": "使用者", "silent": "无响应", "does not answer": "无响应", "unavailable": "不可用", "in use": "使用中", "free": "空闲",
   "this machine": "本机", "cores": "核", "slots": "槽位", "not measured": "未测量", "asked for": "（已申请）", "1 device": "1 个设备", "{n} devices": "{n} 个设备",
   "devices {list}": "设备 {list}", "slots {list}": "槽位 {list}", "since {time}": "自 {time}", "until {time} by its time limit": "按时间限制至 {time}",
-  "not since {time}, when this page's server began": "自 {time} 此页面的服务器启动以来无应答", "{what}: the last hour": "{what}：最近一小时",
+  "not since {time}, when this page's server began": "自 {time} 此页面的服务器启动以来无响应", "{what}: the last hour": "{what}：最近一小时",
   "1 machine": "1 台机器", "{n} machines": "{n} 台机器", "{used} of {all} slots in use": "{all} 个槽位中已用 {used} 个", "asking {target}…": "正在询问 {target}…",
-  "{target} has not answered yet": "{target} 尚未应答", "Show {n} more of {all}": "再显示 {n} 台，共 {all} 台", "No machine matches.": "没有符合条件的机器。",
+  "{target} has not answered yet": "{target} 尚未响应", "Show {n} more of {all}": "再显示 {n} 台，共 {all} 台", "No machine matches.": "没有符合条件的机器。",
   "No machine. Name some in paceline.toml, or submit a job with --hosts.": "没有机器。请在 paceline.toml 中指定，或用 --hosts 提交任务。",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
