@@ -262,6 +262,7 @@ class Contract:
         assert alone["facts"]["diagnosis"] is None
         assert (job["name"], job["state"], job["exit_code"], job["ranks"]) == ("it-1", "SUCCEEDED", 0, 2)
         assert (job["backend"], job["labels"]) == (place.name, {"team": "vision"})
+        assert job["user"] or not place.can, "who submitted it"
         assert [rank["name"] for rank in job["instances"]] == ["it-1-master-0", "it-1-worker-0"]
         assert yaml.safe_load(place.works("list", "-o", "yaml")) == [job]
         assert yaml.safe_load(place.works("get", "it-1", "-o", "yaml")) == alone

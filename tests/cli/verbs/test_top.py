@@ -76,7 +76,7 @@ def test_jobs_and_the_machine(paceline: Paceline) -> None:
     table = paceline("top", "node").stdout.splitlines()
     shown = dict(zip(*(re.split(r"  +", line) for line in table[:2]), strict=True))
     assert (shown["DEVICES"], shown["ALLOCATED"], shown["JOBS"]) == ("3", "2", "busy (0,2)")
-    assert table[2] == "devices allocated: 2/3 (67 %)"
+    assert table[2] == "slots allocated: 2/3 (67 %)"
     table = paceline("top", "job", "-o", "wide").stdout.splitlines()
     shown = dict(zip(*(re.split(r"  +", line) for line in (table[0], table[2])), strict=True))
     assert [shown[it] for it in ("JOB", "REQUESTED", "ALLOCATED", "DEVICES")] == ["busy", "2", "2", "0,2"]

@@ -150,7 +150,7 @@ def _pictures(url: str) -> None:
         page.until("document.querySelectorAll('.line').length > 9")
         page.screenshot(INTO / "web-logs.png")
         page.open(f"{base}#/machines")
-        page.shows("devices in use")
+        page.shows("slots in use")
         page.resize(1200, 300)
         page.screenshot(INTO / "web-machines.png")
 
