@@ -40,7 +40,7 @@ _DEFAULT = re.compile(r"\bexport default ")
 
 def report(views: Sequence[JobView]) -> str:
     """The file."""
-    data = {"version": __version__, "time": show_time(time.time()), "jobs": views}
+    data = {"version": __version__, "time": show_time(time.time()), "jobs": views, "sentences": _sentences(views)}
     script, style = script_of(_MAIN), "\n".join(map(_text, _STYLES))
     names = ", ".join(view["job"]["name"] for view in views)
     policy = (
@@ -81,6 +81,12 @@ def _json(data: Any) -> str:
     """JSON that no parser of HTML ends early."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return _encodable(text.replace("<", "\\u003c"))
+
+
+def _sentences(views: Sequence[JobView]) -> dict[str, str]:
+    """Of the sentences in Chinese those whose longest words in English the views have."""
+    text, chinese = _json(views), json.loads(_text("zh.json"))
+    return {key: chinese[key] for key in chinese if _json(max(re.split(r"\{[^}]*\}", key), key=len))[1:-1] in text}
 
 
 def _hash(text: str) -> str:

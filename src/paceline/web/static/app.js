@@ -1,7 +1,7 @@
 // The page: which view is shown, and what all of them share.
 import { follow, get, listen, news, pathOf, post, query, signIn, text } from "./api.js";
 import { Delete, Resubmit, Resume, Scale, Stop, Submit, Suspend } from "./forms.js";
-import { choose, current, LANGUAGES, t } from "./i18n.js";
+import { choose, current, LANGUAGES, learn, t } from "./i18n.js";
 import { Facts, Overview } from "./job.js";
 import { Jobs, leftAt } from "./jobs.js";
 import { Logs } from "./logs.js";
@@ -141,7 +141,7 @@ function Job({ target, name, tab, isReadOnly }) {
   };
   const here = `#/jobs/${encodeURIComponent(target)}/${encodeURIComponent(name)}`;
   const tabs = [["", "Overview"], ["logs", "Logs"]];
-  return html`<div class="bar"><h1>${job.name}</h1> <span class="state state-${job.state}">${job.state}</span> <span class="weak">${job.backend}</span>
+  return html`<div class="bar"><h1>${job.name}</h1> <span class="state state-${job.state}">${t(job.state)}</span> <span class="weak">${job.backend}</span>
       <span class="buttons">${can.map((action) => html`<button type="button" onClick=${() => act(action)}>${t(TITLES[action])}</button>`)}
         <button type="button" onClick=${() => download(job).catch((failure) => setBoard({ notes: [failure.message] }))}>${t("Report")}</button>
         ${!isReadOnly && html`<a class="button" href="#/submit?from=${encodeURIComponent(target)}/${encodeURIComponent(name)}">${t("Use in a new job")}</a>`}</span></div>
@@ -166,7 +166,9 @@ setTheme(localStorage.getItem("paceline.theme") || "");
 addEventListener("hashchange", () => location.hash.startsWith("#token=") && location.reload());
 const page = document.getElementById("page");
 try {
+  const chinese = current() === "zh" && fetch("zh.json").then((answer) => answer.json()).then(learn, () => {}); // else it is told in English
   await signIn();
+  await chinese;
   render(html`<${App} about=${await get("/api/about")} />`, page);
   notify();
   follow(isWanted);

@@ -79,6 +79,84 @@ export function t(text, values = {}) {
   return found.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 }
 
+// -- what the server says in English: zh.json has sentences with places for values, {name}. A value is a text, which is
+// looked up as well; behind a colon stands what else it is: a number, a word, a list of numbers, a line of a file, ranks, or a text that
+// may lack.
+
+const KINDS = { n: "[\\d.,]*\\d", w: "\\S+", l: "\\d[\\d, to]*", f: "\\S+:\\d+", r: "ranks? \\d[\\d, to]*(?: on \\S+)?(?: \\([^)]*\\))?", "?": ".*?" };
+const PLACE = /\{(\w+)(?::(.))?\}/;
+const SPOKEN = new Set(["error", "waiting", "advice", "slow", "warnings", "problem", "missing", "notes", "reasons", "causes", "unreached", "sentence", "details"]);
+const LONGEST = 4000; // letters of a text that is looked up; longer ones are no sentences
+const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+const known = new Map();
+let sentences = {}, patterns = [];
+
+export function learn(given) {
+  sentences = given;
+  known.clear();
+  patterns = Object.keys(given).filter((key) => PLACE.test(key)).map((key) => {
+    const parts = key.split(PLACE); // words, then name, kind and words of each place
+    const words = parts.filter((_, at) => at % 3 === 0), kinds = Object.fromEntries(parts.flatMap((name, at) => (at % 3 === 1 ? [[name, parts[at + 1]]] : [])));
+    const source = words.map((text, at) => escaped(text) + (at < words.length - 1 ? `(?<${parts[3 * at + 1]}>${KINDS[parts[3 * at + 2]] ?? ".+?"})` : "")).join("");
+    return { key, kinds, source, weight: words.join("").length, longest: words.reduce((one, other) => (other.length > one.length ? other : one)) };
+  }).sort((one, other) => other.weight - one.weight);
+}
+
+// A sentence of the server in Chinese; what has none, as a user's own words, stays as it is.
+export function said(text) {
+  if (language !== "zh" || typeof text !== "string" || !text || text.length > LONGEST) return text;
+  if (known.size > 5000) known.clear();
+  if (!known.has(text)) known.set(text, inChinese(text));
+  return known.get(text);
+}
+
+function inChinese(text) {
+  const it = text.trim();
+  const whole = (found) => text.slice(0, text.indexOf(it)) + found;
+  if (Object.hasOwn(sentences, it)) return whole(sentences[it]);
+  let loose = null; // a sentence with a value that may be several sentences: only if these are not told one by one
+  for (const one of patterns) {
+    const found = it.includes(one.longest) && (one.pattern ??= new RegExp(`^${one.source}$`, "s")).exec(it);
+    if (!found) continue;
+    if (Object.values(found.groups).every((value) => !value.includes("; "))) return whole(filled(one, found.groups));
+    loose ??= [one, found.groups];
+  }
+  for (let at = it.indexOf("; "); at > 0; at = it.indexOf("; ", at + 1)) {
+    const head = it.slice(0, at), tail = it.slice(at + 2);
+    if (head.split("(").length === head.split(")").length && said(head) !== head) return whole(`${said(head)}${said(tail) === tail ? "; " : "；"}${said(tail)}`);
+  }
+  if (loose) return whole(filled(...loose));
+  const [head, ...rest] = it.split("; "), tail = rest.join("; ");
+  if (tail && said(tail) !== tail) return whole(`${head}; ${said(tail)}`);
+  const parts = it.split(", ");
+  return parts.length > 1 && parts.every((part) => said(part) !== part) ? whole(parts.map(said).join("，")) : text;
+}
+
+// Beside Chinese letters and marks a value stands without a space.
+function filled({ key, kinds }, values) {
+  return sentences[key].split(/( ?\{\w+\} ?)/).map((part, at) => {
+    if (at % 2 === 0) return part;
+    const [, before, name, after] = /^( ?)\{(\w+)\}( ?)$/.exec(part), given = values[name].trim();
+    const value = kinds[name] === "n" ? given.replace(/^0+(?=\d)/, "") : kinds[name] === "l" ? given.replaceAll(", ", "、").replaceAll(" to ", " 至 ") : "wf".includes(kinds[name] ?? "-") ? given : said(given);
+    const isOpen = /^[\u3000-\u9fff\uff00-\uffef]|^$/.test(value), isClosed = /[\u3000-\u9fff\uff00-\uffef]$|^$/.test(value);
+    return `${isOpen ? "" : before}${value}${isClosed ? "" : after}`;
+  }).join("");
+}
+
+// An answer of the server, with what it says in words in the reader's language.
+export function heard(answer) {
+  const told = (it) => (typeof it === "string" ? said(it) : Array.isArray(it) ? it.map(told) : it && typeof it === "object" ? Object.fromEntries(Object.entries(it).map(([key, one]) => [key, told(one)])) : it);
+  const look = (it) => {
+    if (Array.isArray(it)) return typeof it[0] === "object" && it.forEach(look);
+    for (const [key, value] of Object.entries(it ?? {})) {
+      if (SPOKEN.has(key)) it[key] = told(value);
+      else if (value && typeof value === "object" && key !== "labels" && key !== "metrics") look(value);
+    }
+  };
+  if (language === "zh") look(answer);
+  return answer;
+}
+
 // -- numbers and times, in the reader's zone
 
 export function number(value, digits = 4) {
@@ -91,13 +169,16 @@ export const moment = (iso) =>
   iso ? new Date(iso).toLocaleString(language, { dateStyle: "medium", timeStyle: "medium" }) : "";
 export const zoned = (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, moment);
 
+const CHINESE = { s: "秒", m: "分", h: "小时", d: "天" };
+
 export function span(seconds) {
   if (seconds == null) return "";
-  const it = Math.max(0, Math.round(seconds));
-  if (it < 60) return `${it}s`;
-  if (it < 3600) return `${Math.floor(it / 60)}m${String(it % 60).padStart(2, "0")}s`;
-  if (it < 86400) return `${Math.floor(it / 3600)}h${String(Math.floor((it % 3600) / 60)).padStart(2, "0")}m`;
-  return `${Math.floor(it / 86400)}d${String(Math.floor((it % 86400) / 3600)).padStart(2, "0")}h`;
+  const it = Math.max(0, Math.round(seconds)), isChinese = language === "zh";
+  const two = (large, small, units) => (isChinese ? `${large} ${CHINESE[units[0]]} ${small} ${CHINESE[units[1]]}` : `${large}${units[0]}${String(small).padStart(2, "0")}${units[1]}`);
+  if (it < 60) return isChinese ? `${it} 秒` : `${it}s`;
+  if (it < 3600) return two(Math.floor(it / 60), it % 60, "ms");
+  if (it < 86400) return two(Math.floor(it / 3600), Math.floor((it % 3600) / 60), "hm");
+  return two(Math.floor(it / 86400), Math.floor((it % 86400) / 3600), "dh");
 }
 
 export function size(bytes) {

@@ -1,7 +1,7 @@
 // All about a job, as web/views.py gives it: for the page and for the report.
 import { pieces } from "./ansi.js";
 import { Chart, COLOURS, RankMap, smoothed } from "./charts.js";
-import { moment, number, size, span, t, whole, zoned } from "./i18n.js";
+import { moment, number, said, size, span, t, whole, zoned } from "./i18n.js";
 import { html, useMemo, useState } from "./ui.js";
 
 const rate = (value) => (value == null ? "" : `${size(value)}/s`);
@@ -100,7 +100,7 @@ export function Use({ use, name }) {
 
 function Ranks({ job }) {
   return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th><th>${t("name")}</th><th>${t("node")}</th><th>${t("state")}</th><th>${t("exit code")}</th></tr></thead><tbody>
-    ${job.instances.map((it) => html`<tr><td>${it.rank}</td><td>${it.name}</td><td>${it.node}</td><td><span class="state state-${it.state}">${it.state}</span></td><td>${it.exit_code ?? ""}</td></tr>`)}</tbody></table></div>`;
+    ${job.instances.map((it) => html`<tr><td>${it.rank}</td><td>${it.name}</td><td>${it.node}</td><td><span class="state state-${it.state}">${t(it.state)}</span></td><td>${it.exit_code ?? ""}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Origin({ view }) {
@@ -118,7 +118,7 @@ export function Overview({ view, others = [] }) {
   const jobs = useMemo(() => [view, ...others].filter((it) => it.metrics?.step.length).map((it) => ({ name: it.job.name, metrics: it.metrics })), [view, others]);
   return html`<${Facts} job=${job} />
     ${jobs.length > 0 && job.state !== "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
-    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${zoned(view.why.slice(1).join("\n").trim())}</pre><//>`}
+    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${view.why.slice(1).map((line) => zoned(said(line))).join("\n").trim()}</pre><//>`}
     ${jobs.length > 0 && job.state === "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
     ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
     <${Section} title="Events"><${Story} events=${view.events} /><//>

@@ -21,7 +21,7 @@ export function share(progress) {
 function Done({ job }) {
   if (job.state === "SUCCEEDED") return ""; // it is all done
   const part = share(job.progress);
-  if (part == null) return job.progress ? `step ${whole(job.progress.step)}` : "";
+  if (part == null) return job.progress ? `${t("step")} ${whole(job.progress.step)}` : "";
   return html`<progress max="1" value=${part} aria-label=${t("done")}></progress> ${Math.round(100 * part)} %`;
 }
 

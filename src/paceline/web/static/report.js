@@ -1,9 +1,11 @@
 // The report: the views of some jobs, from the data in the file itself.
-import { moment, number, span, t } from "./i18n.js";
+import { heard, learn, moment, number, span, t } from "./i18n.js";
 import { Metrics, Overview, PARTS } from "./job.js";
 import { html, render, useState } from "./ui.js";
 
-const { version, time, jobs } = JSON.parse(document.getElementById("data").textContent);
+const { version, time, jobs, sentences } = JSON.parse(document.getElementById("data").textContent);
+learn(sentences);
+heard(jobs);
 
 const mean = (values) => {
   const known = (values ?? []).filter((value) => value != null);
@@ -14,7 +16,7 @@ function compared() {
   const names = [...new Set(jobs.flatMap((view) => Object.keys(view.metrics?.last ?? {})))].filter((name) => !PARTS.test(name));
   const seconds = (job) => (job.started && job.finished ? (Date.parse(job.finished) - Date.parse(job.started)) / 1000 : null);
   return [
-    ["state", (view) => html`<span class="state state-${view.job.state}">${view.job.state}</span>`],
+    ["state", (view) => html`<span class="state state-${view.job.state}">${t(view.job.state)}</span>`],
     ["duration", (view) => span(seconds(view.job))], ["ranks", (view) => `${view.job.ranks} / ${view.job.nodes}`],
     ["restarts", (view) => view.job.restarts || ""], ["step", (view) => view.metrics?.step.at(-1) ?? view.job.progress?.step ?? ""],
     ["samples/s", (view) => number(view.job.progress?.samples_per_second)],
