@@ -1,6 +1,6 @@
 """What paceline says of jobs has Chinese on the page: the sentences in the code are looked up in zh.json.
 
-The lookup is that of `said` in i18n.js, and the browser's tests look at that one.
+The lookup is that of `spoken` in i18n.js, and the browser's tests look at that one.
 """
 
 from __future__ import annotations

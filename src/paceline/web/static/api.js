@@ -1,5 +1,5 @@
 // Asks the server: JSON, log lines, and which jobs have changed.
-import { heard, said } from "./i18n.js";
+import { heard, spoken } from "./i18n.js";
 
 const KEY = "paceline.key";
 
@@ -20,7 +20,7 @@ async function ask(path, options = {}) {
   const answer = await fetch(path, { ...options, headers, cache: "no-store" });
   if (answer.ok) return answer;
   const refusal = await answer.json().catch(() => ({}));
-  throw new Failure(answer.status, said(refusal.error) || `${answer.status} ${answer.statusText}`);
+  throw new Failure(answer.status, spoken(refusal.error) || `${answer.status} ${answer.statusText}`);
 }
 
 export const get = async (path, options) => heard(await (await ask(path, options)).json());

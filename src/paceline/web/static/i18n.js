@@ -4,7 +4,6 @@ const ZH = {
   "name": "名称", "state": "状态", "target": "目标", "kind": "类型", "ranks": "rank", "done": "进度", "left": "剩余",
   "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "提交于", "duration": "时长", "restarts": "重启", "why": "原因",
   "nodes": "节点", "All targets": "所有目标", "{n} jobs": "{n} 个任务", "1 job": "1 个任务", "No job matches.": "没有符合条件的任务。",
-  "No jobs yet. Start one with: {command}": "还没有任务。用此命令开始：{command}",
   "Notifications: on": "通知：开", "Notifications: off": "通知：关", "{name} hangs": "{name} 卡住了", "{name} has failed": "{name} 失败了",
   "{name} has ended: {state}": "{name} 已结束：{state}",
   "Connection lost; trying again…": "连接中断，正在重试…",
@@ -59,7 +58,10 @@ const ZH = {
   "has devices {devices}": "得到设备 {devices}", "imports {what}": "导入 {what}", "imported, in {seconds} s": "导入完成，用时 {seconds} 秒", "begins in a new process: {why}": "在新进程中开始：{why}",
   "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} ranks began": "{world_size} 个 rank 开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
-  "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
+  // what surrounds all views
+  "Keys": "按键", "search": "搜索", "the next job, the one before": "下一个任务，上一个任务", "open it": "打开", "back, or close": "返回或关闭", "these keys": "显示按键", "Close": "关闭",
+  "Settings": "设置", "Skip to the content": "跳到内容", "No jobs yet.": "还没有任务。",
+  "Start one in a terminal, or with a job file on the page Submit. It appears here by itself.": "在终端中启动一个，或在“提交”页面用任务文件提交。它会自动出现在这里。",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 
@@ -85,8 +87,8 @@ export function t(text, values = {}) {
 
 const KINDS = { n: "[\\d.,]*\\d", w: "\\S+", l: "\\d[\\d, to]*", f: "\\S+:\\d+", r: "ranks? \\d[\\d, to]*(?: on \\S+)?(?: \\([^)]*\\))?", "?": ".*?" };
 const PLACE = /\{(\w+)(?::(.))?\}/;
-const SPOKEN = new Set(["error", "waiting", "advice", "slow", "warnings", "problem", "missing", "notes", "reasons", "causes", "unreached", "sentence", "details"]);
-const LONGEST = 4000; // letters of a text that is looked up; longer ones are no sentences
+const SPOKEN = new Set(["error", "waiting", "advice", "slow", "problem", "missing", "notes", "reasons", "causes", "unreached", "sentence", "details", "about"]);
+const LONGEST = 4000; // letters of a line that is looked up; longer ones are no sentences
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 const known = new Map();
 let sentences = {}, patterns = [];
@@ -103,8 +105,10 @@ export function learn(given) {
 }
 
 // A sentence of the server in Chinese; what has none, as a user's own words, stays as it is.
-export function said(text) {
-  if (language !== "zh" || typeof text !== "string" || !text || text.length > LONGEST) return text;
+export function spoken(text) {
+  if (language !== "zh" || typeof text !== "string" || !text) return text;
+  if (text.includes("\n")) return text.split("\n").map(spoken).join("\n");
+  if (text.length > LONGEST) return text;
   if (known.size > 5000) known.clear();
   if (!known.has(text)) known.set(text, inChinese(text));
   return known.get(text);
@@ -123,13 +127,13 @@ function inChinese(text) {
   }
   for (let at = it.indexOf("; "); at > 0; at = it.indexOf("; ", at + 1)) {
     const head = it.slice(0, at), tail = it.slice(at + 2);
-    if (head.split("(").length === head.split(")").length && said(head) !== head) return whole(`${said(head)}${said(tail) === tail ? "; " : "；"}${said(tail)}`);
+    if (head.split("(").length === head.split(")").length && spoken(head) !== head) return whole(`${spoken(head)}${spoken(tail) === tail ? "; " : "；"}${spoken(tail)}`);
   }
   if (loose) return whole(filled(...loose));
   const [head, ...rest] = it.split("; "), tail = rest.join("; ");
-  if (tail && said(tail) !== tail) return whole(`${head}; ${said(tail)}`);
+  if (tail && spoken(tail) !== tail) return whole(`${head}; ${spoken(tail)}`);
   const parts = it.split(", ");
-  return parts.length > 1 && parts.every((part) => said(part) !== part) ? whole(parts.map(said).join("，")) : text;
+  return parts.length > 1 && parts.every((part) => spoken(part) !== part) ? whole(parts.map(spoken).join("，")) : text;
 }
 
 // Beside Chinese letters and marks a value stands without a space.
@@ -137,7 +141,7 @@ function filled({ key, kinds }, values) {
   return sentences[key].split(/( ?\{\w+\} ?)/).map((part, at) => {
     if (at % 2 === 0) return part;
     const [, before, name, after] = /^( ?)\{(\w+)\}( ?)$/.exec(part), given = values[name].trim();
-    const value = kinds[name] === "n" ? given.replace(/^0+(?=\d)/, "") : kinds[name] === "l" ? given.replaceAll(", ", "、").replaceAll(" to ", " 至 ") : "wf".includes(kinds[name] ?? "-") ? given : said(given);
+    const value = kinds[name] === "n" ? given.replace(/^0+(?=\d)/, "") : kinds[name] === "l" ? given.replaceAll(", ", "、").replaceAll(" to ", " 至 ") : "wf".includes(kinds[name] ?? "-") ? given : spoken(given);
     const isOpen = /^[\u3000-\u9fff\uff00-\uffef]|^$/.test(value), isClosed = /[\u3000-\u9fff\uff00-\uffef]$|^$/.test(value);
     return `${isOpen ? "" : before}${value}${isClosed ? "" : after}`;
   }).join("");
@@ -145,11 +149,12 @@ function filled({ key, kinds }, values) {
 
 // An answer of the server, with what it says in words in the reader's language.
 export function heard(answer) {
-  const told = (it) => (typeof it === "string" ? said(it) : Array.isArray(it) ? it.map(told) : it && typeof it === "object" ? Object.fromEntries(Object.entries(it).map(([key, one]) => [key, told(one)])) : it);
+  const told = (it) => (typeof it === "string" ? spoken(it) : Array.isArray(it) ? it.map(told) : it && typeof it === "object" ? Object.fromEntries(Object.entries(it).map(([key, one]) => [key, told(one)])) : it);
   const look = (it) => {
     if (Array.isArray(it)) return typeof it[0] === "object" && it.forEach(look);
     for (const [key, value] of Object.entries(it ?? {})) {
       if (SPOKEN.has(key)) it[key] = told(value);
+      else if (key === "told") value.forEach((block) => { if (block.kind === "text") block.text = spoken(block.text); });
       else if (value && typeof value === "object" && key !== "labels" && key !== "metrics") look(value);
     }
   };

@@ -1,7 +1,7 @@
 // All about a job, as web/views.py gives it: for the page and for the report.
 import { pieces } from "./ansi.js";
 import { Chart, COLOURS, RankMap, smoothed } from "./charts.js";
-import { moment, number, said, size, span, t, whole, zoned } from "./i18n.js";
+import { moment, number, size, span, spoken, t, whole, zoned } from "./i18n.js";
 import { html, useMemo, useState } from "./ui.js";
 
 const rate = (value) => (value == null ? "" : `${size(value)}/s`);
@@ -118,7 +118,7 @@ export function Overview({ view, others = [] }) {
   const jobs = useMemo(() => [view, ...others].filter((it) => it.metrics?.step.length).map((it) => ({ name: it.job.name, metrics: it.metrics })), [view, others]);
   return html`<${Facts} job=${job} />
     ${jobs.length > 0 && job.state !== "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
-    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${view.why.slice(1).map((line) => zoned(said(line))).join("\n").trim()}</pre><//>`}
+    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${view.why.slice(1).map((line) => zoned(spoken(line))).join("\n").trim()}</pre><//>`}
     ${jobs.length > 0 && job.state === "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
     ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
     <${Section} title="Events"><${Story} events=${view.events} /><//>

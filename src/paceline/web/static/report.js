@@ -1,7 +1,7 @@
 // The report: the views of some jobs, from the data in the file itself.
 import { heard, learn, moment, number, span, t } from "./i18n.js";
 import { Metrics, Overview, PARTS } from "./job.js";
-import { html, render, useState } from "./ui.js";
+import { html, Icon, render, useState } from "./ui.js";
 
 const { version, time, jobs, sentences } = JSON.parse(document.getElementById("data").textContent);
 learn(sentences);
@@ -38,7 +38,7 @@ function Comparison() {
 function Report() {
   const [shown, setShown] = useState(jobs.length > 1 ? -1 : 0);
   const tabs = jobs.length > 1 ? [[-1, t("Compare")], ...jobs.map((view, index) => [index, view.job.name])] : [];
-  return html`<header><nav aria-label="paceline"><b>paceline</b> ${tabs.map(([index, title]) => html`<button type="button" aria-pressed=${shown === index} onClick=${() => setShown(index)}>${title}</button>`)}</nav>
+  return html`<header><nav aria-label="paceline"><span class="brand"><${Icon} /><b>paceline</b></span> ${tabs.map(([index, title]) => html`<button type="button" aria-pressed=${shown === index} onClick=${() => setShown(index)}>${title}</button>`)}</nav>
       <span class="weak">${t("made {time} by paceline {version}", { time: moment(time), version })}</span></header>
     <main class="report">${shown < 0 ? html`<h1>${t("Compare")}</h1><${Comparison} />` : html`<h1>${jobs[shown].job.name}</h1><${Overview} view=${jobs[shown]} key=${shown} />`}</main>`;
 }
