@@ -1,6 +1,6 @@
 """What paceline says of jobs has Chinese on the page: the sentences in the code are looked up in zh.json.
 
-The lookup is that of `spoken` in i18n.js, and the browser's tests look at that one.
+The lookup is that of `spoken` in i18n.js; tests/lab/web compares the two.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ STATIC = SOURCE / "web" / "static"
 SENTENCES: dict[str, str] = json.loads((STATIC / "zh.json").read_text())
 KINDS = {
     "n": r"[\d.,]*\d", "w": r"\S+", "l": r"\d[\d, to]*", "f": r"\S+:\d+",
-    "r": r"ranks? \d[\d, to]*(?: on \S+)?(?: \([^)]*\))?", "?": ".*?",
+    "r": r"ranks? \d[\d, to]*(?: on \S+)?(?: \([^)]*\))?", "p": r"(?: \([^)]*\))?", "?": ".*?",
 }  # fmt: skip
 PLACE = re.compile(r"\{(\w+)(?::(.))?\}")
 HAN = re.compile("[一-鿿]")
+WIDE = "[\\u3000-\\u9fff\\uff00-\\uffef]"
 # What stays in English: commands, and names of files and settings.
 COMMANDS = re.compile(
     r"paceline( [a-z]+)+|scontrol \w+|kubectl get|docker |`[^`]+`|Slurm：[^）]+|__name__ == '__main__'"
@@ -53,7 +54,7 @@ def pattern(key: str) -> tuple[int, re.Pattern[str], dict[str, str]]:
     kinds = dict(zip(words[1::3], words[2::3], strict=True))
     source = re.escape(words[0])
     for name, kind, text in zip(words[1::3], words[2::3], words[3::3], strict=True):
-        source += f"(?P<{name}>{KINDS[kind] if kind else '.+?'})" + re.escape(text)
+        source += f"(?P<{name}>{KINDS.get(kind, '.+?')})" + re.escape(text)
     return len("".join(words[::3])), re.compile(source, re.DOTALL), kinds
 
 
@@ -72,10 +73,9 @@ def said(text: str) -> str:
     for _, known, kinds, chinese in PATTERNS:
         if found := known.fullmatch(it):
             values = found.groupdict()
-            is_strict = not any("; " in value for value in values.values())
+            is_strict = not any("; " in value for name, value in values.items() if kinds[name] != "m")
             if is_strict or not loose:
-                told = {name: one if kinds[name] in ("n", "w", "l", "f") else said(one) for name, one in values.items()}
-                loose = chinese.format_map(told)
+                loose = filled(chinese, values, kinds)
             if is_strict:
                 return loose
     for found in re.finditer("; ", it):
@@ -84,13 +84,28 @@ def said(text: str) -> str:
             return f"{said(head)}{'; ' if said(tail) == tail else '；'}{said(tail)}"
     if loose:
         return loose
-    head, _, tail = it.partition("; ")
-    if tail and said(tail) != tail:
-        return f"{head}; {said(tail)}"
     parts = it.split(", ")
     if len(parts) > 1 and all(said(part) != part for part in parts):
         return "，".join(map(said, parts))
     return text
+
+
+def filled(chinese: str, values: dict[str, str], kinds: dict[str, str]) -> str:
+    """A sentence with its values; beside Chinese letters and marks they stand without a space."""
+
+    def value(found: re.Match[str]) -> str:
+        before, name, after = found.groups()
+        one, kind = values[name].strip(), kinds[name]
+        if kind == "n":
+            one = re.sub(r"^0+(?=\d)", "", one)
+        elif kind == "l":
+            one = one.replace(", ", "、").replace(" to ", " 至 ")
+        elif kind not in ("w", "f"):
+            one = said(one)
+        is_open, is_closed = (bool(re.match(WIDE, letter)) for letter in (one[:1], one[-1:]))
+        return f"{'' if is_open or not one else before}{one}{'' if is_closed else after}"
+
+    return re.sub(r"( ?)\{(\w+)\}( ?)", value, chinese)
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -139,7 +154,7 @@ SHOWN = {
     "node/rendezvous/coordinator.py": "leave or stop|themselves|give each its own",
     "node/rendezvous/participant.py": "coordinates the job, 7",
     "node/store/records.py": "is not a time|was killed7|^, or the guard",
-    "node/watching/typical.py": "Python's7|^, ",
+    "node/watching/typical.py": "Python's7|^[,;] ",
     "node/watching/unjoined.py": "^7 ",
     "backends/kubernetes/look/describe.py": "of the pods",
     "backends/kubernetes/look/pods.py": "not found|^low on|^; ",
@@ -157,6 +172,15 @@ WHOLE = (
     "its agent (pid 7 on a) was killed, or the guard above it (pid 8), and its ranks with it",
     "it does not answer; C code may hold the interpreter's lock, or the program is not Python's; py-spy cannot read it",
     "it waits in all_gather 7, within a distributed checkpoint, which all ranks have to call",
+    *(
+        f"it waits for a worker of a DataLoader; {how}"
+        for how in (
+            "there is none left",
+            "1 of 2 have ended",
+            "1 of 2 are stopped (SIGSTOP)",
+            "2 are there, and do nothing",
+        )
+    ),
     "it waits to write to pipe:7, which nobody reads",
     "ranks 0 to 3 write over each other in /data/out, and the script has not asked which rank it is, as if each rank "
     "did all of the work",
@@ -258,8 +282,13 @@ def test_a_sentence_has_the_values_of_its_key_and_no_other() -> None:
         assert sorted(re.findall(r"\{(\w+)\}", chinese)) == sorted(name for name, _ in PLACE.findall(key)), key
 
 
+def test_values_are_whole() -> None:
+    assert said("num_workers=8 would save about 35 ms of 120 ms") == "num_workers=8 约可节省 120 毫秒中的 35 毫秒"
+    assert said("1.2 MB to 3 MB") == "1.2 MB 至 3 MB"
+
+
 def test_the_words_of_users_stay() -> None:
     for text in ("ValueError: bad value on disk: 3", "rank and file", "Traceback (most recent call last):\n  x",
                  "cannot find the file; nothing was done"):  # fmt: skip
         assert said(text) == text
-    assert said("rank 1 on b: ValueError: it waits; no") == "b 上的 rank 1：ValueError: it waits; no"
+    assert said("rank 1 on b: ValueError: it waits; try again") == "b 上的 rank 1：ValueError: it waits; try again"

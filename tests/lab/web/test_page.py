@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import Paceline, eventually
 from tests.lab.web.conftest import Server, many_jobs
+from tests.web.test_chinese import everything, said
 
 if TYPE_CHECKING:
     from fake_kubernetes.cluster import Cluster
@@ -434,6 +435,17 @@ def test_every_view_in_each_size_colour_and_language(
             chromium.shows({"en": "nosuch is not installed in", "zh": "这个任务的 Python 中没有安装 nosuch"}[language])
             chromium.shows({"en": "1 ranks began", "zh": "1 个 rank 开始"}[language])
     assert ("机器" in chromium.text()) is (language == "zh")
+
+
+def test_the_page_looks_sentences_up_as_the_tests_do(chromium: Browser, server: Server) -> None:
+    chromium.open(server.url)
+    chromium.shows("No jobs yet.")
+    chromium.run("localStorage.setItem('paceline.language', 'zh'); location.reload()")
+    chromium.shows("还没有任务。")
+    texts = list(dict.fromkeys(everything()))
+    found = chromium.run(f"import('./i18n.js').then(it => {json.dumps(texts)}.map(it.spoken))")
+    assert dict(zip(texts, found, strict=True)) == {text: said(text) for text in texts}
+    chromium.run("localStorage.clear()")
 
 
 def test_a_server_that_ends_leaves_no_reader_of_logs(chromium: Browser, server: Server, paceline: Paceline) -> None:

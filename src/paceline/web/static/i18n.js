@@ -82,10 +82,10 @@ export function t(text, values = {}) {
 }
 
 // -- what the server says in English: zh.json has sentences with places for values, {name}. A value is a text, which is
-// looked up as well; behind a colon stands what else it is: a number, a word, a list of numbers, a line of a file, ranks, or a text that
-// may lack.
+// looked up as well; behind a colon stands what else it is: a number, a word, a list of numbers, a line of a file, ranks,
+// words in parentheses or others that may lack, or (m) a text that may have several sentences, of a user too.
 
-const KINDS = { n: "[\\d.,]*\\d", w: "\\S+", l: "\\d[\\d, to]*", f: "\\S+:\\d+", r: "ranks? \\d[\\d, to]*(?: on \\S+)?(?: \\([^)]*\\))?", "?": ".*?" };
+const KINDS = { n: "[\\d.,]*\\d", w: "\\S+", l: "\\d[\\d, to]*", f: "\\S+:\\d+", r: "ranks? \\d[\\d, to]*(?: on \\S+)?(?: \\([^)]*\\))?", p: "(?: \\([^)]*\\))?", "?": ".*?" };
 const PLACE = /\{(\w+)(?::(.))?\}/;
 const SPOKEN = new Set(["error", "waiting", "advice", "slow", "problem", "missing", "notes", "reasons", "causes", "unreached", "sentence", "details", "about"]);
 const LONGEST = 4000; // letters of a line that is looked up; longer ones are no sentences
@@ -122,7 +122,7 @@ function inChinese(text) {
   for (const one of patterns) {
     const found = it.includes(one.longest) && (one.pattern ??= new RegExp(`^${one.source}$`, "s")).exec(it);
     if (!found) continue;
-    if (Object.values(found.groups).every((value) => !value.includes("; "))) return whole(filled(one, found.groups));
+    if (Object.entries(found.groups).every(([name, value]) => one.kinds[name] === "m" || !value.includes("; "))) return whole(filled(one, found.groups));
     loose ??= [one, found.groups];
   }
   for (let at = it.indexOf("; "); at > 0; at = it.indexOf("; ", at + 1)) {
@@ -130,8 +130,6 @@ function inChinese(text) {
     if (head.split("(").length === head.split(")").length && spoken(head) !== head) return whole(`${spoken(head)}${spoken(tail) === tail ? "; " : "；"}${spoken(tail)}`);
   }
   if (loose) return whole(filled(...loose));
-  const [head, ...rest] = it.split("; "), tail = rest.join("; ");
-  if (tail && spoken(tail) !== tail) return whole(`${head}; ${spoken(tail)}`);
   const parts = it.split(", ");
   return parts.length > 1 && parts.every((part) => spoken(part) !== part) ? whole(parts.map(spoken).join("，")) : text;
 }
@@ -142,7 +140,7 @@ function filled({ key, kinds }, values) {
     if (at % 2 === 0) return part;
     const [, before, name, after] = /^( ?)\{(\w+)\}( ?)$/.exec(part), given = values[name].trim();
     const value = kinds[name] === "n" ? given.replace(/^0+(?=\d)/, "") : kinds[name] === "l" ? given.replaceAll(", ", "、").replaceAll(" to ", " 至 ") : "wf".includes(kinds[name] ?? "-") ? given : spoken(given);
-    const isOpen = /^[\u3000-\u9fff\uff00-\uffef]|^$/.test(value), isClosed = /[\u3000-\u9fff\uff00-\uffef]$|^$/.test(value);
+    const isOpen = /^[\u3000-\u9fff\uff00-\uffef]|^$/.test(value), isClosed = /[\u3000-\u9fff\uff00-\uffef]$/.test(value);
     return `${isOpen ? "" : before}${value}${isClosed ? "" : after}`;
   }).join("");
 }
