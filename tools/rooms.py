@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 440,
-    "paceline/backends": 2290,
+    "paceline/backends": 2300,
     "paceline/backends/check": 435,
     "paceline/backends/environments": 895,
     "paceline/backends/kubernetes": 5050,
@@ -29,7 +29,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/cli/flags": 1385,
     "paceline/cli/terminal": 665,
     "paceline/cli/verbs": 3525,
-    "paceline/contract": 2015,
+    "paceline/contract": 2020,
     "paceline/horovod": 4960,
     "paceline/job": 1780,
     "paceline/job/code": 980,
@@ -45,9 +45,9 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/ranks/rehearsal": 685,
     "paceline/node/rendezvous": 1540,
     "paceline/node/store": 1475,
-    "paceline/node/telemetry": 655,
+    "paceline/node/telemetry": 665,
     "paceline/node/warm": 780,
-    "paceline/node/watching": 1575,
+    "paceline/node/watching": 1580,
     "paceline/notify": 710,
     "paceline/train": 745,
     "paceline/train/checkpoint": 1775,
@@ -58,7 +58,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6455,
     "paceline/train/replicas": 450,
-    "paceline/web": 1460,
+    "paceline/web": 1780,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

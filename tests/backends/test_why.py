@@ -31,6 +31,19 @@ def test_ranks_that_say_the_same_are_told_once() -> None:
     assert sum("line 9" in line for line in lines) == 1
 
 
+def test_of_other_ranks_the_last_lines_are_enough() -> None:
+    """Nodes send no more of them; other last lines are told."""
+    whole = failure(0)
+    others = [{**failure(rank), "traceback": "\n".join(failure(rank, line=line)["traceback"].splitlines()[1:])}
+              for rank, line in ((1, 7), (2, 9))]  # fmt: skip
+    lines = explained(
+        JOB, [{"time": 109.0, "event": "finished", "state": "FAILED", "failure": whole, "others": others}]
+    )
+    assert [line for line in lines if "after it" in line] == [
+        "  after it rank 1: the same", "  after it rank 2: ValueError: no"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("event", "said"),
     [

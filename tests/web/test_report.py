@@ -17,6 +17,7 @@ from paceline.job.job import Instance, Job
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.telemetry.history import history
 from paceline.web import views
+from paceline.web.gather import flattened
 from paceline.web.report import is_report, report, script_of
 
 from .long_job import START, histories
@@ -78,6 +79,33 @@ def test_what_a_view_says() -> None:
     assert found["logs"] == [{"rank": 0, "lines": ["c"]}, {"rank": 1, "lines": ["b", "\ufffd"]}]
     assert (found["use"], found["metrics"], found["missing"]) == (None, None, ["no telemetry"])
     json.dumps(found, allow_nan=False)
+
+
+def test_what_the_fields_of_a_job_say_is_told_once() -> None:
+    job = dataclasses.replace(JOB, error="rank 0: ValueError: no", advice="ask for more", slow=("it waits for data",))
+    found = view(NOTHING, job=job)
+    assert found["why"][:2] == ["job digits: FAILED (exit code 1) after 1m39s", "rank 0: ValueError: no"]
+    told = "\n".join(it["text"] for it in found["told"])
+    assert told.startswith("it wrote last:")
+    assert "it waits for data" not in told
+    waits = dataclasses.replace(JOB, state="PENDING", error=None, waiting="it waits for 2 devices")
+    assert views.job_view(waits, [], History([]))["told"] == []
+    hangs = dataclasses.replace(JOB, state="RUNNING", error=None, finished=None, waiting="it hangs: rank 1 is late")
+    hang = {"seconds": 9.0, "line": "rank 1 is late", "places": []}
+    happened = [{"time": START + 20, "event": "hang", "why": "for 9 s rank 1 is late", "hang": hang}]
+    assert views.job_view(hangs, happened, History([]))["told"] == []
+
+
+def test_settings_that_are_compared() -> None:
+    spec = {
+        "script": "a.py", "nodes": 2, "devices": ["0", "1"], "env": {"A": "x y", "URL": "https://me:hush@host"},
+        "args": ["train", "--lr", "-0.1", "--fp16", "--size=3", "--file", "a b", "--file", "c", "model.depth=5"],
+    }  # fmt: skip
+    assert flattened(spec) == {
+        "script": "a.py", "nodes": "2", "devices": "0 1", "env.A": "x y", "env.URL": "https://me:…@host",
+        "args.1": "train", "args.--lr": "-0.1", "args.--fp16": "yes", "args.--size": "3", "args.--file": "a b, c",
+        "args.model.depth": "5",
+    }  # fmt: skip
 
 
 def test_very_many_events() -> None:

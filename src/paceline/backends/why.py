@@ -67,24 +67,38 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     if failure.get("advice"):
         yield failure["advice"]
     yield from _last_of(failure, "")
-    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {_said(failure): []}
+    alike: list[list[dict[str, Any]]] = [[failure]]
     for other in end["others"] if end else ():
-        alike.setdefault(_said(other), []).append(other)
-    for others in filter(None, alike.values()):
+        if (group := next((group for group in alike if _say_the_same(group[0], other)), None)) is not None:
+            group.append(other)
+        else:
+            alike.append([other])
+    alike[0] = alike[0][1:]
+    for others in filter(None, alike):
         ranks = [other["rank"] for other in others if other["rank"] is not None]
         nodes = [f"node {other['node']}" for other in others if other["rank"] is None]
         who = ", ".join([*([listed(ranks)] if ranks else []), *nodes])
-        if _said(others[0]) == _said(failure):
+        if others is alike[0]:
             yield f"  after it {who}: the same"
         else:
             yield f"  after it {who}: {others[0]['message']}"
             yield from _last_of(others[0], "    ")
 
 
-def _said(failure: dict[str, Any]) -> tuple[str, ...]:
-    """What a rank or node has said when it failed, without its number: those that say the same are told once."""
+def _say_the_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two failures say the same, but for numbers of ranks: the other one has perhaps only its last lines."""
+    message, text, collectives = _said(one)
+    own_message, own_text, own_collectives = _said(other)
+    return (message, collectives) == (own_message, own_collectives) and (
+        text == own_text or (bool(own_text) and text.endswith(f"\n{own_text}"))
+    )
+
+
+def _said(failure: dict[str, Any]) -> tuple[str, str, str]:
+    """The message, the lines without their margin, and the collectives, without the number of the rank."""
     texts = (failure["message"], failure.get("traceback"), failure.get("collectives"))
-    return tuple(_OWN_NUMBER.sub("", str(text or "")).strip() for text in texts)
+    message, text, collectives = (_OWN_NUMBER.sub("", str(text or "")).strip() for text in texts)
+    return message, "\n".join(line.strip() for line in text.split("\n")), collectives
 
 
 def _failed_end(happened: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -232,11 +232,17 @@ class RanksUse(TypedDict, total=False):
     memory: list[int | None]
     read: list[float | None]
     written: list[float | None]
-    # data, compute, exchange, checkpoint, other: shares of the time, which together are 1
+    # data, compute, exchange, checkpoint, evaluation, logging, script, idle, other: shares of the time, which together
+    # are 1. `script` is what the script does itself, `idle` where it sleeps or waits. Older records have no evaluation,
+    # script and idle, which are in `compute`, and no logging, which is in `other`.
     data: list[float | None]
     compute: list[float | None]
     exchange: list[float | None]
     checkpoint: list[float | None]
+    evaluation: list[float | None]
+    logging: list[float | None]
+    script: list[float | None]
+    idle: list[float | None]
     other: list[float | None]
     steps: list[float | None]  # per second, if it trains with the library
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import shlex
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +17,7 @@ from paceline.job.secret_values import looks_secret, without_passwords
 from .views import job_view, last_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import Backend
     from paceline.contract.records import NodeHistory
@@ -30,6 +32,7 @@ STEP = 5.0  # seconds between two points
 POINTS = 120
 _MOST_JOBS = 8  # that are asked
 
+_NAMED = re.compile(r"-+[^\d.]|[\w.+~/]+=")  # words that name an argument: flags, and Hydra's NAME=VALUE
 Curve = list[float | None]  # shares of what there is; None where nothing is known
 
 _T = TypeVar("_T")
@@ -47,14 +50,16 @@ def gathered(job: Job, there: Backend, lines: int) -> JobView:
             return otherwise
 
     nothing: list[dict[str, Any]] = []
+    no_spec: dict[str, Any] = {}
     happened = known("events", lambda: there.events(job.name), nothing)
     history = known("history", lambda: able(there, Recorded).history(job.name), History([]))
-    file = known("job file", lambda: job_file(there.spec(job.name)), "")
+    spec = known("job file", lambda: shown_spec(there.spec(job.name)), no_spec)
     ends: list[tuple[int, bytes]] = []
     if lines:
         known("logs", lambda: ends.extend(_ends(job, there)), None)
     logs = last_lines(ends, lines)
-    return job_view(job, story(job, happened), history, logs=logs, file=file, missing=missing)
+    file, settings = as_file(spec) if spec else "", flattened(spec)
+    return job_view(job, story(job, happened), history, logs=logs, file=file, settings=settings, missing=missing)
 
 
 def _ends(job: Job, there: Backend) -> Iterator[tuple[int, bytes]]:
@@ -69,15 +74,58 @@ def _shortened(line: bytes) -> bytes:
 
 def job_file(spec: JobSpec, *, for_others: bool = True) -> str:
     """A job as a job file; for others without what looks like a secret."""
-    import yaml
+    shown = shown_spec(spec, for_others=for_others)
+    return as_file(shown) if for_others else _yaml(shown)
 
+
+def shown_spec(spec: JobSpec, *, for_others: bool = True) -> dict[str, Any]:
+    """What a job file says of a job; for others without what looks like a secret."""
     left_out = ("name", "resume_from", "detached", "rendezvous")
     shown: dict[str, Any] = {key: it for key, it in spec.dumped(only_changed=True).items() if key not in left_out}
-    if not for_others:
-        return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
-    if "env" in shown:
+    if for_others and "env" in shown:
         shown["env"] = {name: "…" if looks_secret(name, it) else it for name, it in shown["env"].items()}
-    return without_passwords(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+    return shown
+
+
+def as_file(shown: dict[str, Any]) -> str:
+    """The job file."""
+    return without_passwords(_yaml(shown))
+
+
+def _yaml(shown: dict[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+
+
+def flattened(shown: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The settings of a job file as names and values: `env.NAME`, `args.--lr`, and lists as a shell would read them."""
+    found: dict[str, str] = {}
+    for key, value in shown.items():
+        inner = _arguments([str(word) for word in value]) if key == "args" and not prefix else value
+        if isinstance(inner, dict):
+            found.update(flattened(inner, f"{prefix}{key}."))
+        else:
+            text = shlex.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            found[f"{prefix}{key}"] = without_passwords(text)
+    return found
+
+
+def _arguments(words: Sequence[str]) -> dict[str, str]:
+    """Arguments by their names; those without one by their number, and one that is given often with all its values."""
+    found: dict[str, list[str]] = {}
+    place, name = 0, ""  # whose value the next word may be
+    for word in words:
+        if _NAMED.match(word):
+            name, sign, value = word.partition("=")
+            found.setdefault(name, []).append(value if sign else "")
+            name = "" if sign else name
+        elif name:
+            found[name][-1] = f"{found[name][-1]} {word}".strip()
+        else:
+            place += 1
+            found[str(place)] = [word]
+    return {name: ", ".join(values) or "yes" for name, values in found.items()}
 
 
 # -- how much machines were in use lately, as jobs that ran on them have recorded it -----------------------------------

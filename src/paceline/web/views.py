@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import base64
 import math
+import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details, sentence
 from paceline.backends.why import explained, use_in_words
 from paceline.job.quantities import replicas_in_words, show_time
+from paceline.job.shown import share
+
+from .stacks import blocks
+from .timeline import timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +28,16 @@ if TYPE_CHECKING:
     from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
     from paceline.job.job import Job
 
+    from .stacks import Block
+    from .timeline import Timeline
+
     Column = list[float | None]
     _Figure = Callable[[Telemetry], Any]
     _Summary = Callable[[list[float]], float]
 
 POINTS = 200  # of a curve
 CELLS = 120  # of a row of the heat map, at most
-_MOST_CELLS = 9600
+_MOST_CELLS = 6000
 _MOST_ROWS = 128  # of the heat map; of more ranks, several share a row
 _MOST_INSTANCES = 128
 _MOST_EVENTS = 200
@@ -36,7 +45,7 @@ _MOST_METRICS = 200
 _MOST_NODES = 16  # with curves of their own
 _NUMBERS = 6000  # of these curves
 _FEWEST = 24  # points of such a curve
-SHARES = ("data", "compute", "exchange", "checkpoint", "other")
+SHARES = ("data", "compute", "exchange", "checkpoint", "evaluation", "logging", "script", "idle", "other")
 
 
 class Curves(TypedDict):
@@ -50,6 +59,7 @@ class Ranks(TypedDict):
     """What each rank has spent its time on, over time."""
 
     rank: list[int]  # the first rank of each row; a row has several if there are very many
+    node: list[str]  # the host of that rank; "" if it is unknown
     time: list[float]  # the end of each column, in seconds since the epoch
     # share of the time → base64 of a byte for each cell, row by row: 0 to 254 for 0 to 1; 255 is unknown
     shares: dict[str, str]
@@ -75,11 +85,15 @@ class JobView(TypedDict):
     # as `paceline get -o json`; of very many instances those whose state differs from most, and some others
     job: dict[str, Any]
     events: list[dict[str, Any]]  # what happened to it: time, event, host, and in words the details
+    timeline: Timeline  # what it did when
+    done: float | None  # the share of its epochs; None if that is not known
     why: list[str]  # the lines of `paceline why`
+    told: list[Block]  # these lines, but for what `job` says itself
     metrics: MetricsRecord | None  # what the script has logged; None if it has logged nothing
     use: Use | None  # None if nothing was recorded
     logs: list[dict[str, Any]]  # the last lines of each rank
     file: str  # the job as a job file (YAML); "" if it cannot be read
+    settings: dict[str, str]  # the same as names and values, which are compared with those of other jobs
     software: dict[str, str]  # name → version, or the versions on several nodes
     # the commit and the difference to it, of the code that was run; None if that is not known
     origin: dict[str, Any] | None
@@ -119,7 +133,9 @@ def job_view(
     *,
     logs: Sequence[Mapping[str, Any]] = (),
     file: str = "",
+    settings: Mapping[str, str] | None = None,
     missing: Sequence[str] = (),
+    now: float | None = None,
 ) -> JobView:
     """The view of a job."""
     nodes = history.nodes
@@ -143,18 +159,36 @@ def job_view(
             "values": {name: logged["values"][name] for name in few},
             "last": {name: logged["last"].get(name) for name in few},
         }
+    why = [*explained(job, happened), *replicas_in_words(job.progress), *use_in_words(job, nodes)]
     return {
         "job": shown,
         "events": events(happened),
-        "why": [*explained(job, happened), *replicas_in_words(job.progress), *use_in_words(job, nodes)],
+        "timeline": timeline(job, happened, time.time() if now is None else now),
+        "done": share(job),
+        "why": why,
+        "told": blocks(_untold(job, why)),
         "metrics": logged,
         "use": use(nodes),
         "logs": [dict(it) for it in logs],
         "file": file,
+        "settings": dict(settings or {}),
         "software": software(nodes),
         "origin": next((origin for node in nodes if (origin := node.get("origin"))), None),
         "missing": [*missing, *history.warnings, *of_nodes],
     }
+
+
+def _untold(job: Job, why: Sequence[str]) -> list[str]:
+    """What `why` says that is not in the fields of the job, which the page shows first."""
+    waiting = (job.waiting or "").removeprefix("it ")
+    fields = {job.error, job.advice, *job.slow, f"it {waiting}", f"it waits: {waiting}"} - {None}
+    message = (job.error or "").partition(": ")[2]  # it begins with the rank, `why` says its host, too
+    same = [rf"(rank|node) \d+( on \S+)?: {re.escape(message)}( \(what to do: .*\))?"] if message else []
+    if waiting.startswith("hangs: "):
+        same.append(rf"it hangs for .* now: {re.escape(waiting.removeprefix('hangs: '))}")
+    said = [line for line in why[1:] if line not in fields and not any(re.fullmatch(it, line) for it in same)]
+    first = next((number for number, line in enumerate(said) if line.strip()), len(said))
+    return said[first:]
 
 
 def software(nodes: Iterable[NodeHistory]) -> dict[str, str]:
@@ -281,14 +315,17 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
     each = math.ceil(len(numbers) / _MOST_ROWS)
     grid = _Grid(nodes, min(cells, _MOST_CELLS // math.ceil(len(numbers) / each)))
     rows = {rank: place // each for place, rank in enumerate(numbers)}
+    hosts = {
+        rank: node["host"] for node in nodes for line in node["telemetry"] for rank in line["ranks"].get("rank", ())
+    }
     heights = max(rows.values()) + 1
-    sums = {share: [0.0] * (heights * grid.count) for share in SHARES}
+    sums = {name: [0.0] * (heights * grid.count) for name in SHARES}
     counts = [0] * (heights * grid.count)
     means = {name: ([0.0] * heights, [0.0] * heights) for name in ("cpu", "memory", "steps")}
     for node in nodes:
         for line in node["telemetry"]:
             places, of_ranks = grid.places(line), line["ranks"]
-            columns: list[Any] = [of_ranks.get(share) for share in SHARES]
+            columns: list[Any] = [of_ranks.get(name) for name in SHARES]
             for number, rank in enumerate(of_ranks.get("rank", ())):
                 row = rows[rank]
                 for name, (total, weights) in means.items():
@@ -301,12 +338,13 @@ def ranks(nodes: Sequence[NodeHistory], cells: int = CELLS) -> Ranks | None:
                 for place in places:
                     cell = row * grid.count + place
                     counts[cell] += 1
-                    for share, column in zip(SHARES, columns, strict=True):
-                        sums[share][cell] += column[number] or 0.0
+                    for name, column in zip(SHARES, columns, strict=True):
+                        sums[name][cell] += (column[number] or 0.0) if column is not None else 0.0
     return {
         "rank": [rank for place, rank in enumerate(numbers) if place % each == 0],
+        "node": [hosts[rank] for place, rank in enumerate(numbers) if place % each == 0],
         "time": grid.times(),
-        "shares": {share: _packed(sums[share], counts) for share in SHARES if any(sums[share])},
+        "shares": {name: _packed(sums[name], counts) for name in SHARES if any(sums[name])},
         "cpu": _means(*means["cpu"]),
         "memory": _means(*means["memory"]),
         "steps": _means(*means["steps"]),

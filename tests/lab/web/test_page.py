@@ -141,16 +141,27 @@ def test_a_job_has_the_view_of_its_report_and_is_used_for_another(
             for step in {steps!r}:
                 print(json.dumps(step), file=file)
     """
-    for name in ("one", "two"):
-        submit(paceline, "--name", name, "-n", "1", "--env", "A=b", paceline.script(script))
+    for name, rate in (("one", "0.1"), ("two", "0.3")):
+        submit(paceline, "--name", name, "-n", "1", "--env", "A=b", paceline.script(script), "--lr", rate)
     chromium.open(server.url)
     state(chromium, "one", "SUCCEEDED")
     state(chromium, "two", "SUCCEEDED")
     chromium.click("tr.job a", "one")
     chromium.shows("__proto__ 2E300")
+    chromium.click("a", "Compare")
     chromium.fill("form input[name=other]", "two")
-    chromium.click("form button", "Show")
+    chromium.click("form button", "Add")
     chromium.until("document.querySelector('.charts').textContent.includes('two')")
+    chromium.shows("--lr")
+    assert chromium.run("[...document.querySelectorAll('.compared mark')].map(it => it.textContent)") == ["0.1", "0.3"]
+    assert not chromium.barriers()
+    chromium.open(f"{server.base}#/jobs")
+    for name in ("one", "two"):
+        chromium.click(f"input[aria-label='Compare {name}']")
+    chromium.click("a", "Compare 2")
+    chromium.until("document.querySelectorAll('.compared thead th').length === 2")
+    chromium.click(".compared th a", "one")
+    chromium.shows("__proto__ 2E300")
     chromium.run("URL.createObjectURL = blob => (blob.text().then(text => window.made = text), '#made')")
     chromium.click("button", "Report")
     chromium.until("window.made?.includes('Content-Security-Policy')")

@@ -6,10 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.web.long_job import histories
+from tests.web.long_job import START, histories
 from tests.web.test_report import HOSTILE, JOB, view
 
+from paceline.backends.base import History
 from paceline.web.report import report
+from paceline.web.views import job_view
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,11 +51,64 @@ def test_hostile_names(chromium: Browser, tmp_path: Path) -> None:
     chromium.run("window.alert = () => { window.wasCalled = true }")
     opened(chromium, tmp_path, hostile)
     chromium.shows("alert(1)")
-    assert chromium.run("document.querySelectorAll('.uplot').length") == 3
+    assert chromium.run("document.querySelectorAll('.uplot').length") == 4
     opened(chromium, tmp_path, hostile, view(node))
     chromium.shows("Compare")
     chromium.click("button", "digits")
     chromium.shows("digits-master-0")
     assert chromium.run("document.querySelectorAll('script').length") == 2
     assert chromium.run("window.wasCalled") is None
+    assert chromium.console == []
+
+
+def test_the_bar_of_time_why_and_paper(chromium: Browser, tmp_path: Path) -> None:
+    trace = """Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in main
+    net(batch)
+  File "/v/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1, in _call
+    return forward_call()
+  File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 2, in forward
+    return F.linear()
+ValueError: no"""
+    failure = {"rank": 0, "node": 0, "message": "ValueError: no", "traceback": trace}
+    happened: Any = [
+        {"time": START, "event": "submitted"}, {"time": START + 20, "event": "started", "attempt": 0},
+        {"time": START + 40, "event": "checkpoint", "step": 7},
+        {"time": START + 50, "event": "restarting", "attempt": 1, "restarts": 1, "why": "a node was lost"},
+        {"time": START + 60, "event": "started", "attempt": 1},
+        {"time": START + 100, "event": "finished", "failure": failure, "others": []},
+    ]  # fmt: skip
+    found = job_view(JOB, happened, History(histories(2, 4, 0.2, tmp_path)), file="script: train.py\n")
+    opened(chromium, tmp_path, found)
+    told = chromium.run("document.querySelector('.timeline svg').getAttribute('aria-label')")
+    for words in ("waiting 20s", "starting 10s", "running 1m10s", "1 checkpoint", "1 restart"):
+        assert words in told
+    bar = "document.querySelector('.timeline svg').getBoundingClientRect()"
+    left, top, width = chromium.run(f"(({{x, y, width}}) => [x, y, width])({bar})")
+    for part, words in (
+        (0.1, "waiting: 20s"),
+        (0.4, "saved step 7"),
+        (0.5, "a node was lost"),
+        (0.9, "attempt 1: 40s"),
+    ):
+        chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + part * width, y=top + 25)
+        chromium.until(f"document.querySelector('.tip')?.textContent.includes('{words}')")
+    assert chromium.run("document.querySelector('.why mark').textContent.trim().split('\\n')[0]").endswith("in main")
+    assert "linear.py" not in chromium.text()
+    chromium.click(".why summary", "2 frames of torch")
+    chromium.shows("linear.py")
+    for scheme in ("light", "dark"):
+        chromium.emulate(prefers_color_scheme=scheme)
+        assert not chromium.barriers(), scheme
+    chromium.run("dispatchEvent(new Event('beforeprint'))")
+    chromium.call("Emulation.setEmulatedMedia", media="print", features=[])
+    chromium.resize(718, 1000)
+    assert chromium.run("document.documentElement.scrollWidth") <= 718
+    assert chromium.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    controls = "[...document.querySelectorAll('form, select, nav button')]"
+    assert not chromium.run(f"{controls}.some(it => it.offsetParent)")
+    assert chromium.run("document.querySelectorAll('.section:not([open])').length") == 0
+    chromium.call("Emulation.setEmulatedMedia", media="", features=[])
+    chromium.run("dispatchEvent(new Event('afterprint'))")
+    assert chromium.run("document.querySelectorAll('.section:not([open])').length") > 0
     assert chromium.console == []

@@ -58,19 +58,51 @@ def test_ranks_and_their_job(tmp_path: Path) -> None:
     ("before", "after", "shares"),
     [
         ({}, {}, None),
-        ({"parts": {"workers": 1}}, {"parts": {"workers": 4, "forward": 4, "import": 1}}, (0.375, 0.5, 0, 0, 0.125)),
+        ({"parts": {"workers": 1}}, {"parts": {"workers": 4, "forward": 4, "import": 1}},
+         (0.375, 0.5, 0, 0, 0, 0, 0, 0, 0.125)),
+        ({}, {"parts": {"evaluation": 2, "logging": 1, "script": 1}}, (0, 0, 0, 0, 0.5, 0.25, 0.25, 0, 0)),
         ({"times": {"data": 1.0, "total": 4.0, "steps": 4}},
          {"times": {"data": 2.0, "forward_backward": 2.0, "sync": 4.0, "total": 14.0, "steps": 14}, "parts": {"x": 9}},
-         (0.1, 0.2, 0.4, 0.0, 0.3)),
+         (0.1, 0.2, 0.4, 0, 0, 0, 0, 0, 0.3)),
+        ({}, {"times": {"data": 2.0, "total": 10.0, "steps": 1}, "parts": {"forward": 9, "evaluation": 3, "x": 1}},
+         (0.2, 0, 0, 0, 0.6, 0, 0, 0, 0.2)),
     ],
 )  # fmt: skip
 def test_shares_of_the_time(tmp_path: Path, before: Any, after: Any, shares: tuple[float, ...] | None) -> None:
     sample = sampler(tmp_path)
     taken(sample, RankNow(0, os.getpid(), **before))
     ranks = taken(sample, RankNow(0, os.getpid(), **after))["ranks"]
-    names = ("data", "compute", "exchange", "checkpoint", "other")
+    names = ("data", "compute", "exchange", "checkpoint", "evaluation", "logging", "script", "idle", "other")
     assert (None if shares is None else tuple(ranks[name][0] for name in names)) == shares
     assert ("steps" in ranks) == ("times" in after)
+
+
+def test_a_rank_that_stands_still_is_idle(tmp_path: Path) -> None:
+    """It is not sampled then. One whose GPU works, or that has just come, may be busy."""
+    gpus = parse_nvidia_smi(ROWS, USE_FIELDS)[0]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdout.readline()  # it has begun
+        for found, device, idle in (((), "", [1.0]), (gpus, "GPU-a", None)):
+            sample, rank = sampler(tmp_path, found), RankNow(0, process.pid, device)
+            taken(sample, RankNow(0, os.getpid()))
+            assert "idle" not in taken(sample, rank)["ranks"]
+            assert taken(sample, rank)["ranks"].get("idle") == idle
+        process.stdin.close()
+
+
+def test_a_rank_whose_processes_work_is_not_idle(tmp_path: Path) -> None:
+    """Its main thread waits for them: that is its script's time."""
+    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        sample, waits = sampler(tmp_path), [RankNow(0, process.pid, parts={"idle": count}) for count in (0, 100)]
+        taken(sample, waits[0])
+        process.stdout.readline()
+        ranks = taken(sample, waits[1])["ranks"]
+        assert ranks["idle"][0] == pytest.approx(max(0.0, 1 - ranks["cpu"][0]), abs=0.002)
+        assert ranks["idle"][0] + ranks["script"][0] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

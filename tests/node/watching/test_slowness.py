@@ -53,6 +53,16 @@ def add(samples: Samples, counts: dict[str, int], rank: int = 0, state: str = "R
         )  # fmt: skip
 
 
+def test_a_rank_that_sleeps_is_idle() -> None:
+    """Waiting for a core, computing and loading are no sleep."""
+    samples = Samples()
+    add(samples, {"script": 3, "loading": 2}, state="S")
+    add(samples, {"script": 4}, state="R")
+    parts, _ = samples.of_ranks()[0]
+    assert (parts["idle"], parts["script"], parts["loading"]) == (3, 4, 2)
+    assert samples.spent()["parts"]["script"] == round(7 / 9, 3)
+
+
 def test_what_ranks_spend_their_time_on() -> None:
     samples = Samples()
     add(samples, {"loading": 62, "backward": 31, "item": 7, "nothing of the script": 3})

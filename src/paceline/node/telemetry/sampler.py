@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from paceline.node.machine.gpus import Gpu
 
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
-SHARES = ("data", "compute", "exchange", "checkpoint", "other")
+_REST = ("evaluation", "logging", "script", "idle", "other")  # what the library does not measure
+SHARES = ("data", "compute", "exchange", "checkpoint", *_REST)
+_AT_WORK = 0.05  # of a core, that a rank uses at least which is not idle
 _PAGE: int = os.sysconf("SC_PAGE_SIZE")
 _LANES = 4  # InfiniBand counts bytes of each lane, of which ports are said to have four
 _VIRTUAL = ("br-", "cali", "cni", "docker", "flannel", "veth", "virbr")  # interfaces whose bytes others count too
 # The share that a part of a step belongs to: as `watching/spent.py` names them, and as the library does.
 _OF_SAMPLES = {
     "workers": "data", "loading": "data", "forward": "compute", "backward": "compute", "optimizer": "compute",
-    "item": "compute", "copy": "compute", "script": "compute", "evaluation": "compute", "exchange": "exchange",
-    "checkpoint": "checkpoint", "restore": "checkpoint",
+    "item": "compute", "copy": "compute", "exchange": "exchange", "checkpoint": "checkpoint", "restore": "checkpoint",
+    "evaluation": "evaluation", "logging": "logging", "script": "script", "idle": "idle",
 }  # fmt: skip
 _OF_TIMES = {
     "data": "data", "forward_backward": "compute", "optimizer": "compute", "sync": "exchange",
@@ -93,7 +95,7 @@ class Sampler:
             "seconds": round(seconds, 3),
             "job": {"processes": now.living, "cpu": cpu, "memory": memory, "read": read, "written": written},
             "machine": self._machine(before, now, seconds),
-            "ranks": _ranks(before, now, seconds),
+            "ranks": _ranks(before, now, seconds, uses_gpu=any(gpu.use for gpu in mine)),
         }
         if mine:
             line["gpus"] = _columns(mine)
@@ -145,13 +147,17 @@ def _rates(before: _Used, now: _Used, seconds: float) -> tuple[float, float, flo
     return round(cpu, 3), round(read), round(written), now.memory
 
 
-def _ranks(before: _Moment, now: _Moment, seconds: float) -> RanksUse:
+def _ranks(before: _Moment, now: _Moment, seconds: float, *, uses_gpu: bool) -> RanksUse:
     found: dict[str, list[Any]] = {key: [] for key in ("rank", "cpu", "read", "written", "memory", *SHARES, "steps")}
     for number, (rank, used) in sorted(now.ranks.items()):
         then, earlier = before.ranks.get(number, (None, _Used()))
         is_same = then is not None and then.pid == rank.pid
         figures: Sequence[Any] = _rates(earlier, used, seconds) if is_same else (None, None, None, used.memory)
-        shares = _shares(then if then is not None and is_same else RankNow(number, rank.pid), rank)
+        shares = _shares(then if then is not None and is_same else RankNow(number, rank.pid), rank, figures[0] or 0.0)
+        if (
+            shares[0] is None and is_same and figures[0] < _AT_WORK and not uses_gpu
+        ):  # it is not sampled while all stand
+            shares = [float(share == "idle") for share in SHARES]
         steps = _more(then.times if then is not None and is_same else {}, rank.times).get("steps")
         values = [number, *figures, *shares, round(steps / seconds, 3) if steps is not None else None]
         for column, value in zip(found.values(), values):
@@ -159,16 +165,24 @@ def _ranks(before: _Moment, now: _Moment, seconds: float) -> RanksUse:
     return {key: column for key, column in found.items() if any(it is not None for it in column)}  # type: ignore[return-value]
 
 
-def _shares(before: RankNow, now: RankNow) -> list[float | None]:
-    """Shares of the time: what the library has measured counts for more than samples."""
+def _shares(before: RankNow, now: RankNow, cores: float) -> list[float | None]:
+    """Shares of the time: what the library has measured counts for more than samples.
+
+    `cores` is how many the rank has kept busy: while others of its threads or processes compute, it is not idle.
+    """
+    seen = _by_share(_more(before.parts, now.parts), _OF_SAMPLES)
+    total = sum(seen.values())
+    idle = min(seen.get("idle", 0.0), max(0.0, 1.0 - cores) * total)
+    seen["script"] = seen.get("script", 0.0) + seen.get("idle", 0.0) - idle
+    seen["idle"] = idle
     times = _more(before.times, now.times)
-    if total := times.get("total"):
-        found = _by_share(times, _OF_TIMES)
-        found["other"] = max(0.0, total - sum(found.values()))
-    else:
-        found = _by_share(_more(before.parts, now.parts), _OF_SAMPLES)
-        total = sum(found.values())
-    return [round(found.get(share, 0.0) / total, 3) if total else None for share in SHARES]
+    if not times.get("total"):
+        return [round(seen.get(share, 0.0) / total, 3) if total else None for share in SHARES]
+    found = _by_share(times, _OF_TIMES)
+    rest = max(0.0, times["total"] - sum(found.values()))
+    seen = {share: seen[share] for share in _REST if seen.get(share)} or {"other": 1.0}
+    found.update((share, rest * count / sum(seen.values())) for share, count in seen.items())
+    return [round(found.get(share, 0.0) / times["total"], 3) for share in SHARES]
 
 
 def _by_share(parts: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:

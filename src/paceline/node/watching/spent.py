@@ -56,6 +56,7 @@ _ONCE = tuple(
         (r"torch/(serialization|distributed/checkpoint/state_dict_loader)\.py", r"^load", "restore"),
     )
 )
+_PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")  # one that waits may compute in other threads, or on a device
 _EVALUATES = re.compile(r"^_*(eval|valid|test)|_(eval|valid|test)")  # functions of the script
 _TRAINS = re.compile(r"train|^_*(fit|main)")
 _FETCH = re.compile(r"torch/utils/data/_utils/fetch\.py")
@@ -100,8 +101,14 @@ class Samples:
         return [one.pid for one in self._ranks.values()]
 
     def of_ranks(self) -> dict[int, tuple[dict[str, int], dict[str, float]]]:
-        """Of each rank: in which parts it was seen how often, and the seconds of each part as the library has them."""
-        return {rank: (dict(one.parts), one.times()) for rank, one in self._ranks.items()}
+        """Of each rank: in which parts it was seen how often, and the seconds of each part as the library has them.
+
+        What a script does while its main thread sleeps or waits is "idle" here, and no "script".
+        """
+        return {
+            rank: ({**one.parts, "script": one.parts["script"] - one.idle, "idle": one.idle}, one.times())
+            for rank, one in self._ranks.items()
+        }
 
     def spent(self) -> Spent:
         """The shares of the time until now."""
@@ -206,6 +213,7 @@ class _OfRank:
 
     def __init__(self) -> None:
         self.pid = self.count = 0
+        self.idle = 0  # samples of "script" in which it slept, or waited in no library's call
         self.parts: Counter[str] = Counter()
         self.still: Counter[str] = Counter()  # samples in which the main thread waited in the kernel
         self.lines: dict[str, Counter[str]] = {}
@@ -255,6 +263,7 @@ class _OfRank:
         self.count += 1
         self.parts[part] += 1
         self.still[part] += process.state != "R"
+        self.idle += part == "script" and process.state == "S" and not _PACKAGES.search(frames[0][0])
         self.lines.setdefault(part, Counter())[line] += 1
 
     def _batches(self, now: _Mark) -> dict[str, float]:

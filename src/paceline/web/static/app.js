@@ -1,13 +1,14 @@
 // The page: which view is shown, and what all of them share.
 import { follow, get, listen, news, pathOf, post, query, signIn, text } from "./api.js";
+import { Comparison, MOST } from "./compare.js";
 import { Delete, Resubmit, Resume, Scale, Stop, Submit, Suspend } from "./forms.js";
 import { choose, current, LANGUAGES, learn, t } from "./i18n.js";
 import { Facts, Overview } from "./job.js";
-import { Jobs, leftAt } from "./jobs.js";
+import { hrefOf, Jobs, leftAt } from "./jobs.js";
 import { Logs } from "./logs.js";
 import { Machines } from "./machines.js";
 import { isWanted, Notifications, notify } from "./notify.js";
-import { html, Icon, isTyping, render, useEffect, useRef, useState } from "./ui.js";
+import { html, Icon, isTyping, render, useEffect, useMemo, useRef, useState } from "./ui.js";
 
 const REFRESH = 10_000; // milliseconds
 // In these states more is known of a job alone than of it among all, so a change may be no news.
@@ -105,11 +106,10 @@ function useJob(target, name) {
   return [view, error];
 }
 
-// What its report shows, asked for again while it changes; views of other jobs are laid over.
+// What its report shows, asked for again while it changes.
 function LiveOverview({ job }) {
   const [view, setView] = useState(null);
   const [error, setError] = useState(null);
-  const [others, setOthers] = useState([]);
   const path = pathOf(job.backend, job.name);
   useEffect(() => {
     let timer, isGone = false;
@@ -118,6 +118,27 @@ function LiveOverview({ job }) {
     look();
     return () => { isGone = true; clearTimeout(timer); };
   }, [path, job.state, job.attempt]);
+  return html`${error && html`<p class="warning">${error}</p>`}${view ? html`<${Overview} view=${view} />` : html`<${Facts} job=${job} />`}`;
+}
+
+// Jobs beside each other; which ones is in the address: `job=TARGET/NAME` for each.
+function Compare({ search }) {
+  const asked = search.getAll("job"), shown = asked.slice(0, MOST);
+  const [views, setViews] = useState({});
+  const [error, setError] = useState(asked.length > MOST ? t("The first {n} of {all} jobs are compared.", { n: MOST, all: asked.length }) : null);
+  const href = (jobs) => `#/compare?${new URLSearchParams(jobs.map((it) => ["job", it]))}`;
+  useEffect(() => {
+    let timer, isGone = false;
+    const look = async (jobs) => {
+      const found = await Promise.all(jobs.map((it) => get(`${pathOf(it.slice(0, it.lastIndexOf("/")), it.slice(it.lastIndexOf("/") + 1))}/view`).then((view) => [it, view], (failure) => setError(failure.message))));
+      if (isGone) return;
+      setViews((before) => ({ ...before, ...Object.fromEntries(found.filter(Boolean)) }));
+      const running = found.filter((it) => it?.[1].job.state === "RUNNING").map(([it]) => it);
+      if (running.length) timer = setTimeout(look, REFRESH, running);
+    };
+    look(shown);
+    return () => { isGone = true; clearTimeout(timer); };
+  }, [asked.join()]);
   const add = async (event) => {
     event.preventDefault();
     const field = event.target.elements.other;
@@ -125,16 +146,16 @@ function LiveOverview({ job }) {
       const found = await get(`/api/jobs?${query({ q: field.value, limit: 500, fields: "name,backend" })}`);
       const match = found.jobs.find((it) => it.name === field.value);
       if (!match) throw new Error(t("No job matches."));
-      const other = await get(`${pathOf(match.backend, match.name)}/view`);
-      setOthers((before) => [...before, other]);
       field.value = "";
       setError(null);
+      location.hash = href([...asked, `${match.backend}/${match.name}`]);
     } catch (failure) { setError(failure.message); }
   };
-  return html`${error && html`<p class="warning">${error}</p>`}
-    ${view?.metrics && html`<form class="bar" onSubmit=${add}><label>${t("Compare")} <input name="other" placeholder=${t("name")} /></label><button>${t("Show")}</button>
-      ${others.map((it) => html`<button type="button" onClick=${() => setOthers(others.filter((other) => other !== it))}>${it.job.name} ×</button>`)}</form>`}
-    ${view ? html`<${Overview} view=${view} others=${others} />` : html`<${Facts} job=${job} />`}`;
+  const known = useMemo(() => shown.map((it) => views[it]).filter(Boolean), [views, asked.join()]);
+  return html`<div class="bar"><h1>${t("Compare")}</h1><form class="bar" onSubmit=${add}><input name="other" aria-label=${t("name")} placeholder=${t("name")} /><button>${t("Add")}</button></form>
+      ${asked.map((it) => html`<a class="button" href=${href(asked.filter((other) => other !== it))} aria-label=${t("Without {name}", { name: it })}>${it.slice(it.lastIndexOf("/") + 1)} ×</a>`)}</div>
+    ${error && html`<p class="warning" role="alert">${error}</p>`}
+    ${known.length > 1 ? html`<${Comparison} views=${known} title=${(view) => html`<a href=${hrefOf(view.job)}>${view.job.name}</a>`} />` : html`<p class="weak" role="status">${shown.length > 1 && !error ? t("Loading…") : t("Add another job to compare them.")}</p>`}`;
 }
 
 async function download(job) {
@@ -169,6 +190,7 @@ function Job({ target, name, tab, isReadOnly }) {
   return html`<div class="bar"><h1>${job.name}</h1> <span class="state state-${job.state}">${t(job.state)}</span> <span class="weak">${job.backend}</span>
       <span class="buttons">${can.map((action) => html`<button type="button" class=${["stop", "delete"].includes(action) && "danger"} onClick=${() => act(action)}>${t(TITLES[action])}</button>`)}
         <button type="button" onClick=${() => download(job).catch((failure) => setBoard({ notes: [failure.message] }))}>${t("Report")}</button>
+        <a class="button" href="#/compare?job=${encodeURIComponent(`${target}/${name}`)}">${t("Compare")}</a>
         ${!isReadOnly && html`<a class="button" href="#/submit?from=${encodeURIComponent(target)}/${encodeURIComponent(name)}">${t("Use in a new job")}</a>`}</span></div>
     ${error && html`<p class="warning">${error}</p>`}
     ${board && html`<p role="status">${board.url && html`<a href=${board.url} target="_blank" rel="noopener noreferrer">${board.url}</a>`} ${board.notes.map((note) => html`<span class="weak">${note} </span>`)}</p>`}
@@ -184,7 +206,7 @@ function App({ about }) {
   const from = search.get("from")?.split("/").map((part) => part);
   const skip = (event) => { event.preventDefault(); document.querySelector("main").focus(); };
   return html`<a class="skip" href="#/" onClick=${skip}>${t("Skip to the content")}</a><${Header} view=${view} /><${Online} /><main class="view-${name ? "job" : view}" tabindex="-1">
-    ${view === "machines" ? html`<${Machines} />` : view === "submit" ? html`<${Submit} about=${about} from=${from} />`
+    ${view === "compare" ? html`<${Compare} search=${search} />` : view === "machines" ? html`<${Machines} />` : view === "submit" ? html`<${Submit} about=${about} from=${from} />`
       : name ? html`<${Job} target=${target} name=${name} tab=${tab} isReadOnly=${about.read_only} key=${`${target}/${name}`} />` : html`<${Jobs} search=${search} />`}</main>`;
 }
 

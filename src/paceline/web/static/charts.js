@@ -1,12 +1,13 @@
 // Curves over time or steps, and the map of ranks over time.
-import { number, size, t } from "./i18n.js";
+import { moment, number, size, t } from "./i18n.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./ui.js";
 import uPlot from "./vendor/uplot.js";
 
 const HEIGHT = 170;
 const BYTES = Array.from({ length: 45 }, (_, power) => 2 ** power);
 export const COLOURS = ["#0a6ed1", "#d1480a", "#1a8f4c", "#8e3fc0", "#b58900", "#c2185b", "#00838f", "#6d4c41"];
-export const SHARES = { data: "#d18b0a", compute: "#1a8f4c", exchange: "#0a6ed1", checkpoint: "#8e3fc0", other: "#8a929b" };
+// Okabe and Ito's colours, which people with any vision can tell apart, in an order in which neighbours differ in brightness.
+const SHARES = { compute: "#009e73", idle: "#d4d9df", script: "#d55e00", logging: "#f0e442", checkpoint: "#cc79a7", other: "#555d66", data: "#e69f00", exchange: "#0072b2", evaluation: "#56b4e9" };
 
 const wants = (query) => matchMedia(query).matches;
 // The colour that a variable of the style sheet stands for, dark or light.
@@ -96,32 +97,46 @@ export function Chart({ title, x, series, isTime, show = number, isLog = false, 
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (it) => it.charCodeAt(0));
 
-// Ranks × time, as views.py packs them: a byte for each cell; 255 is unknown.
+// Ranks × time, as views.py packs them: a byte for each cell; 255 is unknown. The shares of a cell lie upon each other.
 export function RankMap({ ranks }) {
   const canvas = useRef();
   const [share, setShare] = useState("");
   const [told, setTold] = useState("");
   const scheme = useScheme();
-  const columns = ranks.time.length, rows = ranks.rank.length, height = Math.max(4, Math.min(18, Math.floor(480 / rows)));
+  const columns = ranks.time.length, rows = ranks.rank.length, height = Math.max(4, Math.min(20, Math.floor(480 / rows)));
   const cells = useMemo(() => Object.fromEntries(Object.entries(ranks.shares).map(([name, text]) => [name, bytesOf(text)])), [ranks]);
   const names = Object.keys(SHARES).filter((name) => cells[name]);
+  // the rows of each node, and where its name has space
+  const groups = useMemo(() => {
+    const found = [];
+    ranks.node.forEach((node, row) => (found.at(-1)?.node === node ? found.at(-1).rows++ : found.push({ node, first: row, rows: 1 })));
+    let free = 0;
+    for (const group of found) if (group.first * height >= free) { group.isNamed = true; free = group.first * height + 15; }
+    return found;
+  }, [ranks, height]);
   useLayoutEffect(() => {
     if (!names.length) return;
-    const context = canvas.current.getContext("2d"), image = context.createImageData(columns, rows);
-    const rgb = Object.fromEntries(names.map((name) => [name, [1, 3, 5].map((at) => parseInt(SHARES[name].slice(at, at + 2), 16))]));
-    const ground = (colour("--bg-raised").match(/[\d.]+/g) ?? [255, 255, 255]).map(Number);
-    for (let cell = 0; cell < columns * rows; cell++) {
-      const mixed = [0, 0, 0];
-      let rest = 1;
-      for (const name of names) {
-        const part = cells[name][cell] === 255 || (share && share !== name) ? 0 : cells[name][cell] / 254;
-        rest -= part;
-        for (let at = 0; at < 3; at++) mixed[at] += part * rgb[name][at];
+    const context = canvas.current.getContext("2d"), ground = colour("--bg-raised"), gap = height >= 8 ? 1 : 0;
+    const fill = (ink, column, top, bottom) => { context.fillStyle = ink; context.fillRect(column, top, 1, bottom - top); };
+    context.clearRect(0, 0, columns, rows * height);
+    for (let row = 0; row < rows; row++) for (let column = 0; column < columns; column++) {
+      const cell = row * columns + column, top = row * height, space = height - gap;
+      if (names.every((name) => cells[name][cell] === 255)) continue;
+      const part = (name) => cells[name][cell] / 254;
+      fill(ground, column, top, top + space);
+      if (share) {
+        context.globalAlpha = part(share);
+        fill(SHARES[share], column, top, top + space);
+        context.globalAlpha = 1;
+        continue;
       }
-      for (let at = 0; at < 3; at++) image.data[4 * cell + at] = mixed[at] + Math.max(0, rest) * ground[at];
-      image.data[4 * cell + 3] = 255;
+      let sum = 0;
+      for (const name of names) {
+        const from = Math.round(top + space * sum);
+        sum += part(name);
+        fill(SHARES[name], column, from, Math.round(top + space * Math.min(1, sum)));
+      }
     }
-    context.putImageData(image, 0, 0);
   }, [ranks, share, scheme]);
   if (!names.length) return null;
   const onMove = (event) => {
@@ -129,8 +144,8 @@ export function RankMap({ ranks }) {
     const column = Math.min(columns - 1, Math.floor(((event.clientX - at.left) / at.width) * columns));
     const row = Math.min(rows - 1, Math.floor(((event.clientY - at.top) / at.height) * rows));
     const cell = row * columns + column;
-    const parts = names.filter((name) => cells[name][cell] !== 255).map((name) => `${t(name)} ${Math.round(cells[name][cell] / 2.54)} %`);
-    setTold(`${t("rank")} ${ranks.rank[row]}, ${new Date(1000 * ranks.time[column]).toLocaleString()}: ${parts.join(", ") || t("unknown")}`);
+    const parts = names.filter((name) => cells[name][cell] !== 255 && cells[name][cell] > 1).map((name) => `${t(name)} ${Math.round(cells[name][cell] / 2.54)} %`);
+    setTold([`${t("rank")} ${ranks.rank[row]}`, ranks.node[row], `${moment(1000 * ranks.time[column])}: ${parts.join(", ") || t("unknown")}`].filter(Boolean).join(", "));
   };
   const mean = (name, row) => {
     const known = [...cells[name].subarray(row * columns, (row + 1) * columns)].filter((it) => it !== 255);
@@ -139,10 +154,12 @@ export function RankMap({ ranks }) {
   return html`<figure class="chart wide"><figcaption class="bar"><b>${t("What the ranks spend their time on")}</b>
       <span class="chips"><button type="button" aria-pressed=${share === ""} onClick=${() => setShare("")}>${t("all")}</button>
       ${names.map((name) => html`<button type="button" aria-pressed=${share === name} onClick=${() => setShare(name)}><${Patch} colour=${SHARES[name]} /> ${t(name)}</button>`)}</span></figcaption>
-    <canvas ref=${canvas} class="map" width=${columns} height=${rows} style=${{ height: `${rows * height}px` }} role="img" aria-label=${t("What the ranks spend their time on")} onPointerMove=${onMove}></canvas>
+    <div class="mapped">${groups.some((it) => it.node) && html`<div class="hosts" aria-hidden="true">${groups.map((it) => html`<div style=${{ height: `${it.rows * height}px` }} title=${it.node}>${it.isNamed && it.node}</div>`)}</div>`}
+      <canvas ref=${canvas} class="map" width=${columns} height=${rows * height} style=${{ height: `${rows * height}px` }} role="img" aria-label=${t("What the ranks spend their time on")} onPointerMove=${onMove}></canvas></div>
+    <div class="ends weak"><span>${moment(1000 * (ranks.time[0] - (ranks.time[1] - ranks.time[0] || 0)))}</span><span>${moment(1000 * ranks.time.at(-1))}</span></div>
     <p class="weak" role="status">${told || `${t("ranks")} ${ranks.rank[0]}–${ranks.rank[rows - 1]}`}</p>
-    <details><summary>${t("As a table")}</summary><div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th>${names.map((name) => html`<th>${t(name)}</th>`)}<th>${t("CPU")}</th><th>${t("memory")}</th><th>${t("steps/s")}</th></tr></thead>
-      <tbody>${ranks.rank.map((rank, row) => html`<tr><td>${rank}</td>${names.map((name) => html`<td>${mean(name, row)}</td>`)}<td>${number(ranks.cpu[row])}</td><td>${size(ranks.memory[row])}</td><td>${number(ranks.steps[row])}</td></tr>`)}</tbody></table></div></details></figure>`;
+    <details><summary>${t("As a table")}</summary><div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th><th>${t("node")}</th>${names.map((name) => html`<th>${t(name)}</th>`)}<th>${t("CPU")}</th><th>${t("memory")}</th><th>${t("steps/s")}</th></tr></thead>
+      <tbody>${ranks.rank.map((rank, row) => html`<tr><td>${rank}</td><td>${ranks.node[row]}</td>${names.map((name) => html`<td>${mean(name, row)}</td>`)}<td>${number(ranks.cpu[row])}</td><td>${size(ranks.memory[row])}</td><td>${number(ranks.steps[row])}</td></tr>`)}</tbody></table></div></details></figure>`;
 }
 
-const Patch = ({ colour: fill }) => html`<svg class="patch" viewBox="0 0 1 1" aria-hidden="true"><rect width="1" height="1" fill=${fill} /></svg>`;
+export const Patch = ({ colour: fill }) => html`<svg class="patch" viewBox="0 0 1 1" aria-hidden="true"><rect width="1" height="1" fill=${fill} /></svg>`;

@@ -62,6 +62,14 @@ const ZH = {
   "Keys": "按键", "search": "搜索", "the next job, the one before": "下一个任务，上一个任务", "open it": "打开", "back, or close": "返回或关闭", "these keys": "显示按键", "Close": "关闭",
   "Settings": "设置", "Skip to the content": "跳到内容", "No jobs yet.": "还没有任务。",
   "Start one in a terminal, or with a job file on the page Submit. It appears here by itself.": "在终端中启动一个，或在“提交”页面用任务文件提交。它会自动出现在这里。",
+  // the page of a job
+  "Bar of time": "时间条", "now": "现在", "starting": "启动中", "hung": "卡住", "suspended": "已暂停", "restart": "重启", "attempt {n}": "尝试 {n}", "asked to stop": "请求停止",
+  "1 restart": "1 次重启", "{n} restarts": "{n} 次重启", "1 checkpoint": "1 个检查点", "{n} checkpoints": "{n} 个检查点", "{time} left": "剩余 {time}", "More metrics": "更多指标", "Remarks": "说明",
+  "a step": "每步", "Result": "结果", "Code": "代码", "Environment": "环境", "Data": "数据", "Resources": "资源", "What differs": "差异", "lowest": "最低",
+  "also {n} rows that are equal": "也显示 {n} 行相同的", "Nothing that is known of them differs.": "已知内容没有差异。", "Add": "添加", "Without {name}": "移除 {name}", "None": "清除选择",
+  "Add another job to compare them.": "再添加一个任务即可比较。", "The first {n} of {all} jobs are compared.": "比较 {all} 个任务中的前 {n} 个。", "Compare {name}": "比较 {name}", "Compare {n}": "比较 {n} 个",
+  "evaluation": "评估", "logging": "写日志", "script": "脚本", "idle": "空闲",
+  "1 frame of {of}": "{of} 的 1 个栈帧", "{n} frames of {of}": "{of} 的 {n} 个栈帧",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 

@@ -1,7 +1,8 @@
 // All about a job, as web/views.py gives it: for the page and for the report.
 import { pieces } from "./ansi.js";
 import { Chart, COLOURS, RankMap, smoothed } from "./charts.js";
-import { moment, number, size, span, spoken, t, whole, zoned } from "./i18n.js";
+import { moment, number, size, span, t, whole, zoned } from "./i18n.js";
+import { Timeline } from "./timeline.js";
 import { html, useMemo, useState } from "./ui.js";
 
 const rate = (value) => (value == null ? "" : `${size(value)}/s`);
@@ -17,64 +18,94 @@ const USE = [
 const LABELS = { cpu: "this job", load: "the machines", memory: "this job", memory_used: "the machines", gpu: "mean", gpu_memory: "sum", power: "sum", temperature: "most" };
 export const PARTS = /^(data|forward_backward|sync|optimizer|checkpoint|total)_seconds$/;
 
+const LOSSES = [/^(train[_/.-]?)?loss$/i, /loss/i];
+export const lossOf = (names) => LOSSES.map((like) => names.find((name) => like.test(name))).find(Boolean);
+
 const Section = ({ title, children, open = true }) => html`<details class="section" open=${open}><summary><h2>${t(title)}</h2></summary>${children}</details>`;
 
 export function Line({ text }) {
   return html`<div>${pieces(text).map(([part, style]) => html`<span class=${[style.bold && "bold", style.dim && "dim", typeof style.color === "number" && `ansi-color-${style.color}`].filter(Boolean).join(" ")}>${part}</span>`)}${"\n"}</div>`;
 }
 
-// What is known in a glance: state, times, progress, command.
+// What matters most: why it is as it is, and what to do.
+function Said({ job }) {
+  const said = [["error", job.error, "bad"], ["waiting", job.waiting, "waits"], ["advice", job.advice, "good"], ...job.slow.map((line) => ["slow", line, "waits"])];
+  return said.filter(([, value]) => value).map(([key, value, kind]) => html`<p class="said ${kind}"><span class="weak">${t(key)}</span> ${value}</p>`);
+}
+
+// How far it is, and how long it will take.
+function Progress({ job, done }) {
+  const it = job.progress;
+  if (!it) return null;
+  const left = job.state === "RUNNING" && it.seconds_left != null && t("{time} left", { time: span(it.seconds_left) });
+  const words = [done != null && `${Math.floor(100 * done)} %`, it.epochs && `${t("epoch")} ${Math.min(it.epoch + 1, it.epochs)}/${it.epochs}`, `${t("step")} ${whole(it.step)}`].filter(Boolean);
+  return html`<div class="progress">${done != null && html`<progress max="1" value=${done} aria-label=${t("progress")}></progress>`}<span>${words.join(" · ")}</span>${left && html`<b>${left}</b>`}</div>`;
+}
+
+// What is known in a glance, in one line; the rest below.
 export function Facts({ job }) {
-  const steps = job.progress && `${job.progress.epochs ? `${t("epoch")} ${job.progress.epoch + 1}/${job.progress.epochs}, ` : ""}${t("step")} ${whole(job.progress.step)}`;
   const end = job.finished ? Date.parse(job.finished) : job.state === "RUNNING" ? Date.now() : null;
   const chips = [
-    ["progress", steps], ["left", job.state === "RUNNING" && span(job.progress?.seconds_left)], ["samples/s", job.progress?.samples_per_second && number(job.progress.samples_per_second)],
-    ["duration", job.started && end ? span((end - Date.parse(job.started)) / 1000) : ""], ["ranks", job.ranks], ["nodes", job.nodes > 1 && job.nodes], ["devices", job.devices.join(", ")],
+    ["duration", job.started && end ? span((end - Date.parse(job.started)) / 1000) : ""], ["ranks", whole(job.ranks)], ["nodes", job.nodes > 1 && whole(job.nodes)],
+    ["devices", job.devices.join(", ") || job.allocated || ""], ["samples/s", job.progress?.samples_per_second && number(job.progress.samples_per_second)],
     ["restarts", job.max_restarts ? `${job.restarts} ${t("of")} ${job.max_restarts}` : job.restarts || ""], ["checkpoint", job.checkpoint && `${t("step")} ${whole(job.checkpoint.step)}`],
-    ["exit code", job.exit_code ? job.exit_code : ""], ["environment", job.environment], ["target", job.backend],
+    ["exit code", job.exit_code ? job.exit_code : ""], ["environment", job.environment],
     ["labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(" ")],
-    ["created", moment(job.created)], ["started", moment(job.started)], ["finished", moment(job.finished)],
   ];
-  const said = [["error", job.error, "bad"], ["waiting", job.waiting, "waits"], ["advice", job.advice, "good"], ...job.slow.map((line) => ["slow", line, "waits"])];
-  return html`${said.filter(([, value]) => value).map(([key, value, kind]) => html`<p class="said ${kind}"><span class="weak">${t(key)}</span> ${value}</p>`)}
-    <dl class="glance">${chips.filter(([, value]) => value).map(([key, value]) => html`<div><dt>${t(key)}</dt><dd>${value}</dd></div>`)}</dl>
-    <dl class="facts">${[["command", job.command], ["folder", job.working_dir]].filter(([, value]) => value).map(([key, value]) => html`<dt>${t(key)}</dt><dd><code>${value}</code></dd>`)}</dl>`;
+  const rest = [["folder", job.working_dir], ["target", job.backend], ["created", moment(job.created)], ["started", moment(job.started)], ["finished", moment(job.finished)]];
+  return html`<dl class="glance">${chips.filter(([, value]) => value).map(([key, value]) => html`<div><dt>${t(key)}</dt><dd>${value}</dd></div>`)}</dl>
+    ${job.command && html`<details class="facts-more"><summary><code>${job.command}</code></summary><dl class="facts">${rest.filter(([, value]) => value).map(([key, value]) => html`<dt>${t(key)}</dt><dd>${value}</dd>`)}</dl></details>`}`;
 }
+
+// The lines of `why`: frames of libraries are folded, the user's line stands out.
+const Told = ({ blocks }) => html`<div class="why" tabindex="0">${blocks.map(({ kind, text, count, of }) => (kind === "folded"
+  ? html`<details><summary>${t(count === 1 ? "1 frame of {of}" : "{n} frames of {of}", { n: count, of: of.join(", ") })}</summary><pre>${text}</pre></details>`
+  : kind === "at" ? html`<pre class="at"><mark>${text}</mark></pre>` : html`<pre>${zoned(text)}</pre>`))}</div>`;
 
 function Story({ events }) {
   return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("time")}</th><th>${t("event")}</th><th>${t("node")}</th><th>${t("details")}</th></tr></thead><tbody>
     ${events.map((event) => html`<tr><td class="nowrap">${moment(event.time)}</td><td title=${event.details}>${event.event}</td><td>${event.host}</td><td class="wrap">${event.sentence ? t(...event.sentence) : event.details}</td></tr>`)}</tbody></table></div>`;
 }
 
-// What the script has logged; `jobs` are [{name, metrics}], laid over each other.
+// What the script has logged; `jobs` are [{name, metrics, colour}], laid over each other. What people look at first is larger.
 export function Metrics({ jobs }) {
   const [isLog, setLog] = useState(false);
   const [weight, setWeight] = useState(0);
   const [isTime, setTime] = useState(false);
-  const charts = useMemo(() => {
+  const [first, others] = useMemo(() => {
     const all = [...new Set(jobs.flatMap((it) => Object.keys(it.metrics.values)))];
-    const parts = all.filter((name) => PARTS.test(name)), own = all.filter((name) => !parts.includes(name));
-    const several = jobs.length > 1 ? parts.map((name) => ({ name, ...overlaid(jobs, name, isTime, weight) })) : parts.length ? [{ name: t("Seconds of a step"), ...together(jobs[0], parts, isTime, weight) }] : [];
-    return [...own.filter((name) => name !== "sent_bytes").map((name) => ({ name, ...overlaid(jobs, name, isTime, weight) })), ...several,
-      ...own.filter((name) => name === "sent_bytes").map((name) => ({ name, show: size, ...overlaid(jobs, name, isTime, weight) }))];
+    const parts = all.filter((name) => PARTS.test(name)), own = all.filter((name) => !parts.includes(name) && name !== "sent_bytes");
+    const chart = (name, show) => ({ name, show, ...overlaid(jobs, name, isTime, weight) });
+    const paced = jobs.map(({ metrics, ...it }) => ({ ...it, metrics: { ...metrics, values: { pace: metrics.values.total_seconds ?? paceOf(metrics) } } }));
+    const pace = { name: t("Seconds of a step"), ...(parts.length && jobs.length === 1 ? together(jobs[0], parts, isTime, weight) : overlaid(paced, "pace", isTime, weight, t("a step"))) };
+    const loss = lossOf(own) ?? own[0];
+    return [[...(loss ? [chart(loss)] : []), pace], [...own.filter((name) => name !== loss).map((name) => chart(name)), ...(jobs.length > 1 ? parts.filter((name) => name !== "total_seconds").map((name) => chart(name)) : []),
+      ...all.filter((name) => name === "sent_bytes").map((name) => chart(name, size))]];
   }, [jobs, isTime, weight]);
-  return html`<form class="bar" onSubmit=${(event) => event.preventDefault()}>
+  const drawn = (charts) => charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && jobs.length === 1} isLog=${isLog} show=${it.show} sync=${`metrics-${jobs[0].name}`} />`);
+  return html`<div class="charts pair">${drawn(first)}</div>
+    <form class="bar" onSubmit=${(event) => event.preventDefault()}>
       <label><input type="checkbox" checked=${isLog} onChange=${() => setLog(!isLog)} /> ${t("Logarithmic")}</label>
       <label><input type="checkbox" checked=${isTime} onChange=${() => setTime(!isTime)} /> ${t("Over time")}</label>
       <label>${t("Smoothing")} <input type="range" min="0" max="0.95" step="0.05" value=${weight} onInput=${(event) => setWeight(Number(event.target.value))} /></label>
       <span class="weak">${t("Drag to zoom; double-click shows all.")}</span></form>
-    <div class="charts">${charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && jobs.length === 1} isLog=${isLog} show=${it.show} sync=${`metrics-${jobs[0].name}`} />`)}</div>`;
+    ${others.length > 0 && html`<details class="section" open=${others.length <= 6}><summary><h2>${t("More metrics")} <span class="weak">${whole(others.length)}</span></h2></summary><div class="charts">${drawn(others)}</div></details>`}`;
+}
+
+// Seconds of a step, from the times of the lines that were logged.
+function paceOf({ time, step }) {
+  return step.map((it, place) => (place && it > step[place - 1] ? (time[place] - time[place - 1]) / (it - step[place - 1]) : null));
 }
 
 // One chart's columns: all jobs over one x. Over time, several jobs begin at 0, in seconds.
-function overlaid(jobs, name, isTime, weight) {
+function overlaid(jobs, name, isTime, weight, title = name) {
   const of = jobs.filter((it) => Object.hasOwn(it.metrics.values, name));
   const xs = of.map(({ metrics }) => (!isTime ? metrics.step : jobs.length === 1 ? metrics.time : metrics.time.map((time) => time - metrics.time[0])));
   const x = of.length === 1 ? xs[0] : [...new Set(xs.flat())].sort((a, b) => a - b);
   const series = of.flatMap((it, index) => {
     const at = new Map(xs[index].map((value, place) => [value, it.metrics.values[name][place]]));
     const values = x.map((value) => at.get(value) ?? null);
-    const ink = COLOURS[jobs.indexOf(it) % COLOURS.length], label = jobs.length === 1 ? name : it.name;
+    const ink = it.colour ?? COLOURS[0], label = jobs.length === 1 ? title : it.name;
     return weight ? [{ label: `${label} (${t("as logged")})`, values, colour: ink, faint: true }, { label, values: smoothed(values, weight), colour: ink }] : [{ label, values, colour: ink }];
   });
   return { x, series };
@@ -112,14 +143,16 @@ function Origin({ view }) {
     ${origin?.diff && html`<h3>${t("Changes since the commit")}</h3><pre class="diff" tabindex="0">${origin.diff}</pre>`}`;
 }
 
-// Everything but the live logs; `others` are views of jobs whose metrics are laid over.
-export function Overview({ view, others = [] }) {
+// Everything but the live logs.
+export function Overview({ view }) {
   const { job } = view;
-  const jobs = useMemo(() => [view, ...others].filter((it) => it.metrics?.step.length).map((it) => ({ name: it.job.name, metrics: it.metrics })), [view, others]);
-  return html`<${Facts} job=${job} />
-    ${jobs.length > 0 && job.state !== "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
-    ${view.why.length > 1 && html`<${Section} title="Why"><pre class="why" tabindex="0">${view.why.slice(1).map((line) => zoned(spoken(line))).join("\n").trim()}</pre><//>`}
-    ${jobs.length > 0 && job.state === "FAILED" && html`<${Section} title="Metrics"><${Metrics} jobs=${jobs} /><//>`}
+  const jobs = useMemo(() => (view.metrics?.step.length ? [{ name: job.name, metrics: view.metrics }] : []), [view]);
+  const metrics = jobs.length > 0 && html`<${Metrics} jobs=${jobs} />`, isFailed = job.state === "FAILED";
+  return html`<${Said} job=${job} /><${Progress} job=${job} done=${job.state === "SUCCEEDED" ? null : view.done} /><${Timeline} of=${view.timeline} />
+    <${Facts} job=${job} />
+    ${!isFailed && metrics}
+    ${view.told.length > 0 && html`<${Section} title=${job.error || job.waiting || view.timeline.totals.hung ? "Why" : "Remarks"}><${Told} blocks=${view.told} /><//>`}
+    ${isFailed && metrics && html`<${Section} title="Metrics">${metrics}<//>`}
     ${view.use && html`<${Section} title="Use"><${Use} use=${view.use} name=${job.name} /><//>`}
     <${Section} title="Events"><${Story} events=${view.events} /><//>
     ${job.instances.length > 0 && html`<${Section} title="Ranks" open=${job.instances.length <= 16}><${Ranks} job=${job} /><//>`}
@@ -127,3 +160,18 @@ export function Overview({ view, others = [] }) {
     ${(view.file || view.origin || job.code) && html`<${Section} title="Job file and code" open=${false}><${Origin} view=${view} /><//>`}
     ${view.missing.length > 0 && html`<${Section} title="What is missing"><ul>${view.missing.map((line) => html`<li class="warning">${line}</li>`)}</ul><//>`}`;
 }
+
+// On paper all sections are open, and the colours are light.
+let screen = null;
+addEventListener("beforeprint", () => {
+  const root = document.documentElement, closed = [...document.querySelectorAll("details.section:not([open])")];
+  screen ??= { scheme: root.style.colorScheme, closed };
+  root.style.colorScheme = "light";
+  for (const it of closed) it.open = true;
+});
+addEventListener("afterprint", () => {
+  if (!screen) return;
+  document.documentElement.style.colorScheme = screen.scheme;
+  for (const it of screen.closed) it.open = false;
+  screen = null;
+});

@@ -29,9 +29,17 @@ function Done({ job }) {
 
 export const State = ({ of }) => html`<span class="state state-${of}">${t(of)}</span>`;
 
+// Jobs that are chosen to be compared, as the address of the comparison names them.
+const picked = new Set();
+const idOf = (job) => `${job.backend}/${job.name}`;
+const Pick = ({ job }) => html`<input type="checkbox" class="pick" aria-label=${t("Compare {name}", { name: job.name })} checked=${picked.has(idOf(job))}
+  onChange=${(event) => { picked[event.target.checked ? "add" : "delete"](idOf(job)); event.target.dispatchEvent(new CustomEvent("pick", { bubbles: true })); }} />`;
+const Picked = ({ clear }) => picked.size > 0 && html`<span class="buttons"><a class="button" href="#/compare?${new URLSearchParams([...picked].map((it) => ["job", it]))}">${t("Compare {n}", { n: picked.size })}</a>
+  <button type="button" onClick=${() => { picked.clear(); clear(); }}>${t("None")}</button></span>`;
+
 // key → title, what is shown, the server's name for sorting
 const COLUMNS = {
-  name: ["name", (job) => html`<a href=${hrefOf(job)} title=${job.name}>${job.name}</a>`, "name"],
+  name: ["name", (job) => html`<${Pick} job=${job} /><a href=${hrefOf(job)} title=${job.name}>${job.name}</a>`, "name"],
   state: ["state", (job) => html`<${State} of=${job.state} />`, "state"],
   target: ["target", (job) => job.backend, "backend"],
   kind: ["kind", (job) => job.kind || job.framework || "", "kind"],
@@ -182,11 +190,12 @@ export function Jobs({ search: given }) {
         ${(found.labels ?? []).map((name) => html`<option value="label:${name}">${t("Grouped by {label}", { label: name })}</option>`)}
       </select>
       ${!isNarrow && !filter.group && html`<${Columns} chosen=${columns} set=${setChosen} />`}
+      <${Picked} clear=${() => tick((n) => n + 1)} />
       <span class="weak" role="status" id="total">${found.total == null ? t("Loading…") : t(found.total === 1 ? "1 job" : "{n} jobs", { n: whole(found.total) })}</span>
     </form>
     <${Problems} found=${found} />
     ${filter.group && html`<${Groups} found=${found} show=${(q) => change({ q, group: "" })} />`}
-    <div class="scroll" hidden=${!!filter.group} ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} tabindex="-1">
+    <div class="scroll" hidden=${!!filter.group} ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} onpick=${() => tick((n) => n + 1)} tabindex="-1">
       <table class="rows" aria-rowcount=${found.total ?? -1}>
         <thead><tr>${columns.map((key) => html`<${Title} name=${key} sort=${filter.sort} set=${(sort) => change({ sort })} />`)}</tr></thead>
         <tbody>
