@@ -45,7 +45,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/ranks/rehearsal": 685,
     "paceline/node/rendezvous": 1540,
     "paceline/node/store": 1475,
-    "paceline/node/telemetry": 665,
+    "paceline/node/telemetry": 685,
     "paceline/node/warm": 780,
     "paceline/node/watching": 1580,
     "paceline/notify": 710,
@@ -58,7 +58,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6455,
     "paceline/train/replicas": 450,
-    "paceline/web": 1780,
+    "paceline/web": 2030,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

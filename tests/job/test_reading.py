@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import pickle
 import re
@@ -308,7 +309,7 @@ def test_a_job_that_was_stored_has_its_durations_in_seconds() -> None:
     stored = {"script": "a.py", "ttl": 60, "time_limit": 0.5, "grace": 0.0, "silence": 20}
     spec = JobSpec.from_stored(stored)
     assert (spec.ttl, spec.time_limit, spec.grace, spec.silence) == (60.0, 0.5, 0.0, 20.0)
-    assert spec.stored(only_given=True) == stored
+    assert spec.stored(only_given=True) == {**stored, "user": getpass.getuser()}  # who runs this
     with pytest.raises(UserError, match="has no unit"):
         JobSpec.from_stored({**stored, "ttl": "60"})
 

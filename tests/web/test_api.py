@@ -14,11 +14,13 @@ from tests.conftest import eventually
 
 from paceline.backends import everywhere
 from paceline.backends.base import Backend, Listing, Prepared
+from paceline.contract.machine import machine_id
 from paceline.job.errors import UserError
-from paceline.job.job import Contents, Job, Node
+from paceline.job.job import SILENT, Contents, Instance, Job, Node
+from paceline.job.quantities import show_time
 from paceline.job.spec import JobSpec
 from paceline.web.api import OPERATIONS
-from paceline.web.gather import POINTS, of_histories
+from paceline.web.machines import POINTS, Use, of_histories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,9 +159,15 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     targets(monkeypatch, Fake("lab", *jobs))
     answer = page.get("/api/jobs").json()
     assert answer["summary"] == {
-        "running": 1, "devices": 2, "waiting": 2, "reasons": [["waits for 2 devices", 2]], "failed": 1,
-        "causes": [["exception", 1]],
+        "running": 1, "devices": 2, "devices_all": None, "devices_kind": None, "waiting": 2,
+        "reasons": [["waits for 2 devices", 2]], "failed": 1, "causes": [["exception", 1]],
     }  # fmt: skip
+
+    def there_are() -> Any:
+        summary = page.get("/api/jobs?limit=0").json()["summary"]
+        return summary["devices_all"], summary["devices_kind"]
+
+    eventually(lambda: there_are() == (8, "devices"), "the target was asked, and nobody waited for it")
     # What runs no more has no speed, and what has succeeded is done.
     assert sorted(answer["has"]) == ["devices", "loss", "why"]
     assert page.get("/api/jobs?state=SUCCEEDED").json()["has"] == ["loss"]
@@ -173,6 +181,35 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     assert groups("group=command&q=eval.py") == [("eval.py", 1, None)]
     assert groups("group=label:team") == [("team=a", 1, 0.5)]
     assert page.get("/api/jobs?group=x").status_code == 400
+
+
+def test_who_started_jobs_is_shown_where_they_are_of_several(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    jobs = (replace(JOB, name="a", user="zoe"), replace(JOB, name="b", user="ann"), replace(JOB, name="c"))
+    targets(monkeypatch, Fake("lab", *jobs))
+    assert "user" in page.get("/api/jobs").json()["has"]
+    assert "user" not in page.get("/api/jobs?q=zoe").json()["has"]
+    assert names(page, "sort=user") == ["b", "a", "c"] and names(page, "q=zoe") == ["a"]
+
+
+def test_losses_are_read_once_of_jobs_that_have_ended(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    lab, _ = targets(monkeypatch, Fake("lab", JOB, replace(JOB, name="done", state="SUCCEEDED")), Fake("farm", JOB))
+    asked: list[list[str]] = []
+    monkeypatch.setattr(lab, "losses", lambda those: asked.append(those) or {"done": [2.0, 1.0]}, raising=False)
+    eventually(lambda: len(names(page)) == 3, "both targets have answered")
+    for _ in range(2):
+        assert page.get("/api/losses?target=lab&names=done,it,other").json() == {"losses": {"done": [2.0, 1.0]}}
+    assert asked == [["done", "it"]]
+    assert page.get("/api/losses?target=farm&names=it").json() == {"losses": {}}  # it keeps none
+    failed = replace(lab.jobs["done"], state="FAILED")  # it was run again under its name
+
+    def fails(_: Any) -> Any:
+        raise UserError("lab does not answer")
+
+    lab.jobs["done"] = failed
+    page.post("/api/jobs/lab/it/stop", json={})
+    eventually(lambda: names(page, "state=FAILED") == ["done"], "its state has changed")
+    monkeypatch.setattr(lab, "losses", fails)
+    assert page.get("/api/losses?target=lab&names=done").json() == {"losses": {}}
 
 
 def test_a_silent_target_delays_no_other_and_is_named(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
@@ -344,22 +381,91 @@ def test_machines(lab: Fake, page: Page) -> None:
     assert page.get("/api/machines?target=../etc").status_code == 404
 
 
+def test_who_has_the_devices_of_a_machine_and_until_when(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    limited = replace(JOB, name="it", started=60.0, time_limit=3600.0, user="ann")
+    by_rank = replace(JOB, name="other", instances=(Instance("other-master-0", "node1", 0, "RUNNING"),))
+    targets(monkeypatch, Fake("lab", limited, by_rank))
+    eventually(lambda: len(names(page)) == 2, "the jobs are known")
+    (node,) = page.get("/api/machines?target=lab").json()["nodes"]
+    assert [
+        {key: it[key] for key in ("name", "user", "since", "until", "count", "ranks")} for it in node["holders"]
+    ] == [
+        {"name": "it", "user": "ann", "since": show_time(60.0), "until": show_time(3660.0), "count": 2, "ranks": 0},
+        {"name": "other", "user": None, "since": show_time(101.0), "until": None, "count": 0, "ranks": 1},
+    ]
+
+
+def test_a_machine_that_answers_no_more_is_shown(lab: Fake, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> Any:
+        return page.get("/api/machines?target=lab")
+
+    known = Node("node1", (), {}, 8.0, 1.0, 100, 50, 0, 0, device_count=8)
+    silent = replace(known, state=SILENT, cores=0.0, device_count=0)
+    monkeypatch.setattr(lab, "nodes", lambda _: [known])
+    page.get("/api/jobs")
+    assert ask().json()["nodes"][0]["silent"] is None
+    monkeypatch.setattr(lab, "nodes", lambda _: [silent, replace(silent, name="new")])
+    one, new = ask().json()["nodes"]
+    assert (one["state"], one["device_count"], one["measured"]) == (SILENT, 8, False)
+    assert one["silent"]["since"] and new["silent"]["since"] is None and new["silent"]["asked"]
+
+    def fails(_: Any) -> list[Node]:
+        raise UserError("lab does not answer")
+
+    monkeypatch.setattr(lab, "nodes", fails)
+    answer = ask().json()
+    assert answer["warnings"] == ["lab does not answer"] and len(answer["nodes"]) == 2
+
+
+def test_one_machine_has_one_key_on_all_targets(lab: Fake, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node("node1", (), {}, 8.0, 1.0, 100, 50, 0, 0)
+    found = (
+        replace(node, machine=machine_id()), replace(node, name="127.0.0.1"),
+        replace(node, name="localhost", partitions=("cpu",)),  # a node of a cluster elsewhere is called so, too
+        replace(node, name="a", machine="m"), replace(node, name="b", machine="m"),
+    )  # fmt: skip
+    monkeypatch.setattr(lab, "nodes", lambda _: found)
+    page.get("/api/jobs")
+    keys = [it["key"] for it in page.get("/api/machines?target=lab").json()["nodes"]]
+    assert keys == ["here", "here", "lab/localhost", "m", "m"]
+
+
+def test_machines_have_curves_of_what_the_page_has_seen(lab: Fake, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu: Any = {"index": 0, "uuid": "", "name": "", "use": 50.0}
+    node = Node("node1", (), {}, 8.0, 2.0, 100, 50, 0, 0, gpus=(gpu,))
+    unmeasured = replace(node, name="node2", measured=False, gpus=())
+    monkeypatch.setattr(lab, "nodes", lambda _: [node, unmeasured])
+    page.get("/api/jobs")
+    assert "curves" not in page.get("/api/machines?target=lab").json()
+    curves = page.get("/api/machines?target=lab&curves=1").json()["curves"]
+    assert [*curves] == ["node1"]
+    assert {name: (len(it), set(it)) for name, it in curves["node1"].items()} == {
+        "cpu": (POINTS, {None, 0.25}), "memory": (POINTS, {None, 0.5}), "gpu": (POINTS, {None, 0.5})
+    }  # fmt: skip
+    assert not page.get("/api/machines?target=lab&shown=node2&curves=1").json()["curves"]
+
+
 def test_machines_have_curves_of_what_jobs_have_recorded() -> None:
     def line(end: float, load: float, cores: float = 8.0) -> Any:
         use = {"cores": cores, "load": load, "memory": 100, "memory_used": 50}
-        return {"time": 1000.0 + end, "seconds": 10.0, "machine": use}
+        return {"time": 6000.0 + end, "seconds": 10.0, "machine": use}
 
     nodes = [Node("node1", (), {}, 8.0, 1.0, 100, 50, 0, 0), Node("node2", (), {}, 8.0, 1.0, 100, 50, 0, 0)]
     recorded: list[Any] = [
-        {"host": "node1", "telemetry": [line(-590.0, 2.0), line(-20.0, 4.0), line(0.0, 8.0)]},
+        {"host": "node1", "telemetry": [line(-3590.0, 8.0), line(-595.0, 2.0), line(-30.0, 4.0), line(0.0, 8.0)]},
         {"host": "node2", "telemetry": [line(0.0, 2.0, cores=2.0)]},  # it saw a part of the machine
         {"host": "other", "telemetry": [line(0.0, 2.0)]},
     ]
-    shown = of_histories(recorded, nodes, 1000.0)
+    shown = of_histories(recorded, nodes)
     assert [*shown] == ["node1"]
-    assert (len(shown["node1"]["cpu"]), shown["node1"]["cpu"][:3]) == (POINTS, [0.25, 0.25, None])
-    assert shown["node1"]["cpu"][-7:] == [0.5, 0.5, 0.5, None, 1.0, 1.0, 1.0]
-    assert shown["node1"]["memory"][-1] == 0.5
+    cpu = shown["node1"].curves(6059.0)["cpu"]
+    # a minute that two lines share has their mean; what is older than an hour is gone
+    assert (len(cpu), cpu[-12:]) == (POINTS, [0.25, 0.25, *(None,) * 8, 0.75, None])
+    assert set(cpu[:-12]) == {None}
+    own = Use()
+    own.add(99, {"cpu": 0.1}, 1.0)
+    own.fill(shown["node1"])
+    assert own.curves(6059.0)["cpu"][-2] == 0.1
 
 
 def test_the_description_is_of_all_operations(lab: Fake, page: Page, new_page: Callable[..., Page]) -> None:

@@ -615,6 +615,14 @@ class Recorded(Protocol):
 
 
 @runtime_checkable
+class Sketched(Protocol):
+    """What many of its jobs have logged can be seen at a glance."""
+
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """The losses that these jobs have logged, some 40 of each over all its steps; jobs without are left out."""
+
+
+@runtime_checkable
 class Watched(Protocol):
     """Its ranks can be asked where they are."""
 

@@ -183,6 +183,11 @@ class Watch:
         """Something was done that changes jobs."""
         self._wake_all()
 
+    def announce(self) -> None:
+        """Something else has changed that listeners show."""
+        with self._changed:
+            self._tell()
+
     def add(self, job: Job, there: Backend) -> None:
         """A job has been started just now."""
         with self._changed:

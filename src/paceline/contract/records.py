@@ -202,6 +202,8 @@ class NodeRecord(Capacity):
     address: str
     devices: tuple[str, ...]
     allocated: dict[str, tuple[str, ...]]
+    slots: bool
+    machine: str
 
 
 class JobUse(TypedDict):
@@ -320,6 +322,8 @@ class JobFacts(TypedDict):
     data: Sequence[DataRecord]
     tensorboard: str | None
     environment: str | None
+    time_limit: float | None
+    user: str | None
 
 
 class JobState(TypedDict):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
 
 STATES = ("PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST")
+SILENT = "does not answer"  # the state of a machine
 ELSEWHERE = ("external_id", "url", "logs", "kind", "allocated")  # fields of a job that records lack
 FINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _TIMES = ("created", "started", "finished", "kept_since")
@@ -102,6 +103,8 @@ class Job:
         logs: where copies of its logs are kept, or that none are; "" where they are in its folder.
         kind: of object that it is there, such as PyTorchJob.
         allocated: how many accelerators it has now, where only their number is known.
+        time_limit: seconds from its first start until it is ended, as it was submitted; None without a limit.
+        user: who submitted it, by the name on the machine where that was done; None if that is not known.
     """
 
     name: str
@@ -150,6 +153,8 @@ class Job:
     logs: str = ""
     kind: str = ""
     allocated: int | None = None
+    time_limit: float | None = None
+    user: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -217,6 +222,9 @@ class Node:
         device_count: how many devices it has.
         allocated_count: how many of them jobs have.
         jobs: job → how many devices it has there.
+        slots: whether its devices are slots, since it has no accelerators.
+        measured: whether the load and the memory in use are measured; else they are what jobs have asked for.
+        machine: identifies it until its next start, whatever it is called; "" if that is not known.
     """
 
     name: str
@@ -236,6 +244,9 @@ class Node:
     device_count: int = 0
     allocated_count: int = 0
     jobs: Mapping[str, int] = field(default_factory=dict)
+    slots: bool = False
+    measured: bool = True
+    machine: str = ""
 
     def __post_init__(self) -> None:
         if self.devices:  # what the names say is not said twice

@@ -30,6 +30,16 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # 32, none that reads like another
 
 
+def _user() -> str | None:
+    """The name of the user of this process; None if it has none."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        return None
+
+
 def _valid_name(name: Any) -> Any:
     if name and isinstance(name, str) and not NAME.fullmatch(name):
         raise ValueError("a job name has up to 63 letters, digits, '.', '_' and '-', and starts with a letter or digit")
@@ -398,8 +408,11 @@ class JobSpec(Model, frozen=True, kw_only=True):
         return bool(self._credentials) and (self.code is None or self.code.mode != "git")
 
     def stored(self, *, only_given: bool = False) -> dict[str, Any]:
-        """The job as it is stored: what JSON can hold, with durations in seconds; perhaps without its defaults."""
-        return super().dumped(only_given=only_given)
+        """The job as it is stored: what JSON can hold, with durations in seconds; perhaps without its defaults.
+
+        `user` says who has submitted it.
+        """
+        return {**super().dumped(only_given=only_given), "user": _user()}
 
     @classmethod
     def from_stored(cls, job: Any) -> JobSpec:
@@ -407,7 +420,8 @@ class JobSpec(Model, frozen=True, kw_only=True):
         if not isinstance(job, Mapping):
             return cls.validated(job)
         seconds = {name: job[name] for name in _DURATIONS if isinstance(job.get(name), (int, float))}
-        return cls.validated({**job, **{name: duration_text(value) for name, value in seconds.items()}})
+        fields = {name: value for name, value in job.items() if name != "user"}
+        return cls.validated({**fields, **{name: duration_text(value) for name, value in seconds.items()}})
 
     @classmethod
     def planned(cls, job: Mapping[str, Any]) -> JobSpec:

@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from paceline._version import __version__
 from paceline.backends import registry
-from paceline.backends.base import Elastic, Forwards, Metered, Prepared, Suspends, TensorBoards, able
+from paceline.backends.base import Elastic, Forwards, Metered, Prepared, Sketched, Suspends, TensorBoards, able
 from paceline.backends.story import story
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
@@ -39,8 +39,9 @@ from paceline.job.shown import reason, share
 from paceline.jobs import Job as Known
 from paceline.jobs import NoProgress, prepare_again
 
-from .gather import curves, gathered, job_file
+from .gather import gathered, job_file
 from .lines import COMMAND
+from .machines import MOST, Machines, brief
 from .report import report
 from .safety import SESSION
 
@@ -50,11 +51,15 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from paceline.backends.base import Backend
-    from paceline.backends.watch import Found, Watch
+    from paceline.backends.watch import Found, Lender, Watch
 
     from .safety import Sessions
 
 _MOST_ROWS = 500  # in one answer
+_MOST_SKETCHES = 100  # of losses, in one answer
+_KEPT_SKETCHES = 2000
+_SKETCHED = 20.0  # seconds after which the losses of a job that runs are read again
+_LEARNT = 600.0  # seconds after which it is asked again how many devices a target has
 _MOST_LABELS = 20  # that the page can group by
 _MOST_STREAMS = 64  # of changes
 _MOST_READERS = 16  # processes that read logs
@@ -101,6 +106,8 @@ OPERATIONS = (
                 "offset": "number of rows to leave out", "limit": f"number of rows, at most {_MOST_ROWS}",
                 "fields": "keys of each job, with commas; all by default",
                 "group": "instead of jobs, groups of them: by name, command, or label:NAME"}),
+    _Operation("GET", "/api/losses", "losses", "The losses that jobs have logged, some 40 of each over all its steps.",
+               {"target": "of the jobs", "names": f"of at most {_MOST_SKETCHES} jobs, with commas"}),
     _Operation("GET", _JOB, "job", "All about a job."),
     _Operation("GET", f"{_JOB}/view", "view", "What its report shows: curves, metrics, events, why it failed."),
     _Operation("GET", f"{_JOB}/report", "report", "Its report: one file of HTML, as `paceline report` writes it."),
@@ -132,8 +139,10 @@ OPERATIONS = (
                body={"file": "a job file (YAML)", "on": "the target, if the file names none",
                      "dry_run": "true: only say what would be started"}),
     _Operation("GET", "/api/machines", "machines", "The machines of a target, and what is in use.",
-               {"target": "its name; this machine by default", "curves": "1: also how much CPU and memory was used in "
-                "the last ten minutes, every 5 s, as far as jobs have recorded it"}),
+               {"target": "its name; this machine by default",
+                "shown": f"names of machines, with commas, or 1 for the first {MOST}; others lack details",
+                "curves": "1: also how much CPU, memory and GPUs of those that are shown were in use in each minute of "
+                "the last hour, as far as the page or jobs have seen it"}),
     _Operation("GET", "/api/openapi.json", "openapi", "This description."),
 )  # fmt: skip
 
@@ -191,6 +200,7 @@ _SORTS: dict[str, Callable[[Job], Any]] = {
     "speed": lambda job: (job.progress or {}).get("samples_per_second"),
     "devices": lambda job: len(job.devices) or job.allocated,
     "restarts": lambda job: job.restarts,
+    "user": lambda job: job.user,
 }
 
 
@@ -228,20 +238,24 @@ _DAY = 24 * 3600.0  # seconds
 
 
 def _has(found: list[Found]) -> list[str]:
-    """The columns in which one of these jobs has something; their kind, if there are several."""
+    """The columns in which one of these jobs has something; their kind and user, if there are several."""
     kinds = ["kind"] if len({it.job.kind or it.job.framework for it in found}) > 2 else []
-    return [*kinds, *(name for name, of in _HAS.items() if any(of(it.job) for it in found))]
+    users = ["user"] if len({it.job.user for it in found if it.job.user}) > 1 else []
+    return [*kinds, *users, *(name for name, of in _HAS.items() if any(of(it.job) for it in found))]
 
 
-def _summary(found: list[Found], now: float) -> dict[str, Any]:
+def _summary(found: list[Found], machines: Machines, now: float) -> dict[str, Any]:
     """What stands above all jobs: how many run, on how many devices, what others wait for, and what failed lately."""
     jobs = [it.job for it in found]
     running = [job for job in jobs if job.state == "RUNNING"]
     waits = [job for job in jobs if job.state in ("PENDING", "STARTING", "RESTARTING", "SUSPENDED")]
     failed = [job for job in jobs if job.state in ("FAILED", "LOST") and (job.finished or job.created) > now - _DAY]
+    there_are, kind = machines.devices(running) or (None, None)
     return {
         "running": len(running),
         "devices": sum(len(job.devices) or job.allocated or 0 for job in running),
+        "devices_all": there_are,  # where they run; None if that is not known
+        "devices_kind": kind,
         "waiting": len(waits),
         "reasons": Counter(job.waiting for job in waits if job.waiting).most_common(3),
         "failed": len(failed),
@@ -281,7 +295,7 @@ def _groups(found: list[Found], by: str) -> list[dict[str, Any]]:
 
 def _text(job: Job) -> str:
     labels = " ".join(f"{name}={value}" for name, value in job.labels.items())
-    return f"{job.name} {job.backend} {job.kind} {labels} {job.command} {reason(job) or ''}".lower()
+    return f"{job.name} {job.backend} {job.kind} {labels} {job.user or ''} {job.command} {reason(job) or ''}".lower()
 
 
 def _row(job: Job, fields: frozenset[str]) -> dict[str, Any]:
@@ -301,6 +315,10 @@ class Api:
         self._readers = 0
         self._limits: dict[str, anyio.CapacityLimiter] = {}
         self._forwards: dict[tuple[str, str], str] = {}
+        self._machines = Machines()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # target and name of a job → its time and state, when its losses were read, and these
+        self._sketches: dict[tuple[str, str], tuple[tuple[float, str], float, list[float]]] = {}
 
     def routes(self) -> list[Route]:
         """The routes of all operations."""
@@ -403,8 +421,11 @@ class Api:
         offset, limit = _number(query, "offset", 0), min(_number(query, "limit", 100), _MOST_ROWS)
         fields = frozenset(filter(None, query.get("fields", "").split(",")))
 
+        busy: dict[str, Lender] = {}
+
         def answer() -> dict[str, Any]:
             everything = self._watch.jobs()
+            busy.update((it.job.backend, it.lender) for it in everything if it.job.state == "RUNNING")
             found = _chosen(everything, query)
             rows: dict[str, Any] = {"jobs": [_row(it.job, fields) for it in found[offset : offset + limit]]}
             if by := query.get("group"):
@@ -416,14 +437,52 @@ class Api:
                 "total": len(found),
                 **rows,
                 "has": _has(found),
-                "summary": _summary(everything, time.time()),
+                "summary": _summary(everything, self._machines, time.time()),
                 "labels": sorted({name for it in everything for name in it.job.labels})[:_MOST_LABELS],
                 "counts": self._watch.counts(),
                 "targets": self._watch.targets(),
                 "problem": self._watch.problem,
             }
 
-        return await run_in_threadpool(answer)
+        answered = await run_in_threadpool(answer)
+        self._learn(busy)
+        return answered
+
+    def _learn(self, busy: Mapping[str, Lender]) -> None:
+        """Ask targets now and then how many devices they have; nobody waits for it."""
+        for target, lender in busy.items():
+            if self._machines.is_due(target, time.time(), _LEARNT):
+                task = asyncio.create_task(self._learnt(target, lender))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _learnt(self, target: str, lender: Lender) -> None:
+        with contextlib.suppress(UserError):
+            await self._on(target, lambda: self._seen(target, lender, "1", has_curves=False))
+            self._watch.announce()
+
+    async def losses(self, request: Request) -> dict[str, Any]:
+        target = request.query_params.get("target", registry.HERE)
+        found: dict[str, Found] = {}
+        for name in request.query_params.get("names", "").split(",")[:_MOST_SKETCHES]:
+            with contextlib.suppress(KeyError):
+                found[name] = await run_in_threadpool(self._watch.find, target, name)
+        stamps = {name: (it.job.created, it.job.state) for name, it in found.items()}
+        now = time.monotonic()
+
+        def is_known(name: str) -> bool:
+            stamp, when, _ = self._sketches.get((target, name), (None, 0.0, None))
+            return stamp == stamps[name] and (found[name].job.is_over or now - when < _SKETCHED)
+
+        wanted = [name for name in found if not is_known(name)]
+        if wanted:
+            read = await self._with(found[wanted[0]], lambda there: _losses(there, wanted))
+            for name in wanted:
+                self._sketches.pop((target, name), None)  # so that the ones that were read first come first
+                self._sketches[target, name] = stamps[name], now, read.get(name, [])
+            for key in list(self._sketches)[: max(0, len(self._sketches) - _KEPT_SKETCHES)]:
+                del self._sketches[key]
+        return {"losses": {name: it for name in found if (it := self._sketches[target, name][2])}}
 
     async def job(self, request: Request) -> dict[str, Any]:
         found = await self._find(request)
@@ -655,18 +714,35 @@ class Api:
             lender = self._watch.lender(target)
         except KeyError:
             raise Refused(404, f"no target {target!r}") from None
-        warnings: list[str] = []
+        query = request.query_params
+        shown = query.get("shown", "")
+        return await self._on(target, lambda: self._seen(target, lender, shown, query.get("curves") == "1"))  # type: ignore[no-any-return]
 
-        def seen() -> dict[str, Any]:
+    def _seen(self, target: str, lender: Lender, shown: str, has_curves: bool) -> dict[str, Any]:
+        """The machines of a target; those that are remembered if it does not answer."""
+        warnings: list[str] = []
+        jobs = [it.job for it in self._watch.jobs() if it.lender is lender]
+        try:
             with lender.lent() as there:
                 nodes = able(there, Metered).nodes(warnings.append)
-                found = {"nodes": [asdict(node) for node in nodes], "warnings": warnings}
-                if request.query_params.get("curves") == "1":
-                    jobs = (it.job for it in self._watch.jobs() if it.lender is lender)
-                    found["curves"] = curves(there, jobs, nodes)
-                return found
+                rows = self._machines.take(target, there, nodes, jobs, time.time(), fills=has_curves)
+        except UserError as error:
+            rows = self._machines.lost(target)
+            if not rows:
+                raise
+            warnings.append(str(error))
+        names = shown.split(",") if shown not in ("", "1") else [row["name"] for row in rows]
+        found: dict[str, Any] = {"nodes": brief(rows, set(names[:MOST])) if shown else rows, "warnings": warnings}
+        if has_curves:
+            found["curves"] = self._machines.curves(target, names[:MOST], time.time())
+        return found
 
-        return await self._on(target, seen)  # type: ignore[no-any-return]
+
+def _losses(there: Backend, names: list[str]) -> Mapping[str, list[float]]:
+    """The losses of jobs; none where they are not kept, or nobody answers: the page says that already."""
+    with contextlib.suppress(UserError):
+        return there.losses(names) if isinstance(there, Sketched) else {}
+    return {}
 
 
 def _commands(job: Job, there: Backend) -> dict[str, str]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import re
 import shlex
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.backends.base import History, LogQuery, Recorded, able
@@ -17,23 +14,17 @@ from paceline.job.secret_values import looks_secret, without_passwords
 from .views import job_view, last_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import Backend
-    from paceline.contract.records import NodeHistory
-    from paceline.job.job import Job, Node
+    from paceline.job.job import Job
     from paceline.job.spec import JobSpec
 
     from .views import JobView
 
 _NODE_LINES = 4000  # last lines of a node, of which each rank's are taken
 _LONGEST = 4000  # bytes of a line that are shown: one with a bar of progress may have any number
-STEP = 5.0  # seconds between two points
-POINTS = 120
-_MOST_JOBS = 8  # that are asked
-
 _NAMED = re.compile(r"-+[^\d.]|[\w.+~/]+=")  # words that name an argument: flags, and Hydra's NAME=VALUE
-Curve = list[float | None]  # shares of what there is; None where nothing is known
 
 _T = TypeVar("_T")
 
@@ -126,41 +117,3 @@ def _arguments(words: Sequence[str]) -> dict[str, str]:
             place += 1
             found[str(place)] = [word]
     return {name: ", ".join(values) or "yes" for name, values in found.items()}
-
-
-# -- how much machines were in use lately, as jobs that ran on them have recorded it -----------------------------------
-
-
-def curves(there: Backend, jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, dict[str, Curve]]:
-    """Node → `cpu` and `memory`, the last point being now; nodes of which nothing is known are left out."""
-    now = time.time()
-    begin = now - POINTS * STEP
-    recent = [job for job in jobs if job.state == "RUNNING" or (job.finished or 0.0) > begin]
-    recent.sort(key=lambda job: job.state != "RUNNING")
-    found: list[NodeHistory] = []
-    if isinstance(there, Recorded):
-        for job in recent[:_MOST_JOBS]:
-            with contextlib.suppress(UserError):  # the page says already what does not answer
-                found += there.history(job.name, begin).nodes
-    return of_histories(found, nodes, now)
-
-
-def of_histories(found: Iterable[NodeHistory], nodes: Sequence[Node], now: float) -> dict[str, dict[str, Curve]]:
-    """See `curves`. Jobs that saw only a part of a machine, such as their control group, are left out."""
-    by_name = {node.name: node for node in nodes}
-    shown: dict[str, dict[str, Curve]] = {}
-    for history in found:
-        node = by_name.get(history["host"])
-        for line in history["telemetry"] if node is not None else ():
-            machine = line["machine"]
-            if node is None or (machine.get("cores"), machine.get("memory")) != (node.cores, node.memory):
-                continue
-            seen = {"cpu": (machine.get("load"), node.cores), "memory": (machine.get("memory_used"), node.memory)}
-            values = {name: part / of for name, (part, of) in seen.items() if part is not None and of}
-            first = math.ceil((line["time"] - line["seconds"] - now) / STEP) + POINTS - 1
-            last = math.floor((line["time"] - now) / STEP) + POINTS - 1
-            curve = shown.setdefault(node.name, {name: [None] * POINTS for name in seen})
-            for point in range(max(0, first), min(POINTS - 1, last) + 1):
-                for name, value in values.items():
-                    curve[name][point] = round(value, 4)
-    return shown

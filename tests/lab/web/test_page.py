@@ -53,6 +53,52 @@ def test_a_job_is_shown_followed_and_stopped(chromium: Browser, server: Server, 
     assert paceline.json("get", "it")["state"] == "STOPPED"
 
 
+LOGS = """
+import json, os, time
+folder = os.environ["PACELINE_RUN_DIR"]
+lines = [{"time": time.time(), "step": step, "loss": 1.0 / step} for step in range(1, 9)]
+with open(f"{folder}/metrics.jsonl", "w") as file:
+    file.writelines(json.dumps(line) + "\\n" for line in lines)
+progress = {"time": time.time(), "epoch": 0, "epochs": 1, "step": 8, "steps": 16, "metrics": {"loss": 0.125}}
+progress |= {"samples_per_second": 3.0, "epoch_seconds_left": 9.0, "seconds_left": 9.0, "sync": None, "replicas": None}
+with open(f"{folder}/progress.json", "w") as file:
+    json.dump(progress, file)
+time.sleep(600)
+"""
+
+
+def test_a_machine_is_one_row_and_says_who_has_it(
+    chromium: Browser, paceline: Paceline, request: pytest.FixtureRequest
+) -> None:
+    """It is this machine, and a host of a target too."""
+    settings = "[local]\ndevices = 2\n[targets.lab]\nbackend = 'ssh'\nhosts = ['localhost']\n"
+    (paceline.folder / "paceline.toml").write_text(settings)
+    server = Server(paceline)
+    request.addfinalizer(server.end)
+    job = ("--name", "a-" + 61 * "x", "-n", "1", "--gpus", "1", "--time-limit", "1h")
+    submit(paceline, *job, paceline.script(LOGS))
+    chromium.open(server.url)
+    chromium.until("document.querySelectorAll('tr.job .spark').length === 1")  # its losses
+    chromium.shows("on 1 of 2 slots")  # asked for meanwhile
+    chromium.resize(390, 800)
+    chromium.until("!!document.querySelector('tr.job td.col-about')")
+    is_cut = "const {scrollHeight, clientHeight} = document.querySelector('tr.job'); return scrollHeight > clientHeight"
+    assert not chromium.run(f"(() => {{ {is_cut} }})()")
+    chromium.open(f"{server.base}#/machines")
+    chromium.until("document.querySelector('.machines tbody')?.textContent.includes('lab')")
+    for width in (390, 1280):
+        chromium.resize(width, 800)
+        (row,) = chromium.run("[...document.querySelectorAll('.machines tbody tr')].map(it => it.innerText)")
+        for text in ("this machine", "1 of 2 slots", "slots 0", "since", "by its time limit"):
+            assert text in row, (text, row)
+        assert "devices" not in row.replace("devices\n", "") and chromium.run("scrollX") == 0
+        assert chromium.run("document.documentElement.scrollWidth") <= width
+        assert not chromium.barriers()
+    chromium.click(".holder a", "a-")
+    chromium.until("location.hash.startsWith('#/jobs/local/a-')")
+    paceline.succeeds("stop", "--now", job[1])
+
+
 def test_a_hidden_page_notifies_of_jobs_that_fail(chromium: Browser, server: Server, paceline: Paceline) -> None:
     chromium.call("Browser.grantPermissions", origin=server.base.rstrip("/"), permissions=["notifications"])
     chromium.open(server.url)
@@ -196,7 +242,7 @@ def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:
     # The view is in the address.
     chromium.until("location.hash === '#/jobs?q=job-0004+local&sort=-name'")
     columns = "[...document.querySelectorAll('thead th')].map(it => it.textContent.split(' ')[0]).join()"
-    assert chromium.run(columns) == "name,state,ranks,age,duration"  # others have nothing in them
+    assert chromium.run(columns) == "name,state,progress,age"  # others have nothing in them
     chromium.open("about:blank")
     chromium.open(f"{server.base}#/jobs?group=name")
     chromium.until("[...document.querySelectorAll('tr.group')].some(it => it.textContent.includes('9,999'))")

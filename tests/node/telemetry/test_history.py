@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.telemetry.history import history, metrics, usage
+from paceline.node.telemetry.history import SKETCH, history, losses, metrics, usage
 
 
 def write(path: Path, *lines: Any) -> None:
@@ -102,3 +102,21 @@ def test_metrics_that_no_chart_can_have(tmp_path: Path) -> None:
     found = metrics(path, points=2)
     assert found["step"] == [1, 3]
     assert found["values"] == {"a": [1e308, 1e308], "b": [None, None], "c": [None, None]}
+
+
+def test_the_losses_of_a_list_are_some_of_all_steps(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert losses(run) == []  # it has logged nothing
+
+    def logged(count: int) -> list[float]:
+        lines = ({"time": 1.0, "step": step, "train_loss": count - step, "lr": 1e-3} for step in range(count))
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return losses(run)
+
+    assert logged(3) == [3.0, 2.0, 1.0]
+    for count in (1000, 100_000):  # all of the file is read, or lines at equal distances
+        found = logged(count)
+        assert len(found) == SKETCH and found[0] == count and found[-1] < count / 25
+        assert found == sorted(found, reverse=True)
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"loss": NaN}\n{"loss": "x"}\n{"loss": 0.5}\n[1]\n{"lo')
+    assert losses(run) == [0.5]

@@ -242,6 +242,12 @@ class Local(Backend):
 
         return History([history(self._run(name), since)])
 
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        from paceline.node.telemetry.history import losses
+
+        runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
+        return {run.path.name: found for run in runs if (found := losses(run))}
+
     def stands(self, name: str) -> list[Stand]:
         from paceline.node.watching import live
 
@@ -270,7 +276,8 @@ class Local(Backend):
 
         from .prepare import here
 
-        return [Node(**node(self._jobs.parent, self._jobs, here().devices[0], gpus))]
+        devices, slots = here().devices
+        return [Node(**node(self._jobs.parent, self._jobs, devices, gpus, slots=slots))]
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         from paceline.job.job import Usage

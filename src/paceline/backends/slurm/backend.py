@@ -176,6 +176,10 @@ class Slurm(Backend):
     def history(self, name: str, since: float = 0.0) -> History:
         return History(self._login.ask({"do": "slurm_history", "name": name, "since": since})["nodes"])
 
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = self._login.ask({"do": "slurm_losses", "names": list(names)})["losses"]
+        return found
+
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         import dataclasses
 
@@ -194,7 +198,7 @@ class Slurm(Backend):
         return Node(
             found["name"], (), {}, found["cpus"], found["cpus_allocated"], found["memory"], found["memory_allocated"],
             disk=0, disk_used=0, state=state, partitions=tuple(found["partitions"]), address=found["address"],
-            device_count=found["gpus"], allocated_count=found["gpus_allocated"],
+            device_count=found["gpus"], allocated_count=found["gpus_allocated"], measured=False,
         )  # fmt: skip
 
     def check(self, progress: ProgressReporter) -> Report:

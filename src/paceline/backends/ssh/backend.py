@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from paceline.backends.base import MOST_RANKS, Backend, History, Prepared, Shell
 from paceline.backends.remote.connection import Unreachable
 from paceline.job.errors import UserError
-from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
+from paceline.job.job import SILENT, Contents, Node, Usage, Volume, WarmServer
 from paceline.job.quantities import duration
 
 from . import target
@@ -218,9 +218,13 @@ class Ssh(Backend):
         return list(heapq.merge(*happened, key=lambda event: event["time"]))
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
-        """The hosts that answer."""
+        """The hosts, if one answers."""
         answers = self._hosts.some(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots}, warn)
-        return [Node(**{**answer["node"], "name": host.name}) for host, answer in answers.items()]
+        return [
+            Node(**{**answers[host]["node"], "name": host.name}) if host in answers
+            else Node(host.name, (), {}, 0.0, 0.0, 0, 0, 0, 0, state=SILENT, measured=False)
+            for host in self._hosts.all
+        ]  # fmt: skip
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What these jobs use now, on the hosts that answer; those that do not run are left out."""
@@ -249,6 +253,11 @@ class Ssh(Backend):
         for host, answer in answers.items():
             nodes += ({**node, "host": host.name} for node in cast("list[NodeHistory]", answer["nodes"]))
         return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(warnings))
+
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        request = {"do": "losses", "names": list(names)}
+        answers, _ = self._hosts.ask(self._hosts.all, lambda _: request)
+        return {name: found for answer in answers.values() for name, found in answer["losses"].items()}
 
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs, on the hosts that answer; takes some seconds."""

@@ -105,8 +105,10 @@ def _node(watch: bool, output: str) -> None:
         show(nodes, _node_columns(), output, asdict)
         has, taken = sum(node.device_count for node in nodes), sum(node.allocated_count for node in nodes)
         if has and output in ("table", "wide"):
-            is_gpus = all(node.gpus or not node.devices for node in nodes if node.device_count)
-            click.echo(f"{'GPUs' if is_gpus else 'devices'} allocated: {taken}/{has} ({100 * taken / has:.0f} %)")
+            of = [node for node in nodes if node.device_count]
+            is_gpus = all(node.gpus or not node.devices for node in of)
+            kind = "slots" if all(node.slots for node in of) else "GPUs" if is_gpus else "devices"
+            click.echo(f"{kind} allocated: {taken}/{has} ({100 * taken / has:.0f} %)")
         return True
 
     once_or_live(look, watch, "paceline top node")
@@ -221,8 +223,8 @@ def _node_columns() -> list[Column[Node]]:
         Column("PARTITIONS", lambda node: ",".join(node.partitions) or None, is_optional=True, is_text=True),
         Column("DEVICES", lambda node: str(node.device_count), keep=9),
         Column("ALLOCATED", lambda node: str(node.allocated_count), keep=9),
-        Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}", keep=6),
-        Column("MEMORY", lambda node: part(node.memory_used, node.memory), keep=5),
+        Column("CPU", lambda node: f"{node.load:.1f} of {node.cores:g}" if node.cores else None, keep=6),
+        Column("MEMORY", lambda node: part(node.memory_used, node.memory) if node.memory else None, keep=5),
         Column("DISK", lambda node: part(node.disk_used, node.disk) if node.disk else None, is_optional=True),
         Column("JOBS", _jobs_of, is_optional=True, wraps=True, least=20, keep=3),
         Column(

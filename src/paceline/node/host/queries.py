@@ -90,8 +90,8 @@ def nodes(home: Home, request: Request) -> Answer:
     from paceline.node.store.plan import this_machine
     from paceline.node.store.usage import node
 
-    devices, _ = this_machine(home, request["slots"]).devices
-    return {"node": node(home.root, home.jobs, devices, gpus)}
+    devices, slots = this_machine(home, request["slots"]).devices
+    return {"node": node(home.root, home.jobs, devices, gpus, slots=slots)}
 
 
 def usage(home: Home, request: Request) -> Answer:
@@ -113,6 +113,13 @@ def history(home: Home, request: Request) -> Answer:
     from paceline.node.telemetry.history import history as history_of_run
 
     return {"nodes": [history_of_run(home.run(request["name"]), request["since"])]}
+
+
+def losses(home: Home, request: Request) -> Answer:
+    """Some of the losses that jobs have logged here."""
+    from paceline.node.telemetry.history import losses as losses_of_run
+
+    return {"losses": {run.path.name: found for run in home.runs(request["names"]) if (found := losses_of_run(run))}}
 
 
 def contents(home: Home, request: Request) -> Answer:

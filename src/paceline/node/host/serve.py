@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.
 _VERBS = {
     "queries": (
-        "describe", "spec", "events", "logs", "nodes", "usage", "stands", "history", "contents", "volumes",
-        "wait",
+        "describe", "spec", "events", "logs", "nodes", "usage", "stands", "history", "losses", "contents",
+        "volumes", "wait",
     ),
     "commands": ("stop", "suspend", "signal", "delete", "invite", "leave", "open_tensorboard", "close_tensorboard"),
     "plan": ("plan", "preflight"),
@@ -44,7 +44,8 @@ _VERBS = {
     "slurm.place.submit": ("slurm_submit",),
     "slurm.place.check_job": ("slurm_check",),
     "slurm.look.describe": (
-        "slurm_describe", "slurm_events", "slurm_history", "slurm_usage", "slurm_wait", "slurm_shell",
+        "slurm_describe", "slurm_events", "slurm_history", "slurm_losses", "slurm_usage", "slurm_wait",
+        "slurm_shell",
     ),
     "slurm.look.logs": ("slurm_logs",),
     "slurm.look.partitions": ("slurm_nodes",),

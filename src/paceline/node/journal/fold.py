@@ -109,7 +109,7 @@ def facts_of(spec: Mapping[str, Any]) -> JobFacts:
     """What a job's specification says of it, which anybody may have written; the rest is for those who know it."""
     target = spec.get("module") or spec.get("script") or spec.get("command")
     program = [*(["-m"] if spec.get("module") else []), *([target] if target else [])]
-    asked, ttl = spec.get("devices"), spec.get("ttl")
+    asked, ttl, limit = spec.get("devices"), spec.get("ttl"), spec.get("time_limit")
     return {
         "name": "", "backend": "", "framework": spec.get("framework"), "nodes": 0, "ranks": 0, "created": 0.0,
         "max_restarts": int(spec.get("max_restarts") or 0), "priority": int(spec.get("priority") or 0),
@@ -121,6 +121,7 @@ def facts_of(spec: Mapping[str, Any]) -> JobFacts:
         "command": " ".join(shlex.quote(str(it)) for it in [*program, *(spec.get("args") or ())]),
         "working_dir": str(spec.get("working_dir") or "."), "folder": "", "code": None, "data": [],
         "tensorboard": None, "environment": spec.get("environment"),
+        "time_limit": None if limit is None else float(limit), "user": str(spec["user"]) if spec.get("user") else None,
     }  # fmt: skip
 
 

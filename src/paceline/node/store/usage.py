@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.contract.checkpoint import MANIFEST, NAME
+from paceline.contract.machine import machine_id
 from paceline.node.files import read_json
 from paceline.node.machine import hardware
 from paceline.node.machine.network import visible_address
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 _SECONDS = 0.5  # that the load is measured over
 
 
-def node(home: Path, jobs: Path, devices: Sequence[str], gpus: Callable[[], tuple[Gpu, ...]]) -> NodeRecord:
+def node(
+    home: Path, jobs: Path, devices: Sequence[str], gpus: Callable[[], tuple[Gpu, ...]], *, slots: bool
+) -> NodeRecord:
     """This machine; takes `_SECONDS`."""
     begun, before = time.monotonic(), hardware.busy_seconds()
     seen = tuple(gpu.record() for gpu in gpus())
@@ -43,6 +46,8 @@ def node(home: Path, jobs: Path, devices: Sequence[str], gpus: Callable[[], tupl
         **hardware.capacity(jobs),
         "load": load,
         "gpus": seen,
+        "slots": slots,
+        "machine": machine_id(),
     }
 
 

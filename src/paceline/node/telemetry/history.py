@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from paceline.node.files import read_json, regular
 from paceline.node.machine.environments import packages_of
@@ -24,6 +24,8 @@ POINTS = 240  # of each series
 _NUMBERS, _FEWEST = 6000, 48  # of all metrics together, and points of each
 _MOST_BYTES = 64 << 20  # of a file; of a longer one, the end is read
 _LONGEST = 1 << 18  # bytes of the end of telemetry.jsonl that is looked at for its last line
+SKETCH = 40  # points of the losses of a job in a list
+_SHORT = 1 << 16  # bytes of metrics.jsonl up to which all of it is read for them
 _RECENT = 30.0  # seconds, beside those for which a line stands, in which it is of now
 _MOST_STEPS = 1 << 53  # what JavaScript can count
 _ABSURD = 1e30  # for any figure of a machine
@@ -142,6 +144,31 @@ def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsReco
         "values": {name: [_mean([line.get(name) for line in group]) for group in spans] for name in names},
         "last": {name: next(_known(it.get(name) for it in reversed(lines)), None) for name in names},
     }
+
+
+def losses(run: RunDirectory, points: int = SKETCH) -> list[float]:
+    """Some losses over all steps; of a long file, only lines at equal distances are read. Empty without any."""
+    try:
+        with open(run.path / "metrics.jsonl", "rb", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= _SHORT:
+                every = file.read().splitlines()
+                places = sorted({at * (len(every) - 1) // (points - 1) for at in range(points)}) if every else []
+                lines = [every[at] for at in places]
+            else:
+                lines = [_line_at(file, at * (size - _SHORT // 16) // (points - 1)) for at in range(points)]
+    except OSError:
+        return []
+    found = (next((it for key, it in (_object(line) or {}).items() if "loss" in key.lower()), None) for line in lines)
+    return [float(f"{value:.4g}") for value in _known(found)]
+
+
+def _line_at(file: BinaryIO, place: int) -> bytes:
+    """The first whole line from a place on."""
+    file.seek(place)
+    if place:
+        file.readline(_LONGEST)
+    return file.readline(_LONGEST)
 
 
 def _spans(lines: Sequence[dict[str, Any]], points: int) -> list[list[dict[str, Any]]]:

@@ -70,6 +70,15 @@ const ZH = {
   "Add another job to compare them.": "再添加一个任务即可比较。", "The first {n} of {all} jobs are compared.": "比较 {all} 个任务中的前 {n} 个。", "Compare {name}": "比较 {name}", "Compare {n}": "比较 {n} 个",
   "evaluation": "评估", "logging": "写日志", "script": "脚本", "idle": "空闲",
   "1 frame of {of}": "{of} 的 1 个栈帧", "{n} frames of {of}": "{of} 的 {n} 个栈帧",
+  // machines and jobs in a list
+  "user": "用户", "{time} left": "剩余 {time}", "1 restart": "重启 1 次", "{n} restarts": "重启 {n} 次", "{n} nodes": "{n} 个节点", "on {n} of {all} devices": "使用 {all} 个设备中的 {n} 个", "on {n} of {all} slots": "使用 {all} 个槽位中的 {n} 个",
+  "machine": "机器", "held by": "使用者", "silent": "不响应", "does not answer": "不响应", "unavailable": "不可用", "in use": "使用中", "free": "空闲",
+  "this machine": "本机", "cores": "核", "slots": "槽位", "not measured": "未测量", "asked for": "（已申请）", "1 device": "1 个设备", "{n} devices": "{n} 个设备",
+  "devices {list}": "设备 {list}", "slots {list}": "槽位 {list}", "since {time}": "自 {time}", "until {time} by its time limit": "按时间限制至 {time}",
+  "not since {time}, when this page's server began": "自 {time} 此页面的服务器启动以来没有响应", "{what}: the last hour": "{what}：最近一小时",
+  "1 machine": "1 台机器", "{n} machines": "{n} 台机器", "{used} of {all} slots in use": "{all} 个槽位中已用 {used} 个", "asking {target}…": "正在询问 {target}…",
+  "{target} has not answered yet": "{target} 尚未响应", "Show {n} more of {all}": "再显示 {n} 台，共 {all} 台", "No machine matches.": "没有符合条件的机器。",
+  "No machine. Name some in paceline.toml, or submit a job with --hosts.": "没有机器。请在 paceline.toml 中指定，或用 --hosts 提交任务。",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 
@@ -178,6 +187,11 @@ export function number(value, digits = 4) {
 export const whole = (value) => Number(value).toLocaleString(language);
 export const moment = (iso) =>
   iso ? new Date(iso).toLocaleString(language, { dateStyle: "medium", timeStyle: "medium" }) : "";
+// A time of today by its clock alone, another one with its day.
+export function clock(iso) {
+  const when = new Date(iso), isToday = when.toDateString() === new Date().toDateString();
+  return when.toLocaleString(language, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(isToday ? {} : { day: "numeric", month: "short" }) });
+}
 export const zoned = (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, moment);
 
 const CHINESE = { s: "秒", m: "分", h: "小时", d: "天" };

@@ -1,16 +1,18 @@
 // The table of jobs: the server filters and sorts, and the page asks for the rows that it shows.
 import { get, listen, news, query } from "./api.js";
-import { moment, number, span, spoken, t, whole } from "./i18n.js";
+import { clock, moment, number, span, spoken, t, whole } from "./i18n.js";
 import { Command } from "./forms.js";
 import { html, Icon, isTyping, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
-const ROW = 46, CARD = 78; // heights in pixels, of a row and of a job on a narrow screen
+const ROW = 46, CARD = 88; // heights in pixels, of a row and of a job on a narrow screen
+const ONE_LINE = 40; // letters of a name that fit beside each other on a narrow screen
+const SKETCHED = 30_000; // milliseconds after which the losses of a job that runs are asked for again
 const NARROW = matchMedia("(max-width: 700px)");
 const PAGE = 100; // rows that are asked for at once
 const STEPS = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 };
 const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
-const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "" };
-const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts";
+const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "", columns: "" };
+const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts,user";
 
 const since = (iso) => (iso ? (Date.now() - Date.parse(iso)) / 1000 : null);
 const lossOf = (job) => Object.entries(job.progress?.metrics ?? {}).find(([name]) => name.toLowerCase().includes("loss"))?.[1];
@@ -27,6 +29,63 @@ function Done({ job }) {
   return html`<progress max="1" value=${part} aria-label=${t("done")}></progress> ${Math.round(100 * part)} %`;
 }
 
+const keyOf = (job) => `${job.backend}/${job.name}/${job.created}`;
+const losses = new Map(); // job → when they were asked for, and the losses
+
+// The losses of the jobs that are shown, asked for once they have stood still; those of jobs that run again and again.
+function useLosses(jobs) {
+  const [, draw] = useState(0);
+  const wanted = jobs.filter((job) => job && lossOf(job) != null && losses.get(keyOf(job))?.asked !== (job.finished ?? Math.floor(Date.now() / SKETCHED)));
+  useEffect(() => {
+    if (!wanted.length) return;
+    const timer = setTimeout(() => {
+      for (const target of new Set(wanted.map((job) => job.backend))) {
+        const those = wanted.filter((job) => job.backend === target).slice(0, PAGE);
+        those.forEach((job) => losses.set(keyOf(job), { asked: job.finished ?? Math.floor(Date.now() / SKETCHED), values: losses.get(keyOf(job))?.values }));
+        get(`/api/losses?${query({ target, names: those.map((job) => job.name).join(",") })}`).then((it) => {
+          those.forEach((job) => { if (it.losses[job.name]) losses.get(keyOf(job)).values = it.losses[job.name]; });
+          draw((n) => n + 1);
+        }, () => those.forEach((job) => losses.delete(keyOf(job))));
+      }
+    }, 150);
+    return () => clearTimeout(timer);
+  }, [wanted.map(keyOf).join()]);
+}
+
+// A curve without axes: from the first to the last step, from the lowest to the highest value.
+function Spark({ values, label }) {
+  if (!(values?.length > 1)) return "";
+  const low = Math.min(...values), height = Math.max(...values) - low || 1;
+  const points = values.map((value, at) => `${((60 * at) / (values.length - 1)).toFixed(1)},${(17 - (15 * (value - low)) / height).toFixed(1)}`).join(" ");
+  return html`<svg class="spark" viewBox="0 0 60 18" preserveAspectRatio="none" role="img" aria-label=${label}><polyline points=${points} /></svg>`;
+}
+
+function Loss({ job }) {
+  const value = lossOf(job), { values } = losses.get(keyOf(job)) ?? {};
+  if (value == null) return "";
+  const label = values && t("{low} to {high}, last {last}", { low: number(Math.min(...values)), high: number(Math.max(...values)), last: number(value) });
+  return html`<span class="loss" title=${label}><${Spark} values=${values} label=${label} />${number(value)}</span>`;
+}
+
+// How far a job is that runs, and how long others took.
+function Progress({ job }) {
+  if (job.state === "RUNNING" && job.progress) {
+    const below = [job.progress.seconds_left != null && t("{time} left", { time: span(job.progress.seconds_left) }), job.progress.samples_per_second != null && `${number(job.progress.samples_per_second, 3)} ${t("samples/s")}`];
+    return html`<${Done} job=${job} /><span class="weak below">${below.filter(Boolean).join(" · ")}</span>`;
+  }
+  const took = COLUMNS.duration[1](job);
+  return took && html`${took}${job.restarts > 0 && html`<span class="weak below">${t(job.restarts === 1 ? "1 restart" : "{n} restarts", { n: job.restarts })}</span>`}`;
+}
+
+const several = { targets: false, users: false }; // whether these jobs have several
+
+// What stands below the name in the usual columns.
+function aboutOf(job) {
+  const devices = job.devices.length || job.allocated;
+  return [several.targets && job.backend, several.users && job.user, t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }),
+    job.nodes > 1 && t("{n} nodes", { n: whole(job.nodes) }), devices > 0 && t(devices === 1 ? "1 device" : "{n} devices", { n: whole(devices) })].filter(Boolean).join(" · ");
+}
+
 export const State = ({ of }) => html`<span class="state state-${of}">${t(of)}</span>`;
 
 // Jobs that are chosen to be compared, as the address of the comparison names them.
@@ -39,41 +98,43 @@ const Picked = ({ clear }) => picked.size > 0 && html`<span class="buttons"><a c
 
 // key → title, what is shown, the server's name for sorting
 const COLUMNS = {
-  name: ["name", (job) => html`<${Pick} job=${job} /><a href=${hrefOf(job)} title=${job.name}>${job.name}</a>`, "name"],
+  name: ["name", (job) => html`<${Pick} job=${job} /><a href=${hrefOf(job)} title=${job.name}>${job.name}</a><span class="weak below">${aboutOf(job)}</span>`, "name"],
   state: ["state", (job) => html`<${State} of=${job.state} />`, "state"],
   target: ["target", (job) => job.backend, "backend"],
+  user: ["user", (job) => job.user || "", "user"],
   kind: ["kind", (job) => job.kind || job.framework || "", "kind"],
+  progress: ["progress", (job) => html`<${Progress} job=${job} />`, "progress"],
   nodes: ["nodes", (job) => whole(job.nodes), "nodes"],
   ranks: ["ranks", (job) => whole(job.ranks), "ranks"],
   done: ["done", (job) => html`<${Done} job=${job} />`, "progress"],
   left: ["left", (job) => (job.state === "RUNNING" ? span(job.progress?.seconds_left) : ""), "left"],
-  loss: ["loss", (job) => number(lossOf(job)), "loss"],
+  loss: ["loss", (job) => html`<${Loss} job=${job} />`, "loss"],
   speed: ["samples/s", (job) => (job.state === "RUNNING" ? number(job.progress?.samples_per_second) : ""), "speed"],
   devices: ["devices", (job) => job.devices.length || job.allocated || "", "devices"],
-  age: ["age", (job) => html`<span title=${moment(job.created)}>${span(since(job.created))}</span>`, "created"],
+  age: ["age", (job) => html`<span title=${moment(job.created)}>${span(since(job.created))}<span class="weak started">${clock(job.created)}</span></span>`, "created"],
   duration: ["duration", (job) => (job.started ? span(since(job.started) - (since(job.finished) ?? 0)) : ""), "duration"],
   restarts: ["restarts", (job) => job.restarts || "", "restarts"],
-  why: ["why", (job) => html`<span class="two" title=${job.error || job.waiting}>${job.error || job.waiting || ""}</span>`, null],
+  why: ["why", (job) => html`<span class=${job.name.length > ONE_LINE ? "two" : "two three"} title=${job.error || job.waiting}>${job.error || job.waiting || ""}</span>`, null],
 };
 // What a card says below the name: why a job waits or failed, or else its numbers.
 COLUMNS.about = ["why", (job) => (job.error || job.waiting ? COLUMNS.why[1](job) : html`<span class="weak">${[
-  t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job), lossOf(job) != null && `${t("loss")} ${number(lossOf(job))}`,
-].filter(Boolean).join(" · ")}</span>`), null];
+  several.users && job.user, t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job),
+].filter(Boolean).join(" · ")}</span>${lossOf(job) != null && html`<div class="weak">${t("loss")} <${Loss} job=${job} /></div>`}`), null];
 const TABLE = Object.keys(COLUMNS).filter((key) => key !== "about");
 const CARDS = ["name", "state", "age", "about"]; // on a narrow screen
-const ALWAYS = ["name", "state", "ranks", "age", "duration"]; // others are shown where jobs have something in them
+const USUAL = ["name", "state", "progress", "loss", "age", "why"]; // those that are empty for all jobs are left out
 
 export const hrefOf = (job) => `#/jobs/${encodeURIComponent(job.backend)}/${encodeURIComponent(job.name)}`;
 
-// What somebody has chosen; null for the columns in which these jobs have something.
-function chosenColumns() {
-  const stored = JSON.parse(localStorage.getItem("paceline.columns") || "null");
-  return stored && stored.filter((key) => key in COLUMNS);
+// What somebody has chosen, by the address or before; null for the columns in which these jobs have something.
+function chosenColumns(search) {
+  const stored = search.get("columns")?.split(",") ?? JSON.parse(localStorage.getItem("paceline.columns") || "null");
+  const known = stored?.filter((key) => TABLE.includes(key));
+  return known?.length ? known : null;
 }
 
 function usualColumns(found) {
-  const has = [...ALWAYS, ...(found.has ?? []), ...(found.targets.length > 1 ? ["target"] : [])];
-  return TABLE.filter((key) => has.includes(key));
+  return USUAL.filter((key) => !["loss", "why"].includes(key) || found.has?.includes(key));
 }
 
 export const leftAt = { view: "#/jobs" }; // where Esc goes back to
@@ -115,13 +176,14 @@ function useRows(asked, first, last) {
 
 export function Jobs({ search: given }) {
   const [filter, setFilter] = useState(() => filterOf(given));
-  const [chosen, setChosen] = useState(chosenColumns);
+  const [chosen, setChosen] = useState(() => chosenColumns(given));
   const [isNarrow, setNarrow] = useState(NARROW.matches);
   const [[first, last], setRange] = useState([0, 60]);
   const [, tick] = useState(0);
   const box = useRef(), search = useRef();
-  const asked = query({ ...filter, state: filter.state.join(",") });
+  const asked = query({ ...filter, columns: "", state: filter.state.join(",") });
   const found = useRows(asked, first, last);
+  Object.assign(several, { targets: found.targets.length > 1, users: !!found.has?.includes("user") });
   const height = isNarrow ? CARD : ROW;
   const columns = isNarrow ? CARDS : chosen ?? usualColumns(found);
 
@@ -162,6 +224,7 @@ export function Jobs({ search: given }) {
   for (let index = first; index <= Math.min(last, (found.total ?? 0) - 1); index++) {
     rows.push([index, found.pages[Math.floor(index / PAGE)]?.[index % PAGE]]);
   }
+  useLosses((isNarrow || columns.includes("loss")) && !filter.group ? rows.map(([, job]) => job) : []);
   const onArrows = (event) => {
     const step = STEPS[event.key];
     const row = event.target.closest("tr[aria-rowindex]");
@@ -189,14 +252,14 @@ export function Jobs({ search: given }) {
         <option value="">${t("Not grouped")}</option><option value="name">${t("Grouped by name")}</option><option value="command">${t("Grouped by command")}</option>
         ${(found.labels ?? []).map((name) => html`<option value="label:${name}">${t("Grouped by {label}", { label: name })}</option>`)}
       </select>
-      ${!isNarrow && !filter.group && html`<${Columns} chosen=${columns} set=${setChosen} />`}
+      ${!isNarrow && !filter.group && html`<${Columns} chosen=${columns} set=${(next) => { setChosen(next); change({ columns: next?.join() ?? "" }); }} />`}
       <${Picked} clear=${() => tick((n) => n + 1)} />
       <span class="weak" role="status" id="total">${found.total == null ? t("Loading…") : t(found.total === 1 ? "1 job" : "{n} jobs", { n: whole(found.total) })}</span>
     </form>
     <${Problems} found=${found} />
     ${filter.group && html`<${Groups} found=${found} show=${(q) => change({ q, group: "" })} />`}
     <div class="scroll" hidden=${!!filter.group} ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} onpick=${() => tick((n) => n + 1)} tabindex="-1">
-      <table class="rows" aria-rowcount=${found.total ?? -1}>
+      <table class=${chosen ? "rows" : "rows usual"} aria-rowcount=${found.total ?? -1}>
         <thead><tr>${columns.map((key) => html`<${Title} name=${key} sort=${filter.sort} set=${(sort) => change({ sort })} />`)}</tr></thead>
         <tbody>
           <tr class="gap" aria-hidden="true"><td style=${{ height: `${first * height}px` }}></td></tr>
@@ -230,9 +293,16 @@ function Summary({ found, show }) {
     <b>${whole(count)}</b> ${title}<span class="weak two">${of}</span></button>`;
   const told = (pairs) => pairs.map(([why, count]) => `${whole(count)} × ${why}`).join("; ");
   return html`<div class="tiles">
-    ${tile(it.running, t("running"), it.devices ? t(it.devices === 1 ? "on 1 device" : "on {n} devices", { n: whole(it.devices) }) : "", ["RUNNING"], "busy")}
+    ${tile(it.running, t("running"), onDevices(it), ["RUNNING"], "busy")}
     ${tile(it.waiting, t("waiting"), told(it.reasons), ["PENDING", "STARTING", "RESTARTING", "SUSPENDED"], "waits")}
     ${tile(it.failed, t("failed in 24 hours"), told(it.causes), ["FAILED", "LOST"], "bad")}</div>`;
+}
+
+// On how many devices jobs run, of how many there are where they run, if that is known.
+function onDevices({ devices, devices_all: all, devices_kind: kind }) {
+  if (!devices) return "";
+  if (all >= devices) return t(kind === "slots" ? "on {n} of {all} slots" : "on {n} of {all} devices", { n: whole(devices), all: whole(all) });
+  return t(devices === 1 ? "on 1 device" : "on {n} devices", { n: whole(devices) });
 }
 
 // Jobs that belong together: those of one name, of one command, or of one value of a label.

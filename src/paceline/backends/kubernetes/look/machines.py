@@ -133,6 +133,7 @@ def nodes(cluster: Cluster, warn: Callable[[str], None]) -> list[Node]:
             memory=int(amount(machine.allocatable.get("memory"))), memory_used=int(in_use.get("memory", 0)),
             disk=int(amount(machine.allocatable.get("ephemeral-storage"))),
             disk_used=int(machine.requested.get("ephemeral-storage", 0)), state=machine.state,
+            measured=measured is not None,
         ))  # fmt: skip
     return found
 

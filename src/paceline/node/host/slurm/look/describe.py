@@ -67,6 +67,17 @@ def slurm_history(home: Home, request: Request) -> Answer:
     return {"nodes": [history(run, request["since"]) for _, runs in job_record.runs_of(folder) for run in runs]}
 
 
+def slurm_losses(home: Home, request: Request) -> Answer:
+    """Some of the losses that jobs have logged: in their last start, which goes on with what was written before."""
+    from paceline.node.telemetry.history import losses
+
+    found: dict[str, list[float]] = {}
+    for folder in Jobs(home.root).named(request["names"]):
+        starts = job_record.runs_of(folder)
+        found[folder.name] = next((it for run in (starts[-1][1] if starts else ()) if (it := losses(run))), [])
+    return {"losses": {name: it for name, it in found.items() if it}}
+
+
 def slurm_usage(home: Home, request: Request) -> Answer:
     """What jobs use now, as their nodes have written it last; those that do not run are left out."""
     from paceline.node.telemetry.history import usage

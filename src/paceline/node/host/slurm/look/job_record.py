@@ -121,7 +121,7 @@ def _facts(folder: JobFolder, job: dict[str, Any], reports: list[Report]) -> Job
     return {
         **of_nodes, "created": plain["created"], "labels": plain["labels"], "options": plain["options"],
         "ttl": plain["ttl"], "folder": plain["folder"], "code": plain["code"], "resume_from": plain["resume_from"],
-        "environment": plain["environment"],
+        "environment": plain["environment"], "time_limit": plain["time_limit"], "user": plain["user"],
         "queue": of_nodes["queue"] or plain["queue"],
     }  # fmt: skip
 
