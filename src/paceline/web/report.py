@@ -36,6 +36,7 @@ _IMPORT = re.compile(
 _NAMED = re.compile(r"^export\s+(?=(?:async\s+)?(?:const|let|function\*?|class)\s+(\w+))", re.MULTILINE)
 _LIST = re.compile(r"\bexport\s*(\{[^}]*\});?")
 _CLASS = re.compile(r"\.([a-z][\w-]*)")
+_PAIR = re.compile(r'"([^"]+)": "[^"]+"')
 _AROUND = re.compile(r"\s*([:;,])\s*")
 _MARGIN = re.compile(r"^ +(?://.*)?|^//.*\n", re.MULTILINE)  # and comments
 _DEFAULT = re.compile(r"\bexport default ")
@@ -44,7 +45,7 @@ _DEFAULT = re.compile(r"\bexport default ")
 def report(views: Sequence[JobView]) -> str:
     """The file."""
     data = {"version": __version__, "time": show_time(time.time()), "jobs": views, "sentences": _sentences(views)}
-    script = script_of(_MAIN)
+    script = _translations(script_of(_MAIN), _json(views))
     style = "\n".join(_rules(_text(name), script) for name in _STYLES)
     names = ", ".join(view["job"]["name"] for view in views)
     policy = (
@@ -91,6 +92,15 @@ def _sentences(views: Sequence[JobView]) -> dict[str, str]:
     """Of the sentences in Chinese those whose longest words in English the views have."""
     text, chinese = _json(views), json.loads(_text("zh.json"))
     return {key: chinese[key] for key in chinese if _json(max(re.split(r"\{[^}]*\}", key), key=len))[1:-1] in text}
+
+
+def _translations(script: str, data: str) -> str:
+    """The script, and of its table of texts in Chinese those whose English the rest of it has, or the data."""
+    before, begin, rest = script.partition("const ZH = {")
+    table, end, after = rest.partition("\n};")
+    texts = "".join((before, after, data))
+    pairs = (f"{pair[0]}," for pair in _PAIR.finditer(table) if pair[1] in texts)
+    return "".join((before, begin, *pairs, end, after))
 
 
 def _rules(style: str, script: str) -> str:

@@ -60,7 +60,7 @@ const ZH = {
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   // what surrounds all views
   "Keys": "按键", "search": "搜索", "the next job, the one before": "下一个任务，上一个任务", "open it": "打开", "back, or close": "返回或关闭", "these keys": "显示按键", "Close": "关闭",
-  "Settings": "设置", "Skip to the content": "跳到内容", "No jobs yet.": "还没有任务。",
+  "{n}s": "{n} 秒", "Settings": "设置", "Skip to the content": "跳到内容", "No jobs yet.": "还没有任务。",
   "Start one in a terminal, or with a job file on the page Submit. It appears here by itself.": "在终端中启动一个，或在“提交”页面用任务文件提交。它会自动出现在这里。",
   // the page of a job
   "Bar of time": "时间条", "now": "现在", "starting": "启动中", "hung": "卡住", "suspended": "已暂停", "restart": "重启", "attempt {n}": "尝试 {n}", "asked to stop": "请求停止",
