@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TWINS = chinese.twins()
 ENGLISH = {english: page for page, english in TWINS.items()}
-WEB = ROOT / "src" / "paceline" / "web" / "static" / "i18n.js"
+WEB = [ROOT / "src" / "paceline" / "web" / "static" / name for name in ("i18n.js", "zh.json")]
 HAN = "[一-鿿]"
 BADLY_SET = {  # what is no good Chinese typography, and what to write
     rf"{HAN}[,;:!?]|[,;:!?]{HAN}|{HAN}\(|\){HAN}": "full-width punctuation beside Chinese characters",
@@ -45,14 +45,14 @@ def plain(page: Path) -> list[tuple[int, str]]:
 
 def texts(path: Path) -> list[tuple[int, str]]:
     """The numbered lines in Chinese of a page, or of the program's page in a browser."""
-    if path == WEB:
+    if path in WEB:
         lines = enumerate(path.read_text().splitlines(), 1)
         pairs = ((number, text) for number, line in lines for text in re.findall(r'"((?:[^"\\]|\\.)*)"', line))
         return [(number, re.sub(r"\{\w+\}", "x", text)) for number, text in pairs if re.search(HAN, text)]
     return [it for it in plain(path) if not (path == chinese.GLOSSARY and it[1].startswith("|"))]
 
 
-@pytest.mark.parametrize("path", [*CHINESE, WEB], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*CHINESE, *WEB], ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_terms_are_those_of_the_glossary(path: Path) -> None:
     terms, others = glossary()
     wrong = []
@@ -62,7 +62,7 @@ def test_the_terms_are_those_of_the_glossary(path: Path) -> None:
     assert not wrong, "docs/zh/glossary.md has another term for:\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", [*CHINESE, WEB], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*CHINESE, *WEB], ids=lambda path: str(path.relative_to(ROOT)))
 def test_chinese_is_set_as_chinese(path: Path) -> None:
     lines = texts(path)
     wrong = [
@@ -71,7 +71,7 @@ def test_chinese_is_set_as_chinese(path: Path) -> None:
         for pattern, what in BADLY_SET.items()
         if (found := re.search(pattern, line.replace("**", "") if r"\*" not in pattern else line))
     ]
-    if path != WEB:
+    if path not in WEB:
         wrong += [
             f"{number}: {line[-5:]}: break the line at punctuation, or browsers show a space within a sentence"
             for (number, line), (following, then) in itertools.pairwise(lines)

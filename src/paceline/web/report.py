@@ -35,17 +35,18 @@ _IMPORT = re.compile(
 )
 _NAMED = re.compile(r"^export\s+(?=(?:async\s+)?(?:const|let|function\*?|class)\s+(\w+))", re.MULTILINE)
 _LIST = re.compile(r"\bexport\s*(\{[^}]*\});?")
-# Comments that have a line of their own, and the margin: neither changes anything, but in texts of several lines, which
-# the page has only as markup.
-_NO_CODE = re.compile(r"^[ \t]+|^[ \t]*//.*\n", re.MULTILINE)
-_NO_STYLE = re.compile(r"/\*.*?\*/|^[ \t]+|\n+", re.MULTILINE | re.DOTALL)
+_CLASS = re.compile(r"\.([a-z][\w-]*)")
+_PAIR = re.compile(r'"([^"]+)": "[^"]+"')
+_AROUND = re.compile(r"\s*([:;,])\s*")
+_MARGIN = re.compile(r"^ +(?://.*)?|^//.*\n", re.MULTILINE)  # and comments
 _DEFAULT = re.compile(r"\bexport default ")
 
 
 def report(views: Sequence[JobView]) -> str:
     """The file."""
-    data = {"version": __version__, "time": show_time(time.time()), "jobs": views}
-    script, style = script_of(_MAIN), "\n".join(_NO_STYLE.sub("", _text(name)) for name in _STYLES)
+    data = {"version": __version__, "time": show_time(time.time()), "jobs": views, "sentences": _sentences(views)}
+    script = _translations(script_of(_MAIN), _json(views))
+    style = "\n".join(_rules(_text(name), script) for name in _STYLES)
     names = ", ".join(view["job"]["name"] for view in views)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -87,6 +88,35 @@ def _json(data: Any) -> str:
     return _encodable(text.replace("<", "\\u003c"))
 
 
+def _sentences(views: Sequence[JobView]) -> dict[str, str]:
+    """Of the sentences in Chinese those whose longest words in English the views have."""
+    text, chinese = _json(views), json.loads(_text("zh.json"))
+    return {key: chinese[key] for key in chinese if _json(max(re.split(r"\{[^}]*\}", key), key=len))[1:-1] in text}
+
+
+def _translations(script: str, data: str) -> str:
+    """The script, and of its table of texts in Chinese those whose English the rest of it has, or the data."""
+    before, begin, rest = script.partition("const ZH = {")
+    table, end, after = rest.partition("\n};")
+    texts = "".join((before, after, data))
+    pairs = (f"{pair[0]}," for pair in _PAIR.finditer(table) if pair[1] in texts)
+    return "".join((before, begin, *pairs, end, after))
+
+
+def _rules(style: str, script: str) -> str:
+    """Of a style sheet those rules whose classes a script names, whole or as `beginning-${…}`."""
+
+    def is_there(name: str) -> bool:
+        return name in script or f"{name.rpartition('-')[0]}-${{" in script
+
+    def rule(found: re.Match[str]) -> str:
+        several = (map(is_there, _CLASS.findall(selector)) for selector in found[1].split(","))
+        body = _AROUND.sub(r"\1", found[2]).strip()
+        return f"{found[1].strip()}{{{body}}}\n" if any(map(all, several)) else ""
+
+    return re.sub(r"([^{};]+)\{([^{}]*)\}\s*", rule, re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL))
+
+
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
@@ -126,7 +156,7 @@ def _add(name: str, done: dict[str, str]) -> None:
         exports.update({shown: own for own, shown in _pairs(found[1])})
         return ""
 
-    text = _IMPORT.sub(imported, _NO_CODE.sub("", _text(name)))
+    text = _IMPORT.sub(imported, _MARGIN.sub("", _text(name)))
     exports.update({it: it for it in _NAMED.findall(text)})
     text = _LIST.sub(listed, _NAMED.sub("", text))
     if _DEFAULT.search(text):

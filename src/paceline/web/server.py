@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
+_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml",
+          "json": "application/json"}  # fmt: skip
 _MOST_WAITING = 128  # connections, for their clients to send a request
 _MOST_CONNECTIONS = 8 * _MOST_WAITING  # one that is closed for a newer one counts some turns of the loop longer
 _MOST_OPEN = 256  # connections

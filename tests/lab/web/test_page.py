@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import Paceline, eventually
 from tests.lab.web.conftest import Server, many_jobs
+from tests.web.test_chinese import everything, said
 
 if TYPE_CHECKING:
     from fake_kubernetes.cluster import Cluster
@@ -107,6 +108,7 @@ def test_a_hidden_page_notifies_of_jobs_that_fail(chromium: Browser, server: Ser
         " shown.push(title + ': ' + body) } static permission = Real.permission;"
         " static requestPermission() { return Real.requestPermission() } }; 0"
     )
+    chromium.click("header summary")
     chromium.click("header button", "Notifications: off")
     chromium.shows("Notifications: on")
     submit(paceline, "--name", "seen", "--framework", "indexed", paceline.script("raise ValueError(5)\n"))
@@ -400,7 +402,10 @@ def test_the_report_opened_from_a_file(chromium: Browser, server: Server, paceli
         import os, time
         print({HOSTILE!r}, flush=True)
         if os.environ["RANK"] == "1":
+            open("written", "w").close()
             time.sleep(600)
+        while not os.path.exists("written"):
+            time.sleep(0.01)
         raise SystemExit({HOSTILE!r})
     """
     submit(paceline, "--name", "it", "-n", "2", "--label", f"a={HOSTILE}", paceline.script(script), HOSTILE)
@@ -418,6 +423,9 @@ def test_the_report_opened_from_a_file(chromium: Browser, server: Server, paceli
     chromium.resize(360, 800)
     assert chromium.run("document.documentElement.scrollWidth") <= 360
     assert not chromium.run(NAMELESS) and not chromium.barriers()
+    chromium.run("localStorage.setItem('paceline.language', 'zh'); location.reload()")
+    chromium.shows("被停止的 rank 当时所在的位置")
+    chromium.run("localStorage.clear()")
 
 
 def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Paceline) -> None:
@@ -438,16 +446,32 @@ def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Pacelin
     chromium.press("Enter")
     chromium.until("document.querySelector('h1')?.textContent === 'one'")
     chromium.press("Escape")
-    chromium.until("location.hash === '#/jobs?q=o'")
+    chromium.until("location.hash === '#/jobs?q=o' && !!document.querySelector('tr.job')")
+    for _ in range(2):
+        chromium.press("j")
+    assert chromium.run("document.activeElement.textContent") == "one"
+    chromium.press("k")
+    assert chromium.run("document.activeElement.textContent") == "two"
+    chromium.press("?")
+    chromium.until("document.activeElement.closest('dialog[open]')?.textContent.includes('the next job')")
+    assert not chromium.barriers()
+    for key in "gm":
+        chromium.press(key)  # a dialog is open
+    chromium.press("Escape")
+    chromium.until("!document.querySelector('dialog[open]')")
+    assert chromium.run("location.hash") == "#/jobs?q=o"
+    for key in "gm":
+        chromium.press(key)
+    chromium.until("location.hash === '#/machines'")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_view_in_each_size_colour_and_language(
     chromium: Browser, server: Server, paceline: Paceline, language: str
 ) -> None:
-    submit(paceline, "--name", "it", "-n", "1", "--no-python", "true")
+    submit(paceline, "--name", "it", "-n", "1", paceline.script("import nosuch\n"))
     chromium.open(server.url)
-    chromium.until("!!document.querySelector('tr.job')")
+    state(chromium, "it", "FAILED")
     chromium.run(f"localStorage.setItem('paceline.language', '{language}')")
     assert chromium.run("document.documentElement.lang")
     for view in ("#/jobs", "#/jobs/local/it", "#/jobs/local/it/logs", "#/machines", "#/submit"):
@@ -464,7 +488,21 @@ def test_every_view_in_each_size_colour_and_language(
             assert (red < 60) is (colours == "dark")
             assert not chromium.barriers(), (view, colours)
         assert not chromium.run(NAMELESS), view
+        if view == "#/jobs/local/it":
+            chromium.shows({"en": "nosuch is not installed in", "zh": "这个任务的 Python 中没有安装 nosuch"}[language])
+            chromium.shows({"en": "1 ranks began", "zh": "1 个 rank 开始"}[language])
     assert ("机器" in chromium.text()) is (language == "zh")
+
+
+def test_the_page_looks_sentences_up_as_the_tests_do(chromium: Browser, server: Server) -> None:
+    chromium.open(server.url)
+    chromium.shows("No jobs yet.")
+    chromium.run("localStorage.setItem('paceline.language', 'zh'); location.reload()")
+    chromium.shows("还没有任务。")
+    texts = list(dict.fromkeys(everything()))
+    found = chromium.run(f"import('./i18n.js').then(it => {json.dumps(texts)}.map(it.spoken))")
+    assert dict(zip(texts, found, strict=True)) == {text: said(text) for text in texts}
+    chromium.run("localStorage.clear()")
 
 
 def test_a_server_that_ends_leaves_no_reader_of_logs(chromium: Browser, server: Server, paceline: Paceline) -> None:

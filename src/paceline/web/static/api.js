@@ -1,4 +1,6 @@
 // Asks the server: JSON, log lines, and which jobs have changed.
+import { heard, spoken } from "./i18n.js";
+
 const KEY = "paceline.key";
 
 export class Failure extends Error {
@@ -17,14 +19,14 @@ async function ask(path, options = {}) {
   const headers = { ...options.headers, "X-Paceline-Key": localStorage.getItem(KEY) || "" };
   const answer = await fetch(path, { ...options, headers, cache: "no-store" });
   if (answer.ok) return answer;
-  const said = await answer.json().catch(() => ({}));
-  throw new Failure(answer.status, said.error || `${answer.status} ${answer.statusText}`);
+  const refusal = await answer.json().catch(() => ({}));
+  throw new Failure(answer.status, spoken(refusal.error) || `${answer.status} ${answer.statusText}`);
 }
 
-export const get = async (path, options) => (await ask(path, options)).json();
+export const get = async (path, options) => heard(await (await ask(path, options)).json());
 export const text = async (path, options) => (await ask(path, options)).text();
 export const post = async (path, body = {}) =>
-  (await ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json();
+  heard(await (await ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json());
 
 export const pathOf = (target, name) => `/api/jobs/${encodeURIComponent(target)}/${encodeURIComponent(name)}`;
 export const query = (values) =>

@@ -2,13 +2,13 @@
 import { follow, get, listen, news, pathOf, post, query, signIn, text } from "./api.js";
 import { Comparison, MOST } from "./compare.js";
 import { Delete, Resubmit, Resume, Scale, Stop, Submit, Suspend } from "./forms.js";
-import { choose, current, LANGUAGES, t } from "./i18n.js";
+import { choose, current, LANGUAGES, learn, t } from "./i18n.js";
 import { Facts, Overview } from "./job.js";
 import { hrefOf, Jobs, leftAt } from "./jobs.js";
 import { Logs } from "./logs.js";
 import { Machines } from "./machines.js";
 import { isWanted, Notifications, notify } from "./notify.js";
-import { html, render, useEffect, useMemo, useState } from "./ui.js";
+import { html, Icon, isTyping, render, useEffect, useMemo, useRef, useState } from "./ui.js";
 
 const REFRESH = 10_000; // milliseconds
 // In these states more is known of a job alone than of it among all, so a change may be no news.
@@ -37,6 +37,7 @@ function useRoute() {
 function Online() {
   const [, draw] = useState(0);
   useEffect(() => listen(() => draw((n) => n + 1)), []);
+  useEffect(() => { document.body.classList.toggle("offline", !news.isOnline); }, [news.isOnline]);
   return html`<div role="status">${!news.isOnline && html`<p class="banner">${news.status === 401 ? t("Open the address that paceline web has printed.") : t("Connection lost; trying again…")}</p>`}</div>`;
 }
 
@@ -45,13 +46,37 @@ function setTheme(name) {
   document.documentElement.style.colorScheme = name;
 }
 
+const KEYS = [["/", "search"], ["j k ↓ ↑", "the next job, the one before"], ["Enter", "open it"], ["Esc", "back, or close"], ["g j", "Jobs"], ["g m", "Machines"], ["g s", "Submit"], ["?", "these keys"]];
+
+// The keys of all views, and the dialog that shows them.
+function Keys() {
+  const it = useRef();
+  useEffect(() => {
+    let before = "";
+    const onKey = (event) => {
+      if (isTyping(event)) return;
+      const view = before === "g" && { j: "jobs", m: "machines", s: "submit" }[event.key];
+      if (view) location.hash = `#/${view}`;
+      else if (event.key === "?") it.current.showModal();
+      before = event.key;
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, []);
+  return html`<button type="button" class="button" aria-label=${t("Keys")} title=${t("Keys")} onClick=${() => it.current.showModal()}>?</button>
+    <dialog ref=${it} aria-labelledby="keys-title"><h2 id="keys-title">${t("Keys")}</h2>
+      <dl class="known-keys">${KEYS.map(([keys, what]) => html`<dt>${keys.split(" ").map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${t(what)}</dd>`)}</dl>
+      <p class="buttons"><button type="button" autofocus onClick=${() => it.current.close()}>${t("Close")}</button></p></dialog>`;
+}
+
 function Header({ view }) {
   const link = (name, title) => html`<a href="#/${name}" aria-current=${view === name ? "page" : undefined}>${t(title)}</a>`;
-  return html`<header><nav aria-label="paceline"><b>paceline</b> ${link("jobs", "Jobs")} ${link("machines", "Machines")} ${link("submit", "Submit")}</nav>
-    <span><${Notifications} /><select aria-label=${t("Theme")} value=${localStorage.getItem("paceline.theme") || ""} onChange=${(event) => setTheme(event.target.value)}>
-      ${[["", "system"], ["light", "light"], ["dark", "dark"]].map(([value, title]) => html`<option value=${value}>${t(title)}</option>`)}</select>
-    <select aria-label=${t("Language")} value=${current()} onChange=${(event) => choose(event.target.value)}>
-      ${Object.entries(LANGUAGES).map(([name, title]) => html`<option value=${name}>${title}</option>`)}</select></span></header>`;
+  return html`<header><nav aria-label="paceline"><span class="brand"><${Icon} /><b>paceline</b></span> ${link("jobs", "Jobs")} ${link("machines", "Machines")} ${link("submit", "Submit")}</nav>
+    <div class="buttons"><${Keys} /><details class="menu"><summary class="button" aria-label=${t("Settings")} title=${t("Settings")}>⚙</summary><div><${Notifications} />
+    <label>${t("Theme")} <select value=${localStorage.getItem("paceline.theme") || ""} onChange=${(event) => setTheme(event.target.value)}>
+      ${[["", "system"], ["light", "light"], ["dark", "dark"]].map(([value, title]) => html`<option value=${value}>${t(title)}</option>`)}</select></label>
+    <label>${t("Language")} <select value=${current()} onChange=${(event) => choose(event.target.value)}>
+      ${Object.entries(LANGUAGES).map(([name, title]) => html`<option value=${name}>${title}</option>`)}</select></label></div></details></div></header>`;
 }
 
 // What is known of a job, asked for again when it has changed.
@@ -154,7 +179,7 @@ function Job({ target, name, tab, isReadOnly }) {
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
   }, []);
-  if (!view) return html`<p class=${error ? "error" : "weak"} role=${error ? "alert" : "status"}>${error || t("Loading…")}</p>`;
+  if (!view) return html`<p class=${error ? "error" : "weak"} role=${error ? "alert" : "status"}>${error || t("Loading…")}</p>${!error && html`<div class="skeleton" aria-hidden="true"></div>`}`;
   const { job, can } = view;
   const Chosen = DIALOGS[dialog];
   const act = (action) => {
@@ -164,8 +189,8 @@ function Job({ target, name, tab, isReadOnly }) {
   };
   const here = `#/jobs/${encodeURIComponent(target)}/${encodeURIComponent(name)}`;
   const tabs = [["", "Overview"], ["logs", "Logs"]];
-  return html`<div class="bar"><h1>${job.name}</h1> <span class="state state-${job.state}">${job.state}</span> <span class="weak">${job.backend}</span>
-      <span class="buttons">${can.map((action) => html`<button type="button" onClick=${() => act(action)}>${t(TITLES[action])}</button>`)}
+  return html`<div class="bar"><h1>${job.name}</h1> <span class="state state-${job.state}">${t(job.state)}</span> <span class="weak">${job.backend}</span>
+      <span class="buttons">${can.map((action) => html`<button type="button" class=${["stop", "delete"].includes(action) && "danger"} onClick=${() => act(action)}>${t(TITLES[action])}</button>`)}
         <button type="button" onClick=${() => download(job).catch((failure) => setBoard({ notes: [failure.message] }))}>${t("Report")}</button>
         <a class="button" href="#/compare?job=${encodeURIComponent(`${target}/${name}`)}">${t("Compare")}</a>
         ${!isReadOnly && html`<a class="button" href="#/submit?from=${encodeURIComponent(target)}/${encodeURIComponent(name)}">${t("Use in a new job")}</a>`}</span></div>
@@ -181,7 +206,8 @@ function App({ about }) {
   const [view = "jobs", target, name, tab] = parts;
   useEffect(() => { document.title = name ? `${name} – paceline` : "paceline"; }, [name]);
   const from = search.get("from")?.split("/").map((part) => part);
-  return html`<${Header} view=${view} /><${Online} /><main class="view-${name ? "job" : view}">
+  const skip = (event) => { event.preventDefault(); document.querySelector("main").focus(); };
+  return html`<a class="skip" href="#/" onClick=${skip}>${t("Skip to the content")}</a><${Header} view=${view} /><${Online} /><main class="view-${name ? "job" : view}" tabindex="-1">
     ${view === "compare" ? html`<${Compare} search=${search} />` : view === "machines" ? html`<${Machines} />` : view === "submit" ? html`<${Submit} about=${about} from=${from} />`
       : name ? html`<${Job} target=${target} name=${name} tab=${tab} isReadOnly=${about.read_only} key=${`${target}/${name}`} />` : html`<${Jobs} search=${search} />`}</main>`;
 }
@@ -190,7 +216,9 @@ setTheme(localStorage.getItem("paceline.theme") || "");
 addEventListener("hashchange", () => location.hash.startsWith("#token=") && location.reload());
 const page = document.getElementById("page");
 try {
+  const chinese = current() === "zh" && fetch("zh.json").then((answer) => answer.json()).then(learn, () => {}); // else it is told in English
   await signIn();
+  await chinese;
   render(html`<${App} about=${await get("/api/about")} />`, page);
   notify();
   follow(isWanted);

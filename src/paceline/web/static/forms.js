@@ -3,10 +3,10 @@ import { get, pathOf, post, text } from "./api.js";
 import { size, t } from "./i18n.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
-export function Command({ line }) {
+export function Command({ line, title = t("The same on the command line") }) {
   const [isCopied, setCopied] = useState(false);
   const copy = () => navigator.clipboard?.writeText(line).then(() => setCopied(true));
-  return html`<p class="weak">${t("The same on the command line")}</p>
+  return html`${title && html`<p class="weak">${title}</p>`}
     <pre class="command"><code>${line}</code> <button type="button" onClick=${copy}>${t(isCopied ? "Copied" : "Copy")}</button></pre>`;
 }
 

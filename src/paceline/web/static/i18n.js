@@ -4,7 +4,6 @@ const ZH = {
   "name": "名称", "state": "状态", "target": "目标", "kind": "类型", "ranks": "rank", "done": "进度", "left": "剩余",
   "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "提交于", "duration": "时长", "restarts": "重启", "why": "原因",
   "nodes": "节点", "All targets": "所有目标", "{n} jobs": "{n} 个任务", "1 job": "1 个任务", "No job matches.": "没有符合条件的任务。",
-  "No jobs yet. Start one with: {command}": "还没有任务。用此命令开始：{command}",
   "Notifications: on": "通知：开", "Notifications: off": "通知：关", "{name} hangs": "{name} 卡住了", "{name} has failed": "{name} 失败了",
   "{name} has ended: {state}": "{name} 已结束：{state}",
   "Connection lost; trying again…": "连接中断，正在重试…",
@@ -59,7 +58,10 @@ const ZH = {
   "has devices {devices}": "得到设备 {devices}", "imports {what}": "导入 {what}", "imported, in {seconds} s": "导入完成，用时 {seconds} 秒", "begins in a new process: {why}": "在新进程中开始：{why}",
   "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} ranks began": "{world_size} 个 rank 开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
-  "Keys: / search, ↑ ↓ rows, Enter opens, Esc back": "按键：/ 搜索，↑ ↓ 选择行，Enter 打开，Esc 返回",
+  // what surrounds all views
+  "Keys": "按键", "search": "搜索", "the next job, the one before": "下一个任务，上一个任务", "open it": "打开", "back, or close": "返回或关闭", "these keys": "显示按键", "Close": "关闭",
+  "{n}s": "{n} 秒", "Settings": "设置", "Skip to the content": "跳到内容", "No jobs yet.": "还没有任务。",
+  "Start one in a terminal, or with a job file on the page Submit. It appears here by itself.": "在终端中启动一个，或在“提交”页面用任务文件提交。它会自动出现在这里。",
   // the page of a job
   "Bar of time": "时间条", "now": "现在", "starting": "启动中", "hung": "卡住", "suspended": "已暂停", "restart": "重启", "attempt {n}": "尝试 {n}", "asked to stop": "请求停止",
   "1 restart": "1 次重启", "{n} restarts": "{n} 次重启", "1 checkpoint": "1 个检查点", "{n} checkpoints": "{n} 个检查点", "{time} left": "剩余 {time}", "More metrics": "更多指标", "Remarks": "说明", "{n} times until {time}": "{n} 次，至 {time}",
@@ -70,10 +72,10 @@ const ZH = {
   "1 frame of {of}": "{of} 的 1 个栈帧", "{n} frames of {of}": "{of} 的 {n} 个栈帧",
   // machines and jobs in a list
   "user": "用户", "{n} nodes": "{n} 个节点", "on {n} of {all} devices": "使用 {all} 个设备中的 {n} 个", "on {n} of {all} slots": "使用 {all} 个槽位中的 {n} 个",
-  "machine": "机器", "held by": "使用者", "silent": "无响应", "does not answer": "无响应", "unavailable": "不可用", "in use": "使用中", "free": "空闲",
+  "machine": "机器", "held by": "使用者", "silent": "不响应", "does not answer": "不响应", "unavailable": "不可用", "in use": "使用中", "free": "空闲",
   "this machine": "本机", "cores": "核", "slots": "槽位", "not measured": "未测量", "asked for": "（已申请）", "1 device": "1 个设备", "{n} devices": "{n} 个设备",
   "devices {list}": "设备 {list}", "slots {list}": "槽位 {list}", "since {time}": "自 {time}", "until {time} by its time limit": "按时间限制至 {time}",
-  "not since {time}, when this page's server began": "自 {time} 此页面的服务器启动以来无响应", "{what}: the last hour": "{what}：最近一小时",
+  "not since {time}, when this page's server began": "自 {time} 此页面的服务器启动以来没有响应", "{what}: the last hour": "{what}：最近一小时",
   "1 machine": "1 台机器", "{n} machines": "{n} 台机器", "{used} of {all} slots in use": "{all} 个槽位中已用 {used} 个", "asking {target}…": "正在询问 {target}…",
   "{target} has not answered yet": "{target} 尚未响应", "Show {n} more of {all}": "再显示 {n} 台，共 {all} 台", "No machine matches.": "没有符合条件的机器。",
   "No machine. Name some in paceline.toml, or submit a job with --hosts.": "没有机器。请在 paceline.toml 中指定，或用 --hosts 提交任务。",
@@ -96,6 +98,85 @@ export function t(text, values = {}) {
   return found.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 }
 
+// -- what the server says in English: zh.json has sentences with places for values, {name}. A value is a text, which is
+// looked up as well; behind a colon stands what else it is: a number, a word, a list of numbers, a line of a file, ranks,
+// words in parentheses or others that may lack, or (m) a text that may have several sentences, of a user too.
+
+const KINDS = { n: "[\\d.,]*\\d", w: "\\S+", l: "\\d[\\d, to]*", f: "\\S+:\\d+", r: "ranks? \\d[\\d, to]*(?: on \\S+)?(?: \\([^)]*\\))?", p: "(?: \\([^)]*\\))?", "?": ".*?" };
+const PLACE = /\{(\w+)(?::(.))?\}/;
+const SPOKEN = new Set(["error", "waiting", "advice", "slow", "problem", "missing", "notes", "reasons", "causes", "unreached", "sentence", "details", "about"]);
+const LONGEST = 4000; // letters of a line that is looked up; longer ones are no sentences
+const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+const known = new Map();
+let sentences = {}, patterns = [];
+
+export function learn(given) {
+  sentences = given;
+  known.clear();
+  patterns = Object.keys(given).filter((key) => PLACE.test(key)).map((key) => {
+    const parts = key.split(PLACE); // words, then name, kind and words of each place
+    const words = parts.filter((_, at) => at % 3 === 0), kinds = Object.fromEntries(parts.flatMap((name, at) => (at % 3 === 1 ? [[name, parts[at + 1]]] : [])));
+    const source = words.map((text, at) => escaped(text) + (at < words.length - 1 ? `(?<${parts[3 * at + 1]}>${KINDS[parts[3 * at + 2]] ?? ".+?"})` : "")).join("");
+    return { key, kinds, source, weight: words.join("").length, longest: words.reduce((one, other) => (other.length > one.length ? other : one)) };
+  }).sort((one, other) => other.weight - one.weight);
+}
+
+// A sentence of the server in Chinese; what has none, as a user's own words, stays as it is.
+export function spoken(text) {
+  if (language !== "zh" || typeof text !== "string" || !text) return text;
+  if (text.includes("\n")) return text.split("\n").map(spoken).join("\n");
+  if (text.length > LONGEST) return text;
+  if (known.size > 5000) known.clear();
+  if (!known.has(text)) known.set(text, inChinese(text));
+  return known.get(text);
+}
+
+function inChinese(text) {
+  const it = text.trim();
+  const whole = (found) => text.slice(0, text.indexOf(it)) + found;
+  if (Object.hasOwn(sentences, it)) return whole(sentences[it]);
+  let loose = null; // a sentence with a value that may be several sentences: only if these are not told one by one
+  for (const one of patterns) {
+    const found = it.includes(one.longest) && (one.pattern ??= new RegExp(`^${one.source}$`, "s")).exec(it);
+    if (!found) continue;
+    if (Object.entries(found.groups).every(([name, value]) => one.kinds[name] === "m" || !value.includes("; "))) return whole(filled(one, found.groups));
+    loose ??= [one, found.groups];
+  }
+  for (let at = it.indexOf("; "); at > 0; at = it.indexOf("; ", at + 1)) {
+    const head = it.slice(0, at), tail = it.slice(at + 2);
+    if (head.split("(").length === head.split(")").length && spoken(head) !== head) return whole(`${spoken(head)}${spoken(tail) === tail ? "; " : "；"}${spoken(tail)}`);
+  }
+  if (loose) return whole(filled(...loose));
+  const parts = it.split(", ");
+  return parts.length > 1 && parts.every((part) => spoken(part) !== part) ? whole(parts.map(spoken).join("，")) : text;
+}
+
+// Beside Chinese letters and marks a value stands without a space.
+function filled({ key, kinds }, values) {
+  return sentences[key].split(/( ?\{\w+\} ?)/).map((part, at) => {
+    if (at % 2 === 0) return part;
+    const [, before, name, after] = /^( ?)\{(\w+)\}( ?)$/.exec(part), given = values[name].trim();
+    const value = kinds[name] === "n" ? given.replace(/^0+(?=\d)/, "") : kinds[name] === "l" ? given.replaceAll(", ", "、").replaceAll(" to ", " 至 ") : "wf".includes(kinds[name] ?? "-") ? given : spoken(given);
+    const isOpen = /^[\u3000-\u9fff\uff00-\uffef]|^$/.test(value), isClosed = /[\u3000-\u9fff\uff00-\uffef]$/.test(value);
+    return `${isOpen ? "" : before}${value}${isClosed ? "" : after}`;
+  }).join("");
+}
+
+// An answer of the server, with what it says in words in the reader's language.
+export function heard(answer) {
+  const told = (it) => (typeof it === "string" ? spoken(it) : Array.isArray(it) ? it.map(told) : it && typeof it === "object" ? Object.fromEntries(Object.entries(it).map(([key, one]) => [key, told(one)])) : it);
+  const look = (it) => {
+    if (Array.isArray(it)) return typeof it[0] === "object" && it.forEach(look);
+    for (const [key, value] of Object.entries(it ?? {})) {
+      if (SPOKEN.has(key)) it[key] = told(value);
+      else if (key === "told") value.forEach((block) => { if (block.kind === "text") block.text = spoken(block.text); });
+      else if (value && typeof value === "object" && key !== "labels" && key !== "metrics") look(value);
+    }
+  };
+  if (language === "zh") look(answer);
+  return answer;
+}
+
 // -- numbers and times, in the reader's zone
 
 export function number(value, digits = 4) {
@@ -113,13 +194,16 @@ export function clock(iso) {
 }
 export const zoned = (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, moment);
 
+const CHINESE = { s: "秒", m: "分", h: "小时", d: "天" };
+
 export function span(seconds) {
   if (seconds == null) return "";
-  const it = Math.max(0, Math.round(seconds));
-  if (it < 60) return `${it}s`;
-  if (it < 3600) return `${Math.floor(it / 60)}m${String(it % 60).padStart(2, "0")}s`;
-  if (it < 86400) return `${Math.floor(it / 3600)}h${String(Math.floor((it % 3600) / 60)).padStart(2, "0")}m`;
-  return `${Math.floor(it / 86400)}d${String(Math.floor((it % 86400) / 3600)).padStart(2, "0")}h`;
+  const it = Math.max(0, Math.round(seconds)), isChinese = language === "zh";
+  const two = (large, small, units) => (isChinese ? `${large} ${CHINESE[units[0]]} ${small} ${CHINESE[units[1]]}` : `${large}${units[0]}${String(small).padStart(2, "0")}${units[1]}`);
+  if (it < 60) return isChinese ? `${it} 秒` : `${it}s`;
+  if (it < 3600) return two(Math.floor(it / 60), it % 60, "ms");
+  if (it < 86400) return two(Math.floor(it / 3600), Math.floor((it % 3600) / 60), "hm");
+  return two(Math.floor(it / 86400), Math.floor((it % 86400) / 3600), "dh");
 }
 
 export function size(bytes) {

@@ -1,13 +1,15 @@
 // The table of jobs: the server filters and sorts, and the page asks for the rows that it shows.
 import { get, listen, news, query } from "./api.js";
-import { clock, moment, number, span, t, whole } from "./i18n.js";
-import { html, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
+import { clock, moment, number, span, spoken, t, whole } from "./i18n.js";
+import { Command } from "./forms.js";
+import { html, Icon, isTyping, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const ROW = 46, CARD = 88; // heights in pixels, of a row and of a job on a narrow screen
 const ONE_LINE = 40; // letters of a name that fit beside each other on a narrow screen
 const SKETCHED = 30_000; // milliseconds after which the losses of a job that runs are asked for again
 const NARROW = matchMedia("(max-width: 700px)");
 const PAGE = 100; // rows that are asked for at once
+const STEPS = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 };
 const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
 const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "", columns: "" };
 const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts,user";
@@ -23,7 +25,7 @@ export function share(progress) {
 function Done({ job }) {
   if (job.state === "SUCCEEDED") return ""; // it is all done
   const part = share(job.progress);
-  if (part == null) return job.progress ? `step ${whole(job.progress.step)}` : "";
+  if (part == null) return job.progress ? `${t("step")} ${whole(job.progress.step)}` : "";
   return html`<progress max="1" value=${part} aria-label=${t("done")}></progress> ${Math.round(100 * part)} %`;
 }
 
@@ -208,10 +210,11 @@ export function Jobs({ search: given }) {
     addEventListener("resize", onScroll);
     const timer = setInterval(() => tick((n) => n + 1), 5000); // ages
     const onKey = (event) => {
-      if (event.key === "/" && !/INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) {
-        event.preventDefault();
-        search.current.focus();
-      }
+      if (isTyping(event)) return;
+      const to = event.key === "/" ? search.current : event.target === document.body && STEPS[event.key] && box.current.querySelector("tr.job a");
+      if (!to) return;
+      event.preventDefault();
+      to.focus();
     };
     addEventListener("keydown", onKey);
     return () => { removeEventListener("resize", onScroll); removeEventListener("keydown", onKey); clearInterval(timer); };
@@ -223,7 +226,7 @@ export function Jobs({ search: given }) {
   }
   useLosses((isNarrow || columns.includes("loss")) && !filter.group ? rows.map(([, job]) => job) : []);
   const onArrows = (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const step = STEPS[event.key];
     const row = event.target.closest("tr[aria-rowindex]");
     if (!step || !row) return;
     event.preventDefault();
@@ -260,14 +263,26 @@ export function Jobs({ search: given }) {
         <thead><tr>${columns.map((key) => html`<${Title} name=${key} sort=${filter.sort} set=${(sort) => change({ sort })} />`)}</tr></thead>
         <tbody>
           <tr class="gap" aria-hidden="true"><td style=${{ height: `${first * height}px` }}></td></tr>
-          ${rows.map(([index, job]) => html`<tr key=${index} aria-rowindex=${index + 2} class="job">
+          ${rows.map(([index, job]) => html`<tr key=${index} aria-rowindex=${index + 2} class=${job && hasChanged(job) ? "job changed" : "job"}>
             ${columns.map((key) => html`<td class="col-${key}">${job ? COLUMNS[key][1](job) : "…"}</td>`)}</tr>`)}
           <tr class="gap" aria-hidden="true"><td style=${{ height: `${Math.max(0, (found.total ?? 0) - 1 - last) * height}px` }}></td></tr>
         </tbody>
       </table>
-      ${found.total === 0 && html`<p class="weak">${asked === "sort=-created" ? t("No jobs yet. Start one with: {command}", { command: "paceline submit SCRIPT" }) : t("No job matches.")}</p>`}
-    </div>
-    <p class="weak keys">${t("Keys: / search, ↑ ↓ rows, Enter opens, Esc back")}</p>`;
+      ${found.total === 0 && (asked === "sort=-created" ? html`<${Empty} />` : html`<p class="empty weak">${t("No job matches.")}</p>`)}
+      ${found.total === null && html`<div class="skeleton" aria-hidden="true"></div>`}
+    </div>`;
+}
+
+// What stands there before the first job.
+const Empty = () => html`<div class="empty"><${Icon} /><h2>${t("No jobs yet.")}</h2><p class="weak">${t("Start one in a terminal, or with a job file on the page Submit. It appears here by itself.")}</p>
+  <${Command} line="paceline submit -n 2 train.py" title="" /></div>`;
+
+const states = new Map(); // job → its state, and when that has changed while the page was open
+
+function hasChanged(job) {
+  const key = `${job.backend}/${job.name}`, before = states.get(key);
+  if (before?.state !== job.state) states.set(key, { state: job.state, time: before ? Date.now() : 0 });
+  return Date.now() - states.get(key).time < 2000;
 }
 
 // What stands above all jobs: each number shows the jobs that it counts.
@@ -323,5 +338,5 @@ function Columns({ chosen, set }) {
 
 function Problems({ found }) {
   const lines = [found.problem, ...found.targets.flatMap((it) => [it.error && `${it.name}: ${it.error}`, ...it.warnings])].filter(Boolean);
-  return html`<div role="status">${lines.map((line) => html`<p class="warning">${line}</p>`)}</div>`;
+  return html`<div role="status">${lines.map((line) => html`<p class="warning">${spoken(line)}</p>`)}</div>`;
 }

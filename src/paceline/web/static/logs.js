@@ -1,7 +1,7 @@
 // The logs of a job, live: the page holds the lines that it shows and some around them, however long the log is.
 import { pieces, shortened } from "./ansi.js";
 import { lines, listen, onSeen, pathOf, query } from "./api.js";
-import { t, whole } from "./i18n.js";
+import { spoken, t, whole } from "./i18n.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const ROW = 18; // height in pixels
@@ -149,7 +149,7 @@ export function Logs({ job }) {
       <button type="button" onClick=${() => change({})}>${t("To the end")}</button>
       <span class="weak" id="log-count" data-count=${it.count}>${t(it.count === 1 ? "1 line" : "{n} lines", { n: whole(it.count) })} ${state}</span>
     </form>
-    ${(cut || it.end) && html`<p class="error" role="alert">${cut || it.end}</p>`}
+    ${(cut || it.end) && html`<p class="error" role="alert">${cut || spoken(it.end)}</p>`}
     ${it.dropped > 0 && html`<p class="weak">${t("The page keeps the last {n} lines; see others with Earlier.", { n: whole(Math.min(KEPT, it.all.length)) })}</p>`}
     <div class="log" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label=${t("Logs")}>
       <div style=${{ height: `${it.all.length * ROW}px` }}><div style=${{ transform: `translateY(${first * ROW}px)` }}>

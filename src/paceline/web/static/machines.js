@@ -1,6 +1,6 @@
 // The machines of all targets, one row each: each target is asked for itself, so that none waits for another.
 import { get, listen, news, onSeen, query } from "./api.js";
-import { clock, number, size, t, whole } from "./i18n.js";
+import { clock, number, size, spoken, t, whole } from "./i18n.js";
 import { html, useCallback, useEffect, useRef, useState } from "./ui.js";
 
 const EVERY = 5000, CURVES = 60_000, SLOW = 10_000; // milliseconds
@@ -59,7 +59,7 @@ const kindOf = (node) => (node.silent ? "silent" : TAKES_NONE.test(node.state) ?
 
 function said(node) {
   if (!node.silent) return node.state && !/^(ready|idle|mixed|allocated)$/.test(node.state) ? node.state : "";
-  const why = node.why ? html`<div>${node.why}</div>` : "";
+  const why = node.why ? html`<div>${spoken(node.why)}</div>` : "";
   return html`${why}${node.silent.since ? t("since {time}", { time: clock(node.silent.since) }) : t("not since {time}, when this page's server began", { time: clock(node.silent.asked) })}`;
 }
 
@@ -184,7 +184,7 @@ export function Machines() {
       sum("device_count", real) > 0 && t("{used} of {all} devices in use", { used: whole(sum("allocated_count", real)), all: whole(sum("device_count", real)) }),
       sum("device_count", slots) > 0 && t("{used} of {all} slots in use", { used: whole(sum("allocated_count", slots)), all: whole(sum("device_count", slots)) }),
       targets === null && t("Loading…"), ...missing.map((name) => t(found[name]?.slow ? "{target} has not answered yet" : "asking {target}…", { target: name }))].filter(Boolean).join(" · ")}</p>
-    ${lines.map(([name, line]) => html`<p class="warning">${line.includes(name) ? line : `${name}: ${line}`}</p>`)}
+    ${lines.map(([name, line]) => html`<p class="warning">${line.includes(name) ? spoken(line) : `${name}: ${spoken(line)}`}</p>`)}
     ${(machines.length >= MANY || q || kind || target) && html`<form class="bar" role="search" onSubmit=${(event) => event.preventDefault()}>
       <input type="search" aria-label=${t("Search")} placeholder=${t("Search")} value=${q} onInput=${(event) => change({ q: event.target.value })} />
       ${targets.length > 1 && html`<select aria-label=${t("target")} value=${target} onChange=${(event) => change({ target: event.target.value })}><option value="">${t("All targets")}</option>${targets.map((name) => html`<option value=${name}>${name}</option>`)}</select>`}

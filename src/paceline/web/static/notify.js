@@ -14,7 +14,7 @@ export const isWanted = () => isPossible && Notification.permission === "granted
 function eventOf({ job, hangs }) {
   if (hangs) return t("{name} hangs", { name: job.name });
   if (!job.finished || Date.parse(job.finished) < began) return null;
-  return job.state === "FAILED" ? t("{name} has failed", { name: job.name }) : t("{name} has ended: {state}", { name: job.name, state: job.state });
+  return job.state === "FAILED" ? t("{name} has failed", { name: job.name }) : t("{name} has ended: {state}", { name: job.name, state: t(job.state) });
 }
 
 function show(title, job) {

@@ -8,7 +8,7 @@ const COUNTED = { restart: ["1 restart", "{n} restarts"], checkpoint: ["1 checkp
 const HEIGHT = 26, ABOVE = 16, BELOW = 9; // of the bar, and of marks above and below it, in pixels
 
 const counted = (kind, n) => t(COUNTED[kind][n === 1 ? 0 : 1], { n: whole(n) });
-const took = (seconds) => (seconds < 10 ? `${number(seconds, 2)}s` : span(seconds));
+const took = (seconds) => (seconds < 10 ? t("{n}s", { n: number(seconds, 2) }) : span(seconds));
 
 // Lines in different directions tell the kinds apart without colours.
 const Patterns = () => html`<defs>${KINDS.map((kind) => html`<pattern id="part-${kind}" class="part-${kind}" width="8" height="8" patternUnits="userSpaceOnUse">
