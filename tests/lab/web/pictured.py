@@ -39,23 +39,23 @@ TRACEBACK = """Traceback (most recent call last):
     return self.head(self.encoder(images))
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.11 GiB"""
 ADVICE = (
-    "the GPU's memory is full: use a smaller batch, with run.accumulate the same total, or Strategy(shard=True); "
-    "paceline report shows the memory of each rank over time"
+    "the GPU's memory is full: use a smaller batch, activation checkpointing or sharding; "
+    "nvidia-smi shows whether another process has it"
 )
 FAULTS = (
     ("out of memory", "rank 3 on gpu-02.lab.example: torch.OutOfMemoryError: CUDA out of memory", ADVICE),
     ("exception", "rank 0 on gpu-01.lab.example: FileNotFoundError: [Errno 2] No such file or directory: "
      "'/data/train/labels.json'", None),
-    ("node lost", "node 1 (gpu-07.lab.example) was lost: its agent has not answered for 30s", None),
-    ("time limit", "it ran into its time limit of 4h", "give it more with --time-limit"),
+    ("node lost", "node 1 on gpu-07.lab.example: it does not answer", None),
+    ("time limit", "node 0 on gpu-01.lab.example: stopped at its time limit of 14400 s", None),
 )  # fmt: skip
 WAITS = (
-    "waits for 8 devices; 2 jobs are before it",
-    "Resources: 4 nodes are asked for, and 1 is idle",
-    "pod train-worker-3 is Pending: 0/12 nodes are available: 12 Insufficient nvidia.com/gpu",
+    "it waits for 8 devices; 2 jobs ahead",
+    "the resources that it asks for are in use (Slurm: Resources)",
+    "0/12 nodes are available: 12 Insufficient nvidia.com/gpu",
 )
-SLOW = "data: ranks wait for samples 41 % of the time; num_workers=8 instead of 2 would save about 0.11 s per step"
-HANG = "it hangs for 4m10s: rank 3 has not entered all_reduce number 4211, which 7 ranks wait in"
+SLOW = "41 % of the time waits for data at train.py:68: 2 workers are too few"
+HANG = "it hangs: rank 3 has not entered all_reduce 4211, in which ranks 0 to 2, 4 to 7 wait; it is at train.py:84"
 SCRIPTS = (
     ("resnet50", "train.py --model resnet50 --lr 0.1", "vision"), ("llama-7b", "pretrain.py --config 7b.yaml", "text"),
     ("sweep-lr", "tune.py --lr 0.0003 --seed 17", "vision"), ("whisper", "finetune.py --data /data/speech", "speech"),
@@ -92,7 +92,7 @@ def _job(number: int, name: str) -> Job:
     progress: Any = {"time": now, "epoch": epoch, "epochs": 90, "step": draw.randrange(512), "steps": 512,
                      "samples_per_second": 300 * ranks * (0.5 + draw.random()),
                      "seconds_left": (90 - epoch) * 61.0 if is_live else None, "metrics": {"loss": loss}}  # fmt: skip
-    waiting = {"PENDING": WAITS[number % len(WAITS)], "SUSPENDED": "suspended by ada; resume goes on"}.get(state)
+    waiting = {"PENDING": WAITS[number % len(WAITS)], "SUSPENDED": "it was suspended"}.get(state)
     hosts = [HOST.format(1 + (number + node) % 8) for node in range(nodes)]
     roles = ["master-0", *(f"worker-{it}" for it in range(ranks - 1))]
     return Job(
@@ -128,7 +128,7 @@ def _events(job: Job) -> list[dict[str, Any]]:
         lost = {
             **failure,
             "rank": None,
-            "message": "its agent has not answered for 30s",
+            "message": "it does not answer",
             "traceback": None,
             "advice": None,
         }
@@ -170,8 +170,8 @@ def _node(number: int, jobs: dict[str, list[str]]) -> Node:
     ]  # fmt: skip
     is_down = number == 8
     return Node(
-        name=name, devices=tuple(f"cuda:{it}" for it in range(8)), cores=96.0, load=0.0 if is_down else 9.0 * len(held),
-        allocated={f"cuda:{it}": (job,) for it, job in enumerate(held)}, memory=1 << 40,
+        name=name, devices=tuple(f"{it}" for it in range(8)), cores=96.0, load=0.0 if is_down else 9.0 * len(held),
+        allocated={f"{it}": (job,) for it, job in enumerate(held)}, memory=1 << 40,
         memory_used=0 if is_down else int((0.1 + 0.08 * len(held)) * 2**40), disk=7 << 40, disk_used=3 << 40,
         gpus=() if is_down else tuple(gpus), state="drained: bad NVLink" if is_down else "ready",
     )  # fmt: skip
@@ -207,6 +207,14 @@ class Pictured(Backend):
         if job.started is None or list(self._jobs).index(name) > 1:
             return History([])
         return History([_moved(it, (job.finished or _begun()) - START - 3600 * HOURS) for it in _histories()])
+
+    def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
+        draw = random.Random(7)
+        return {
+            name: [2.5 / (1 + it / 6) + 0.15 * draw.random() for it in range(40)]
+            for name in names
+            if self._jobs[name].progress
+        }
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         jobs: dict[str, list[str]] = {}

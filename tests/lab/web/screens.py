@@ -6,6 +6,7 @@ both themes and both languages, with few, many and very many jobs that never ran
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 from tests.lab.web.browser import browser
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.lab.web.browser import Browser
 
 ROOT = Path(__file__).parents[3]
@@ -34,9 +37,14 @@ VIEWS = {  # name → address, and what it shows once it is there
     "failed": (f"#/jobs/{TARGET}/llama-7b-1", "document.querySelectorAll('.uplot').length > 4"),
     "logs": (f"#/jobs/{TARGET}/llama-7b-1/logs", "document.querySelectorAll('.line').length > 9"),
     "stop": (f"#/jobs/{TARGET}/resnet50-0", "document.querySelectorAll('.uplot').length > 4"),
+    "compare": (
+        f"#/compare?job={TARGET}/resnet50-0&job={TARGET}/llama-7b-1", "document.querySelectorAll('.uplot').length > 1"
+    ),
     "machines": ("#/machines", "document.body.innerText.includes('gpu-01')"),
     "submit": ("#/submit", "!!document.querySelector('textarea')"),
-}
+    "report": ("report", "document.querySelectorAll('.uplot').length > 4"),
+}  # fmt: skip
+WHOLE = ("running", "failed", "compare", "report")  # are shown whole, however long they are
 EVALUATE = """
 import itertools, sys, time
 for step in itertools.count():
@@ -67,13 +75,10 @@ def _all() -> None:
             environment = {
                 **os.environ, "PACELINE_HOME": str(Path(folder, "home")), "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
             }  # fmt: skip
-            with (
-                subprocess.Popen(_WEB, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server,
-                browser() as page,
-            ):
-                assert server.stdout is not None
-                _views(page, server.stdout.readline().strip(), count)
-                server.terminate()
+            words = [sys.executable, "-m", "paceline", "report", "--on", TARGET, "llama-7b-1"]
+            subprocess.run(words, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+            with _page_at(environment, folder) as url, browser() as page:
+                _views(page, url, count, Path(folder, "llama-7b-1.html").as_uri())
     pictures = "".join(
         f'<figure><img src="{it.name}"><figcaption>{it.stem}</figcaption></figure>' for it in sorted(ALL.iterdir())
     )
@@ -82,21 +87,34 @@ def _all() -> None:
     )
 
 
-def _views(page: Browser, url: str, count: int) -> None:
+@contextlib.contextmanager
+def _page_at(environment: dict[str, str], folder: str | Path) -> Iterator[str]:
+    """The address of a server of the page, which ends with this context."""
+    with subprocess.Popen(_WEB, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
+
+
+def _views(page: Browser, url: str, count: int, report: str) -> None:
     base = url.partition("#")[0]
     page.open(url)
     for language, theme in itertools.product(("en", "zh"), ("light", "dark")):
         page.emulate(prefers_color_scheme=theme)
-        page.run(f"localStorage.setItem('paceline.language', '{language}')")
+        for origin in (report, base):
+            page.open(origin)
+            page.run(f"localStorage.setItem('paceline.language', '{language}')")
         for (name, (address, is_there)), (width, height) in itertools.product(VIEWS.items(), SIZES):
             page.resize(width, height)
             page.open("about:blank")
-            page.open(f"{base}{address}")
+            page.open(report if name == "report" else f"{base}{address}")
             page.until(is_there)
             if name == "stop":
                 page.click("button", {"en": "Stop", "zh": "停止"}[language])
                 page.until("document.querySelector('dialog[open] button')")
-            page.screenshot(ALL / f"{name}-{count}-{width}-{theme}-{language}.png", whole=name in ("running", "failed"))
+            page.screenshot(ALL / f"{name}-{count}-{width}-{theme}-{language}.png", whole=name in WHOLE)
 
 
 def _documents() -> None:
@@ -116,10 +134,8 @@ def _documents() -> None:
         paceline("run", "-n", "1", "--name", "convert", "convert.py")
         paceline("submit", "-n", "2", "--gpus", "2", "--name", "evaluate", "evaluate.py")
         paceline("submit", "-n", "2", "--gpus", "2", "--name", "digits-large", "train.py", "--epochs", "90")
-        with subprocess.Popen(_WEB, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            _pictures(server.stdout.readline().strip())
-            server.terminate()
+        with _page_at(environment, folder) as url:
+            _pictures(url)
     finally:
         paceline("delete", "--force", "digits-large", "evaluate")
         shutil.rmtree(folder)

@@ -150,7 +150,7 @@ export function Submit({ about, from }) {
     <form class="submit" onSubmit=${(event) => { event.preventDefault(); guard(start); }}>
       <p class="bar"><label>${t("Target")} <select value=${on} onChange=${(event) => setOn(event.target.value)}>
         <option value="">${t("as the file says")}</option>${targets.map((it) => html`<option value=${it.name}>${it.name}</option>`)}</select></label>
-        <label>${t("Open a file")} <input type="file" accept=".yaml,.yml,.json" onChange=${(event) => event.target.files[0]?.text().then(setFile)} /></label></p>
+        <label class="button">${t("Open a file")}<input type="file" class="unseen" accept=".yaml,.yml,.json" onChange=${(event) => event.target.files[0]?.text().then(setFile)} /></label></p>
       <label>${t("Job file")}<textarea class="file" rows="14" spellcheck="false" value=${file} onInput=${(event) => setFile(event.target.value)}></textarea></label>
       <p class="buttons"><button type="button" disabled=${about.read_only} onClick=${() => guard(tryIt)}>${t("Dry run")}</button>
         <button class="main" disabled=${!shown || about.read_only}>${t("Submit")}</button>

@@ -70,9 +70,9 @@ function Story({ events }) {
     if (event.event === "checkpoint" && last?.[0].event === "checkpoint" && last[0].host === event.host) last.push(event);
     else rows.push([event]);
   }
-  const told = (event) => (event.sentence ? t(...event.sentence) : event.details);
-  return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("time")}</th><th>${t("event")}</th><th>${t("node")}</th><th>${t("details")}</th></tr></thead><tbody>
-    ${rows.map((some) => html`<tr><td class="nowrap">${moment(some[0].time)}</td><td title=${some[0].details}>${some[0].event}</td><td>${some[0].host}</td><td class="wrap">${some.length === 1 ? told(some[0])
+  const told = (event) => (event.sentence ? t(...event.sentence) : `${event.event}: ${event.details}`);
+  return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("time")}</th><th>${t("node")}</th><th>${t("event")}</th></tr></thead><tbody>
+    ${rows.map((some) => html`<tr><td class="nowrap">${moment(some[0].time)}</td><td>${some[0].host}</td><td class="wrap" title=${`${some[0].event} ${some[0].details}`}>${some.length === 1 ? told(some[0])
       : html`<details><summary>${t("{n} times until {time}", { n: whole(some.length), time: moment(some.at(-1).time) })}: ${told(some[0])} – ${told(some.at(-1))}</summary>${some.map((event) => html`<div>${moment(event.time)} ${told(event)}</div>`)}</details>`}</td></tr>`)}</tbody></table></div>`;
 }
 

@@ -45,10 +45,21 @@ function Devices({ node }) {
 
 const hrefOf = (it) => `#/jobs/${encodeURIComponent(it.target)}/${encodeURIComponent(it.name)}`;
 
+// Names that follow each other as ranges: `0-3, 6`, `cuda:0-3`.
+function ranges(names) {
+  const runs = [];
+  for (const name of names) {
+    const [, stem, digits] = name.match(/^(.*?)(\d*)$/s), last = runs.at(-1);
+    if (digits && last?.stem === stem && Number(digits) === last.end + 1) last.end += 1;
+    else runs.push({ stem, text: name, begin: Number(digits), end: Number(digits) });
+  }
+  return runs.map(({ text, begin, end }) => (end > begin ? `${text}-${end}` : text)).join(", ");
+}
+
 function Holder({ it, slots }) {
   const count = it.devices.length || it.count;
   const facts = [
-    it.devices.length > 0 && t(slots ? "slots {list}" : "devices {list}", { list: it.devices.join(",") }),
+    it.devices.length > 0 && t(slots ? "slots {list}" : "devices {list}", { list: ranges(it.devices) }),
     !it.devices.length && count > 0 && t(count === 1 ? "1 device" : "{n} devices", { n: whole(count) }),
     !count && it.ranks > 0 && t(it.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(it.ranks) }), it.user, it.since && t("since {time}", { time: clock(it.since) }), it.until && t("until {time} by its time limit", { time: clock(it.until) }),
   ].filter(Boolean);
