@@ -54,7 +54,7 @@ def values(option: click.Option) -> st.SearchStrategy[tuple[str, ...]]:
 
 
 def options() -> list[click.Option]:
-    with click.Context(cli, **cli.context_settings) as root:  # commands keep the names of --help that they see first
+    with click.Context(cli) as root:
         command = cli.get_command(root, "run")
         assert command is not None
         found = [it for it in command.get_params(root) if isinstance(it, click.Option) and it.name not in NOT_TYPED]
@@ -79,7 +79,7 @@ def flags(draw: st.DrawFn) -> list[str]:
 
 def read(words: list[str]) -> tuple[dict[str, Any], str]:
     """The parameters of `run`, and the line that is proposed for them."""
-    with click.Context(cli, **cli.context_settings) as root:  # commands keep the names of --help that they see first
+    with click.Context(cli) as root:
         command = cli.get_command(root, "run")
         assert command is not None
         context = command.make_context("run", words, parent=root)

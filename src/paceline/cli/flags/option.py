@@ -168,13 +168,17 @@ class SectionedCommand(click.Command):
     Its help is the docstring of its callback.
     """
 
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        ctx.help_option_names = list(_HELP)  # whatever made the context: a command keeps the names that it sees first
+        return super().get_help_option_names(ctx)
+
     def __init__(self, *args: Any, usual: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **{"help": kwargs["callback"].__doc__, **kwargs})
         self.usual = usual
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does; help also looks at the target that is named."""
-        if not _HELP.isdisjoint(args):
+        if not {*_HELP, _ALL}.isdisjoint(args):
             ctx.meta[_KIND] = self._kind(args)
         ctx.meta[TYPED] = list(args)
         try:
@@ -257,7 +261,7 @@ class SectionedCommand(click.Command):
 
 _KIND, _ALL, _EXPLAINED = "paceline.help.kind", "--help-all", "paceline.help.explained"  # keys of click's meta
 TYPED = "paceline.typed"  # another one, of the words behind the verb
-_HELP = {"-h", "--help", _ALL}
+_HELP = ("-h", "--help")
 
 
 def _refuse_nothing(parameter: click.Parameter, value: Any) -> None:
