@@ -159,7 +159,7 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     targets(monkeypatch, Fake("lab", *jobs))
     answer = page.get("/api/jobs").json()
     assert answer["summary"] == {
-        "running": 1, "devices": 2, "devices_all": None, "devices_kind": None, "waiting": 2,
+        "running": 1, "hung": 0, "devices": 2, "devices_all": None, "devices_kind": None, "waiting": 2,
         "reasons": [["waits for 2 devices", 2]], "failed": 1, "causes": [["exception", 1]],
     }  # fmt: skip
 

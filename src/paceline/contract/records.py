@@ -277,7 +277,7 @@ class MetricsRecord(TypedDict):
     time: list[float]  # seconds since the epoch
     step: list[int]  # over all attempts
     values: dict[str, list[float | None]]  # name → a value for each time
-    last: dict[str, float | None]  # name → the last value
+    last: dict[str, float | None]  # name → the value that was logged last; None if it is not finite
 
 
 class NodeHistory(TypedDict):

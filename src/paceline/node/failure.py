@@ -37,6 +37,7 @@ _OF_TRACE = re.compile(r"File \"|Detected at node |\[\[\{\{|Arguments received b
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL_BYTES = 4096
 _MOST_TOLD, _MOST_LINES = 8, 6  # failures after the first one whose last lines are told, and how many of these
+_MOST_MESSAGE = 1000  # letters of a message, which stands in every list of jobs
 _SEARCHED = 60  # lines of a log in which a usual message is searched: a C++ exception has its frames behind it
 
 
@@ -151,7 +152,8 @@ def _innermost(first: str, message: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return first if len(first) <= _MOST_MESSAGE else f"{first[:_MOST_MESSAGE]}…"
 
 
 def _printed(log: Path, record: dict[str, Any]) -> str:

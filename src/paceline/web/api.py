@@ -253,6 +253,7 @@ def _summary(found: list[Found], machines: Machines, now: float) -> dict[str, An
     there_are, kind = machines.devices(running) or (None, None)
     return {
         "running": len(running),
+        "hung": sum(map(hangs, running)),
         "devices": sum(len(job.devices) or job.allocated or 0 for job in running),
         "devices_all": there_are,  # where they run; None if that is not known
         "devices_kind": kind,
@@ -300,7 +301,10 @@ def _text(job: Job) -> str:
 
 def _row(job: Job, fields: frozenset[str]) -> dict[str, Any]:
     shown = job.to_dict()
-    return {name: shown[name] for name in shown if name in fields} if fields else {**shown, "traceback": None}
+    if not fields:
+        return {**shown, "traceback": None}
+    more = {"hangs": hangs(job)} if "hangs" in fields else {}
+    return {name: shown[name] for name in shown if name in fields} | more
 
 
 # -- the answers -------------------------------------------------------------------------------------------------------
@@ -355,7 +359,9 @@ class Api:
         try:
             return await run_in_threadpool(self._watch.find, target, name)
         except KeyError:
-            raise Refused(404, f"no job {name!r} on {target}") from None
+            error = next((it["error"] for it in self._watch.targets() if it["name"] == target), None)
+            why = f"; it may be there all the same: {error}" if error else ""
+            raise Refused(404, f"no job {name!r} is known on {target}{why}") from None
 
     async def _now(self, found: Found) -> Job:
         """What is known of a job now."""

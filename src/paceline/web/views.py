@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.backends.story import details, sentence
 from paceline.backends.why import explained, use_in_words
+from paceline.job.job import hangs
 from paceline.job.quantities import replicas_in_words, show_time
 from paceline.job.shown import share
 
@@ -85,6 +86,7 @@ class JobView(TypedDict):
     # as `paceline get -o json`; of very many instances those whose state differs from most, and some others
     job: dict[str, Any]
     events: list[dict[str, Any]]  # what happened to it: time, event, host, and in words the details
+    hangs: bool
     timeline: Timeline  # what it did when
     done: float | None  # the share of its epochs; None if that is not known
     why: list[str]  # the lines of `paceline why`
@@ -163,6 +165,7 @@ def job_view(
     return {
         "job": shown,
         "events": events(happened),
+        "hangs": hangs(job),
         "timeline": timeline(job, happened, time.time() if now is None else now),
         "done": share(job),
         "why": why,

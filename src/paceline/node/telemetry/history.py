@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from paceline.node.files import read_json, regular
+from paceline.node.journal.state import FINAL
 from paceline.node.machine.environments import packages_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> Node
         lines = sorted(telemetry(run.telemetry), key=operator.itemgetter("time"))  # a clock may have been set back
         found["telemetry"] = reduced([it for it in lines if it["time"] > since], points)
     except FileNotFoundError:
-        missing.append("no telemetry was recorded: the job has run for less than 10 s")
+        if status.get("state") in (None, *FINAL):  # else it comes
+            missing.append("no telemetry was recorded: the job has run for less than 3 s")
     except OSError as error:
         missing.append(f"its telemetry cannot be read: {error.strerror}")
     try:
@@ -142,7 +144,7 @@ def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsReco
         "time": [round(group[-1]["time"], 3) for group in spans],
         "step": [group[-1]["step"] for group in spans],
         "values": {name: [_mean([line.get(name) for line in group]) for group in spans] for name in names},
-        "last": {name: next(_known(it.get(name) for it in reversed(lines)), None) for name in names},
+        "last": {name: next(_known([next(it[name] for it in reversed(lines) if name in it)]), None) for name in names},
     }
 
 

@@ -85,13 +85,14 @@ export function Chart({ title, x, series, isTime, show = number, isLog = false, 
     it.plot.setData(data, isWhole);
     if (!isWhole) it.plot.redraw();
   }, [data]);
-  if (!known) return null;
+  if (!known && !series.some((it) => it.isOdd)) return null;
   const words = series.filter((it) => !it.faint).map((it) => {
     const own = extent([it.values]);
-    const seen = own && (own.low === own.high ? show(own.last) : t("{low} to {high}, last {last}", { low: show(own.low), high: show(own.high), last: show(own.last) }));
-    return own && `${series.length > 1 ? `${it.label}: ` : ""}${seen}`;
+    const last = it.isOdd ? "NaN" : own && show(own.last);
+    const seen = own && own.low !== own.high ? t("{low} to {high}, last {last}", { low: show(own.low), high: show(own.high), last }) : last;
+    return seen && `${series.length > 1 ? `${it.label}: ` : ""}${seen}`;
   }).filter(Boolean).join("; ");
-  return html`<figure class="chart"><figcaption><b>${title}</b> <span class="weak">${series.length < 3 && words}</span></figcaption>
+  return html`<figure class="chart"><figcaption><b>${title}</b> <span class=${series.some((it) => it.isOdd) ? "odd" : "weak"}>${series.length < 3 && words}</span></figcaption>
     <div ref=${box} role="img" aria-label=${`${title}: ${words}`}></div></figure>`;
 }
 

@@ -19,6 +19,7 @@ const seconds = ({ started, finished }) => (started ? ((finished ? Date.parse(fi
 const changed = (diff) => diff && `+${diff.match(/^\+(?!\+\+)/gm)?.length ?? 0} −${diff.match(/^-(?!--)/gm)?.length ?? 0}`;
 
 const UNKNOWN = Symbol("unknown"); // it differs from nothing
+const lastOf = (last, name) => (last?.[name] === null && Object.hasOwn(last, name) ? "NaN" : number(valueOf(last, name)));
 const valueOf = (values, key) => (values && Object.hasOwn(values, key) ? values[key] : null);
 
 // [about, name, a text of each job, or null if that is not known]
@@ -36,7 +37,7 @@ function rowsOf(views) {
     row("Result", t("state"), ({ job }) => t(job.state)), row("Result", t("duration"), ({ job }) => span(seconds(job))),
     row("Result", t("step"), (view) => view.metrics?.step.at(-1) ?? view.job.progress?.step), row("Result", t("samples/s"), ({ job }) => number(job.progress?.samples_per_second)),
     ...(loss ? [row("Result", `${loss} (${t("lowest")})`, (view) => number(Math.min(...(valueOf(view.metrics?.values, loss) ?? []).filter((it) => it != null), Infinity)).replace("∞", ""))] : []),
-    ...metrics.map((name) => row("Result", name, (view) => number(valueOf(view.metrics?.last, name)))),
+    ...metrics.map((name) => row("Result", name, (view) => lastOf(view.metrics?.last, name))),
     used("cpu", (it) => it), used("gpu", (it) => `${it} %`), row("Result", t("restarts"), ({ job }) => job.restarts || ""), row("Result", t("error"), ({ job }) => job.error),
     row("Code", t("commit"), ({ job, origin }) => job.code?.commit ?? origin?.commit ?? UNKNOWN), row("Code", t("branch"), ({ origin }) => origin?.branch ?? UNKNOWN),
     row("Code", t("source"), ({ job }) => job.code?.source), row("Code", t("Changes since the commit"), ({ origin }) => (origin ? changed(origin.diff) : UNKNOWN)),
@@ -73,7 +74,7 @@ export function Comparison({ views, title }) {
   const isMixed = (values) => new Set(values.filter((it) => it != null)).size > 1;
   const differing = rows.filter(([, , values]) => isMixed(values));
   const shown = isAll ? rows : differing;
-  return html`${logged.length > 0 && html`<${Metrics} jobs=${logged} />`}
+  return html`${logged.length > 0 && html`<${Metrics} jobs=${logged} isOne=${false} />`}
     <div class="bar"><h2>${t("What differs")}</h2> ${rows.length > differing.length && html`<label><input type="checkbox" checked=${isAll} onChange=${() => setAll(!isAll)} /> ${t("also {n} rows that are equal", { n: rows.length - differing.length })}</label>`}</div>
     <div class="scroll-x" tabindex="0"><table class="compared"><thead><tr><td></td>${views.map((view, index) => html`<th scope="col"><${Patch} colour=${COLOURS[index % MOST]} /> ${title(view, index)}</th>`)}</tr></thead>
       ${["Result", "Code", "Arguments", "Environment", "Data", "Resources"].map((about) => [about, shown.filter((row) => row[0] === about)]).filter(([, some]) => some.length).map(([about, some]) => html`<tbody>

@@ -1,6 +1,6 @@
 // What changes jobs: each says what will happen, and the command line that does the same.
 import { get, pathOf, post, text } from "./api.js";
-import { size, t } from "./i18n.js";
+import { size, t, whole } from "./i18n.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
 export function Command({ line, title = t("The same on the command line") }) {
@@ -47,7 +47,8 @@ export function Suspend({ view, close }) {
   const { job, commands } = view;
   return html`<${Dialog} title=${t("Suspend {name}", { name: job.name })} label=${t("Suspend")} close=${close}
     command=${commands.suspend} act=${() => post(`${pathOf(job.backend, job.name)}/suspend`)}>
-    <p>${t("It saves, ends its ranks and gives its devices back, until it is resumed.")}</p>
+    <p>${t("Its ranks end, and its devices are given back, until it is resumed.")} ${job.checkpoint ? t("It has saved step {step}; a script that uses the library saves again.", { step: whole(job.checkpoint.step) })
+      : t("No checkpoint of it is known: unless its script saves, it begins anew then.")}</p>
   </${Dialog}>`;
 }
 
@@ -55,7 +56,7 @@ export function Resume({ view, close }) {
   const { job, commands } = view;
   return html`<${Dialog} title=${t("Resume {name}", { name: job.name })} label=${t("Resume")} close=${close}
     command=${commands.resume} act=${() => post(`${pathOf(job.backend, job.name)}/resume`)}>
-    <p>${t("It goes on from its last checkpoint, once it has its devices again.")}</p>
+    <p>${job.checkpoint ? t("It goes on from step {step}, once it has its devices again.", { step: whole(job.checkpoint.step) }) : t("No checkpoint of it is known: it begins anew, once it has its devices again.")}</p>
   </${Dialog}>`;
 }
 
@@ -118,7 +119,7 @@ export function Resubmit({ view, close }) {
   const [error, setError] = useState(null);
   const tries = () => tryIt().then(() => setError(null), (failure) => setError(failure.message));
   return html`<${Dialog} title=${t("Resubmit {name}", { name: job.name })} label=${t("Resubmit")} close=${close} act=${start} isReady=${!!shown}>
-    <p>${t("Runs again, from its newest checkpoint, with these changes.")}</p>
+    <p>${job.checkpoint ? t("Runs again, from its newest checkpoint, with these changes.") : t("Runs again, with these changes. No checkpoint of it is known, so it begins anew.")}</p>
     <div class="fields">
       ${Object.entries(NUMBERS).map(([name, title]) => html`<label>${t(title)} <input type="number" min="0" placeholder=${t("unchanged")} onInput=${(event) => set(name, event.target.value)} /></label>`)}
       <label>${t("Time limit")} <input placeholder="2h" onInput=${(event) => set("time_limit", event.target.value)} /></label>

@@ -28,8 +28,8 @@ export function Line({ text }) {
 }
 
 // What matters most: why it is as it is, and what to do.
-function Said({ job }) {
-  const said = [["error", job.error, "bad"], ["waiting", job.waiting, "waits"], ["advice", job.advice, "good"], ...job.slow.map((line) => ["slow", line, "waits"])];
+function Said({ job, hangs }) {
+  const said = [["error", job.error, "bad"], hangs ? ["hangs", job.waiting, "bad"] : ["waiting", job.waiting, "waits"], ["advice", job.advice, "good"], ...job.slow.map((line) => ["slow", line, "waits"])];
   return said.filter(([, value]) => value).map(([key, value, kind]) => html`<p class="said ${kind}"><span class="weak">${t(key)}</span> ${value}</p>`);
 }
 
@@ -38,7 +38,7 @@ function Progress({ job, done }) {
   const it = job.progress;
   if (!it) return null;
   const left = job.state === "RUNNING" && it.seconds_left != null && t("{time} left", { time: span(it.seconds_left) });
-  const words = [done != null && `${Math.floor(100 * done)} %`, it.epochs && `${t("epoch")} ${Math.min(it.epoch + 1, it.epochs)}/${it.epochs}`, `${t("step")} ${whole(it.step)}`].filter(Boolean);
+  const words = [done != null && `${Math.floor(100 * done)} %`, it.epochs && `${t("epoch")} ${Math.min(it.epoch + 1, it.epochs)}/${it.epochs}`, `${t("step")} ${whole(it.step)}${it.epochs && it.steps ? `/${whole(it.steps)}` : ""}`].filter(Boolean);
   return html`<div class="progress">${done != null && html`<progress max="1" value=${done} aria-label=${t("progress")}></progress>`}<span>${words.join(" · ")}</span>${left && html`<b>${left}</b>`}</div>`;
 }
 
@@ -77,21 +77,21 @@ function Story({ events }) {
 }
 
 // What the script has logged; `jobs` are [{name, metrics, colour}], laid over each other. What people look at first is larger.
-export function Metrics({ jobs }) {
+export function Metrics({ jobs, isOne = jobs.length === 1 }) {
   const [isLog, setLog] = useState(false);
   const [weight, setWeight] = useState(0);
   const [isTime, setTime] = useState(false);
   const [first, others] = useMemo(() => {
     const all = [...new Set(jobs.flatMap((it) => Object.keys(it.metrics.values)))];
     const parts = all.filter((name) => PARTS.test(name)), own = all.filter((name) => !parts.includes(name) && name !== "sent_bytes");
-    const chart = (name, show) => ({ name, show, ...overlaid(jobs, name, isTime, weight) });
+    const chart = (name, show) => ({ name, show, ...overlaid(jobs, isOne, name, isTime, weight) });
     const paced = jobs.map(({ metrics, ...it }) => ({ ...it, metrics: { ...metrics, values: { pace: metrics.values.total_seconds ?? paceOf(metrics) } } }));
-    const pace = { name: t("Seconds of a step"), ...(parts.length && jobs.length === 1 ? together(jobs[0], parts, isTime, weight) : overlaid(paced, "pace", isTime, weight, t("a step"))) };
+    const pace = { name: t("Seconds of a step"), ...(parts.length && isOne ? together(jobs[0], parts, isTime, weight) : overlaid(paced, isOne, "pace", isTime, weight, t("a step"))) };
     const loss = lossOf(own) ?? own[0];
-    return [[...(loss ? [chart(loss)] : []), pace], [...own.filter((name) => name !== loss).map((name) => chart(name)), ...(jobs.length > 1 ? parts.filter((name) => name !== "total_seconds").map((name) => chart(name)) : []),
+    return [[...(loss ? [chart(loss)] : []), pace], [...own.filter((name) => name !== loss).map((name) => chart(name)), ...(!isOne ? parts.filter((name) => name !== "total_seconds").map((name) => chart(name)) : []),
       ...all.filter((name) => name === "sent_bytes").map((name) => chart(name, size))]];
   }, [jobs, isTime, weight]);
-  const drawn = (charts) => charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && jobs.length === 1} isLog=${isLog} show=${it.show} sync=${`metrics-${jobs[0].name}`} />`);
+  const drawn = (charts) => charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && isOne} isLog=${isLog} show=${it.show} sync=${`metrics-${jobs[0].name}`} />`);
   return html`<div class="charts pair">${drawn(first)}</div>
     <form class="bar" onSubmit=${(event) => event.preventDefault()}>
       <label><input type="checkbox" checked=${isLog} onChange=${() => setLog(!isLog)} /> ${t("Logarithmic")}</label>
@@ -107,15 +107,16 @@ function paceOf({ time, step }) {
 }
 
 // One chart's columns: all jobs over one x. Over time, several jobs begin at 0, in seconds.
-function overlaid(jobs, name, isTime, weight, title = name) {
+function overlaid(jobs, isOne, name, isTime, weight, title = name) {
   const of = jobs.filter((it) => Object.hasOwn(it.metrics.values, name));
-  const xs = of.map(({ metrics }) => (!isTime ? metrics.step : jobs.length === 1 ? metrics.time : metrics.time.map((time) => time - metrics.time[0])));
+  const xs = of.map(({ metrics }) => (!isTime ? metrics.step : isOne ? metrics.time : metrics.time.map((time) => time - metrics.time[0])));
   const x = of.length === 1 ? xs[0] : [...new Set(xs.flat())].sort((a, b) => a - b);
   const series = of.flatMap((it, index) => {
     const at = new Map(xs[index].map((value, place) => [value, it.metrics.values[name][place]]));
     const values = x.map((value) => at.get(value) ?? null);
-    const ink = it.colour ?? COLOURS[0], label = jobs.length === 1 ? title : it.name;
-    return weight ? [{ label: `${label} (${t("as logged")})`, values, colour: ink, faint: true }, { label, values: smoothed(values, weight), colour: ink }] : [{ label, values, colour: ink }];
+    const isOdd = it.metrics.last[name] === null; // NaN, or infinite
+    const ink = it.colour ?? COLOURS[0], label = isOne ? title : it.name;
+    return weight ? [{ label: `${label} (${t("as logged")})`, values, colour: ink, faint: true }, { label, values: smoothed(values, weight), colour: ink, isOdd }] : [{ label, values, colour: ink, isOdd }];
   });
   return { x, series };
 }
@@ -157,7 +158,7 @@ export function Overview({ view }) {
   const { job } = view;
   const jobs = useMemo(() => (view.metrics?.step.length ? [{ name: job.name, metrics: view.metrics }] : []), [view]);
   const metrics = jobs.length > 0 && html`<${Metrics} jobs=${jobs} />`, isFailed = job.state === "FAILED";
-  return html`<${Said} job=${job} /><${Progress} job=${job} done=${job.state === "SUCCEEDED" ? null : view.done} /><${Timeline} of=${view.timeline} />
+  return html`<${Said} job=${job} hangs=${view.hangs} /><${Progress} job=${job} done=${job.state === "SUCCEEDED" ? null : view.done} /><${Timeline} of=${view.timeline} />
     <${Facts} job=${job} />
     ${!isFailed && metrics}
     ${view.told.length > 0 && html`<${Section} title=${job.error || job.waiting || view.timeline.totals.hung ? "Why" : "Remarks"}><${Told} blocks=${view.told} /><//>`}

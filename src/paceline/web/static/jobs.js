@@ -12,7 +12,7 @@ const PAGE = 100; // rows that are asked for at once
 const STEPS = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 };
 const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
 const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "", columns: "" };
-const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts,user";
+const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts,user,hangs";
 
 const since = (iso) => (iso ? (Date.now() - Date.parse(iso)) / 1000 : null);
 const lossOf = (job) => Object.entries(job.progress?.metrics ?? {}).find(([name]) => name.toLowerCase().includes("loss"))?.[1];
@@ -35,7 +35,7 @@ const losses = new Map(); // job → when they were asked for, and the losses
 // The losses of the jobs that are shown, asked for once they have stood still; those of jobs that run again and again.
 function useLosses(jobs) {
   const [, draw] = useState(0);
-  const wanted = jobs.filter((job) => job && lossOf(job) != null && losses.get(keyOf(job))?.asked !== (job.finished ?? Math.floor(Date.now() / SKETCHED)));
+  const wanted = jobs.filter((job) => job && lossOf(job) !== undefined && losses.get(keyOf(job))?.asked !== (job.finished ?? Math.floor(Date.now() / SKETCHED)));
   useEffect(() => {
     if (!wanted.length) return;
     const timer = setTimeout(() => {
@@ -62,7 +62,8 @@ function Spark({ values, label }) {
 
 function Loss({ job }) {
   const value = lossOf(job), { values } = losses.get(keyOf(job)) ?? {};
-  if (value == null) return "";
+  if (value === undefined) return "";
+  if (value === null) return html`<span class="loss odd"><${Spark} values=${values} label="NaN" />NaN</span>`;
   const label = values && t("{low} to {high}, last {last}", { low: number(Math.min(...values)), high: number(Math.max(...values)), last: number(value) });
   return html`<span class="loss" title=${label}><${Spark} values=${values} label=${label} />${number(value)}</span>`;
 }
@@ -86,7 +87,7 @@ function aboutOf(job) {
     job.nodes > 1 && t("{n} nodes", { n: whole(job.nodes) }), devices > 0 && t(devices === 1 ? "1 device" : "{n} devices", { n: whole(devices) })].filter(Boolean).join(" · ");
 }
 
-export const State = ({ of }) => html`<span class="state state-${of}">${t(of)}</span>`;
+export const State = ({ of, hangs }) => html`<span class="state state-${of} ${hangs ? "hangs" : ""}">${t(of)}${hangs && ` · ${t("hangs")}`}</span>`;
 
 // Jobs that are chosen to be compared, as the address of the comparison names them.
 const picked = new Set();
@@ -99,7 +100,7 @@ const Picked = ({ clear }) => picked.size > 0 && html`<span class="buttons"><a c
 // key → title, what is shown, the server's name for sorting
 const COLUMNS = {
   name: ["name", (job) => html`<${Pick} job=${job} /><a href=${hrefOf(job)} title=${job.name}>${job.name}</a><span class="weak below">${aboutOf(job)}</span>`, "name"],
-  state: ["state", (job) => html`<${State} of=${job.state} />`, "state"],
+  state: ["state", (job) => html`<${State} of=${job.state} hangs=${job.hangs} />`, "state"],
   target: ["target", (job) => job.backend, "backend"],
   user: ["user", (job) => job.user || "", "user"],
   kind: ["kind", (job) => job.kind || job.framework || "", "kind"],
@@ -119,7 +120,7 @@ const COLUMNS = {
 // What a card says below the name: why a job waits or failed, or else its numbers.
 COLUMNS.about = ["why", (job) => (job.error || job.waiting ? COLUMNS.why[1](job) : html`<span class="weak">${[
   several.users && job.user, t(job.ranks === 1 ? "1 rank" : "{n} ranks", { n: whole(job.ranks) }), COLUMNS.duration[1](job),
-].filter(Boolean).join(" · ")}</span>${lossOf(job) != null && html`<div class="weak">${t("loss")} <${Loss} job=${job} /></div>`}`), null];
+].filter(Boolean).join(" · ")}</span>${lossOf(job) !== undefined && html`<div class="weak">${t("loss")} <${Loss} job=${job} /></div>`}`), null];
 const TABLE = Object.keys(COLUMNS).filter((key) => key !== "about");
 const CARDS = ["name", "state", "age", "about"]; // on a narrow screen
 const USUAL = ["name", "state", "progress", "loss", "age", "why"]; // those that are empty for all jobs are left out

@@ -40,7 +40,7 @@ export function Timeline({ of }) {
     <svg width="100%" height=${height} role="img" aria-label=${`${clock(0)} – ${clock(of.seconds)}: ${words.join(", ")}`} onPointerMove=${onMove} onPointerLeave=${() => setTip(null)}>
       <${Patterns} />
       ${parts.map((part) => html`<svg x="${at(part.at)}%" y=${top} width="${Math.max(0.25, at(part.seconds))}%" height=${HEIGHT}>
-        <rect width="100%" height="100%" fill="url(#part-${part.kind})" />${at(part.seconds) > 6 && html`<text class="part-${part.kind}" x="8" y="18">${nameOf(part)} ${took(part.seconds)}</text>`}</svg>`)}
+        <rect width="100%" height="100%" fill="url(#part-${part.kind})" />${at(part.seconds) > 6 && html`<text class="part-${part.kind}" x="8" y="18">${nameOf(part)}: ${took(part.seconds)}</text>`}</svg>`)}
       ${of.marks.map((mark) => html`<svg class="mark-${mark.kind}" x="${at(mark.at)}%" overflow="visible">${mark.kind === "checkpoint" ? html`<path d="M0 ${top + HEIGHT + 1}l4 7h-8z" />`
         : html`<path d="M-0.75 ${top - 4}h1.5v${HEIGHT + 4}h-1.5z" />${isFree(mark) && html`<text text-anchor=${at(mark.at) > 98 ? "end" : at(mark.at) < 2 ? "start" : "middle"} y="11">${MARKS[mark.kind]}</text>`}`}</svg>`)}
     </svg>
