@@ -33,7 +33,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/horovod": 4960,
     "paceline/job": 1790,
     "paceline/job/code": 980,
-    "paceline/node": 1905,
+    "paceline/node": 1910,
     "paceline/node/agent": 1390,
     "paceline/node/host": 1450,
     "paceline/node/host/slurm": 2825,
@@ -45,7 +45,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/ranks/rehearsal": 685,
     "paceline/node/rendezvous": 1540,
     "paceline/node/store": 1480,
-    "paceline/node/telemetry": 685,
+    "paceline/node/telemetry": 690,
     "paceline/node/warm": 780,
     "paceline/node/watching": 1580,
     "paceline/notify": 710,
@@ -58,7 +58,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6455,
     "paceline/train/replicas": 450,
-    "paceline/web": 2030,
+    "paceline/web": 2040,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

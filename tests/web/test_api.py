@@ -149,7 +149,7 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
 
     loss: Any = {"epoch": 0, "step": 1, "metrics": {"loss": 0.5}, "samples_per_second": 3.0}
     jobs = (
-        made(1, state="RUNNING", devices=("0", "1")), made(2, state="PENDING", waiting="waits for 2 devices"),
+        made(1, state="RUNNING", devices=("0", "1"), waiting="it hangs: rank 1 is in a lock"), made(2, state="PENDING", waiting="waits for 2 devices"),
         made(3, state="PENDING", waiting="waits for 2 devices"),
         made(4, state="FAILED", finished=now - 60, cause="exception", error="no"),
         made(5, state="FAILED", finished=now - 2 * 86400, cause="exception"),
@@ -159,7 +159,7 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     targets(monkeypatch, Fake("lab", *jobs))
     answer = page.get("/api/jobs").json()
     assert answer["summary"] == {
-        "running": 1, "hung": 0, "devices": 2, "devices_all": None, "devices_kind": None, "waiting": 2,
+        "running": 1, "hung": 1, "devices": 2, "devices_all": None, "devices_kind": None, "waiting": 2,
         "reasons": [["waits for 2 devices", 2]], "failed": 1, "causes": [["exception", 1]],
     }  # fmt: skip
 

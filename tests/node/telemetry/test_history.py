@@ -88,6 +88,9 @@ def test_metrics(tmp_path: Path) -> None:
     assert found["values"]["loss"][3:6] == [9.0, 0.2, 0.166667]
     assert set(found["values"]) == {"loss", "__proto__", "accuracy"}
     assert found["last"] == {"loss": 0.1, "__proto__": 1, "accuracy": None}
+    write(path, *first, '{"time": 300.0, "step": 11, "loss": NaN}\n')
+    assert metrics(path)["last"]["loss"] is None, "what was logged last is not finite"
+    write(path, *first, *again)
     few = metrics(path, points=3)
     assert [len(few[key]) for key in ("time", "step")] == [3, 3]  # type: ignore[literal-required]
     assert few["step"][-1] == 10
