@@ -360,8 +360,8 @@ class Api:
             return await run_in_threadpool(self._watch.find, target, name)
         except KeyError:
             error = next((it["error"] for it in self._watch.targets() if it["name"] == target), None)
-            why = f"; it may be there all the same: {error}" if error else ""
-            raise Refused(404, f"no job {name!r} is known on {target}{why}") from None
+            why = f" is known, but it may be there: {error}" if error else ""
+            raise Refused(404, f"no job {name!r} on {target}{why}") from None
 
     async def _now(self, found: Found) -> Job:
         """What is known of a job now."""
