@@ -73,9 +73,10 @@ function Story({ events }) {
   const told = (event) => (event.sentence ? t(...event.sentence) : `${event.event}: ${event.details}`);
   const hasHosts = events.some((event) => event.host);
   const when = (event, before) => html`${dayOf(event.time) !== (before && dayOf(before.time)) && html`<span class="day">${dayOf(event.time)}</span> `}${clockOf(event.time)}`;
+  const until = (event, before) => (dayOf(event.time) === dayOf(before.time) ? clockOf(event.time) : moment(event.time));
   return html`<div class="scroll-x" tabindex="0"><table class="events"><thead><tr><th>${t("time")}</th>${hasHosts && html`<th>${t("node")}</th>`}<th>${t("event")}</th></tr></thead><tbody>
     ${rows.map((some, at) => html`<tr><td class="nowrap" title=${moment(some[0].time)}>${when(some[0], rows[at - 1]?.[0])}</td>${hasHosts && html`<td>${some[0].host}</td>`}<td class="wrap" title=${`${some[0].event} ${some[0].details}`}>${some.length === 1 ? told(some[0])
-      : html`<details><summary>${t("{n} times until {time}", { n: whole(some.length), time: moment(some.at(-1).time) })}: ${told(some[0])} – ${told(some.at(-1))}</summary>${some.map((event) => html`<div>${moment(event.time)} ${told(event)}</div>`)}</details>`}</td></tr>`)}</tbody></table></div>`;
+      : html`<details><summary>${t("{n} times until {time}", { n: whole(some.length), time: until(some.at(-1), some[0]) })}: ${told(some[0])} – ${told(some.at(-1))}</summary>${some.map((event) => html`<div>${until(event, some[0])} ${told(event)}</div>`)}</details>`}</td></tr>`)}</tbody></table></div>`;
 }
 
 // What the script has logged; `jobs` are [{name, metrics, colour}], laid over each other. What people look at first is larger.

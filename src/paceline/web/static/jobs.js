@@ -325,8 +325,8 @@ function onDevices({ devices, devices_all: all, devices_kind: kind }) {
 function Groups({ found, show }) {
   return html`<div class="scroll"><table class="rows groups"><thead><tr>${["group", "jobs", "state", "best loss", "age"].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
     <tbody>${(found.groups ?? []).map((it) => html`<tr class="group"><td><button type="button" class="plain" onClick=${() => show(it.group)}>${it.group}</button></td>
-      <td>${whole(it.jobs)}</td><td class="states">${STATES.filter((state) => it.states[state]).map((state) => html`<${State} of=${state} /> ${whole(it.states[state])} `)}</td>
-      <td>${number(it.loss)}</td><td>${span(since(it.created))}</td></tr>`)}</tbody></table>
+      <td data-title=${t("jobs")}>${whole(it.jobs)}</td><td class="states">${STATES.filter((state) => it.states[state]).map((state) => html`<${State} of=${state} /> ${whole(it.states[state])} `)}</td>
+      <td data-title=${t("best loss")}>${number(it.loss)}</td><td data-title=${t("age")}>${span(since(it.created))}</td></tr>`)}</tbody></table>
     ${found.groups?.length === 0 && html`<p class="weak">${t("No job matches.")}</p>`}
     ${found.groups_total > found.groups?.length && html`<p class="weak">${t("The newest {n} of {all} groups; filter for others.", { n: found.groups.length, all: whole(found.groups_total) })}</p>`}</div>`;
 }
