@@ -435,6 +435,21 @@ def test_a_machine_that_answers_no_more_is_shown(lab: Fake, page: Page, monkeypa
     assert answer["warnings"] == ["lab does not answer"] and len(answer["nodes"]) == 2
 
 
+def test_a_machine_that_has_never_answered_has_a_row(lab: Fake, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Any) -> list[Node]:
+        raise UserError("cannot reach node1")
+
+    silent = Node("node1", (), {}, 0.0, 0.0, 0, 0, 0, 0, state=SILENT, measured=False)
+    monkeypatch.setattr(lab, "nodes", fails)
+    page.get("/api/jobs")
+    assert page.get("/api/machines?target=lab").status_code == 400  # nothing is known of it
+    monkeypatch.setattr(lab, "silent_nodes", lambda: [silent], raising=False)
+    for _ in range(2):
+        answer = page.get("/api/machines?target=lab").json()
+        assert answer["warnings"] == ["cannot reach node1"]
+        assert [(it["name"], it["state"], it["silent"]["since"]) for it in answer["nodes"]] == [("node1", SILENT, None)]
+
+
 def test_one_machine_has_one_key_on_all_targets(lab: Fake, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node("node1", (), {}, 8.0, 1.0, 100, 50, 0, 0)
     found = (

@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from paceline._version import __version__
 from paceline.backends import registry
-from paceline.backends.base import Elastic, Forwards, Metered, Prepared, Sketched, Suspends, TensorBoards, able
+from paceline.backends.base import Elastic, Forwards, Listed, Metered, Prepared, Sketched, Suspends, TensorBoards, able
 from paceline.backends.story import story
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import Backend
     from paceline.backends.watch import Found, Lender, Watch
+    from paceline.job.job import Node
 
     from .safety import Sessions
 
@@ -750,13 +751,15 @@ class Api:
     def _seen(self, target: str, lender: Lender, shown: str, has_curves: bool) -> dict[str, Any]:
         """The machines of a target; those that are remembered if it does not answer."""
         warnings: list[str] = []
+        named: list[Node] = []
         jobs = [it.job for it in self._watch.jobs() if it.lender is lender]
         try:
             with lender.lent() as there:
+                named = there.silent_nodes() if isinstance(there, Listed) else []
                 nodes = able(there, Metered).nodes(warnings.append)
                 rows = self._machines.take(target, there, nodes, jobs, time.time(), fills=has_curves)
         except UserError as error:
-            rows = self._machines.lost(target)
+            rows = self._machines.lost(target, named)
             if not rows:
                 raise
             warnings.append(str(error))

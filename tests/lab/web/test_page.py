@@ -42,6 +42,8 @@ def test_a_job_is_shown_followed_and_stopped(chromium: Browser, server: Server, 
     chromium.click("a", "Logs")
     chromium.until("document.querySelector('.line')?.textContent === 'it runs'")
     assert chromium.run("document.querySelector('.ansi-color-1').textContent") == "runs"
+    chromium.fill("input[list]", "99", "change")
+    chromium.until("document.querySelector('p.error')?.textContent.endsWith('not rank 99')")  # and no flag to correct
     chromium.fill("input[list]", "all", "change")
     chromium.until("document.querySelectorAll('.line').length === 2")
     chromium.click("button", "Stop")
