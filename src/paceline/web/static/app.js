@@ -184,6 +184,7 @@ function Job({ target, name, tab, isReadOnly }) {
   const [view, error] = useJob(target, name);
   const [dialog, setDialog] = useState(null);
   const [board, setBoard] = useState(null);
+  if (!view && !error && !news.isOnline) return html`<h1>${name}</h1><p class="weak" role="status">${t("Nothing is known of this job yet; it is shown when the server is back.")}</p>`;
   if (!view) return html`<p class=${error ? "error" : "weak"} role=${error ? "alert" : "status"}>${error || t("Loading…")}</p>${!error && html`<div class="skeleton" aria-hidden="true"></div>`}`;
   const { job, can } = view;
   const Chosen = DIALOGS[dialog];
