@@ -149,8 +149,9 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
 
     loss: Any = {"epoch": 0, "step": 1, "metrics": {"loss": 0.5}, "samples_per_second": 3.0}
     jobs = (
-        made(1, state="RUNNING", devices=("0", "1"), waiting="it hangs: rank 1 is in a lock"), made(2, state="PENDING", waiting="waits for 2 devices"),
-        made(3, state="PENDING", waiting="waits for 2 devices"),
+        made(1, state="RUNNING", devices=("0", "1"), waiting="it hangs: rank 1 is in a lock"),
+        made(2, state="PENDING", waiting="waits for 2 devices"),
+        made(3, state="PENDING", waiting="waits for 1 device; 1 job ahead; held by: sweep-1"),
         made(4, state="FAILED", finished=now - 60, cause="exception", error="no"),
         made(5, state="FAILED", finished=now - 2 * 86400, cause="exception"),
         made(6, state="SUCCEEDED", finished=now - 60, progress=loss, labels={"team": "a"}),
@@ -160,7 +161,7 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     answer = page.get("/api/jobs").json()
     assert answer["summary"] == {
         "running": 1, "hung": 1, "devices": 2, "devices_all": None, "devices_kind": None, "waiting": 2,
-        "reasons": [["waits for 2 devices", 2]], "failed": 1, "causes": [["exception", 1]],
+        "reasons": [["waits for devices", 2]], "failed": 1, "causes": [["exception", 1]],
     }  # fmt: skip
 
     def there_are() -> Any:
@@ -181,6 +182,22 @@ def test_what_stands_above_jobs_and_groups_of_them(monkeypatch: pytest.MonkeyPat
     assert groups("group=command&q=eval.py") == [("eval.py", 1, None)]
     assert groups("group=label:team") == [("team=a", 1, 0.5)]
     assert page.get("/api/jobs?group=x").status_code == 400
+    # Each group is a filter, and the states are counted of what is searched for.
+    assert names(page, "in=name:other") == ["other-x7k2p"]
+    assert names(page, "in=label:team=a") == ["sweep-6"]
+    assert names(page, "in=command:eval.py&state=RUNNING") == []
+    assert page.get("/api/jobs?in=command:eval.py&state=RUNNING").json()["counts"] == {"SUCCEEDED": 1}
+
+
+def test_only_random_endings_are_taken_from_names(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
+    named = ("bert-large", "bert-small", "train-x7k2p", "train-bcdef", "trial-12")
+    jobs = (replace(JOB, name=name, command="train.py --model bert") for name in named)
+    waits = {"state": "SUSPENDED", "waiting": "paceline resume it lets it go on"}
+    suspended = (replace(JOB, name=f"s{number}", **waits) for number in (1, 2))
+    targets(monkeypatch, Fake("lab", *jobs, *suspended))
+    groups = page.get("/api/jobs?group=name&state=RUNNING").json()["groups"]
+    assert {it["group"]: it["jobs"] for it in groups} == {"bert-large": 1, "bert-small": 1, "train": 2, "trial": 1}
+    assert page.get("/api/jobs").json()["summary"]["reasons"] == [["suspended", 2]]
 
 
 def test_who_started_jobs_is_shown_where_they_are_of_several(monkeypatch: pytest.MonkeyPatch, page: Page) -> None:
@@ -417,6 +434,21 @@ def test_a_machine_that_answers_no_more_is_shown(lab: Fake, page: Page, monkeypa
     monkeypatch.setattr(lab, "nodes", fails)
     answer = ask().json()
     assert answer["warnings"] == ["lab does not answer"] and len(answer["nodes"]) == 2
+
+
+def test_a_machine_that_has_never_answered_has_a_row(lab: Fake, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Any) -> list[Node]:
+        raise UserError("cannot reach node1")
+
+    silent = Node("node1", (), {}, 0.0, 0.0, 0, 0, 0, 0, state=SILENT, measured=False)
+    monkeypatch.setattr(lab, "nodes", fails)
+    page.get("/api/jobs")
+    assert page.get("/api/machines?target=lab").status_code == 400  # nothing is known of it
+    monkeypatch.setattr(lab, "silent_nodes", lambda: [silent], raising=False)
+    for _ in range(2):
+        answer = page.get("/api/machines?target=lab").json()
+        assert answer["warnings"] == ["cannot reach node1"]
+        assert [(it["name"], it["state"], it["silent"]["since"]) for it in answer["nodes"]] == [("node1", SILENT, None)]
 
 
 def test_one_machine_has_one_key_on_all_targets(lab: Fake, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -623,6 +623,14 @@ class Sketched(Protocol):
 
 
 @runtime_checkable
+class Listed(Protocol):
+    """Its machines have names before one of them answers."""
+
+    def silent_nodes(self) -> list[Node]:
+        """The machines as those that do not answer."""
+
+
+@runtime_checkable
 class Watched(Protocol):
     """Its ranks can be asked where they are."""
 

@@ -9,7 +9,6 @@ import contextlib
 import math
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,10 +146,6 @@ class Watch:
     def lender(self, target: str) -> Lender:
         """Lends the backend of a target; KeyError if there is none."""
         return self._targets[target].lender
-
-    def counts(self) -> dict[str, int]:
-        """State → how many jobs have it."""
-        return dict(Counter(found.job.state for found in self._all().values()))
 
     @staticmethod
     def _silence(target: _Target) -> str | None:

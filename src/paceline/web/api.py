@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from paceline._version import __version__
 from paceline.backends import registry
-from paceline.backends.base import Elastic, Forwards, Metered, Prepared, Sketched, Suspends, TensorBoards, able
+from paceline.backends.base import Elastic, Forwards, Listed, Metered, Prepared, Sketched, Suspends, TensorBoards, able
 from paceline.backends.story import story
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import Backend
     from paceline.backends.watch import Found, Lender, Watch
+    from paceline.job.job import Node
 
     from .safety import Sessions
 
@@ -105,7 +106,8 @@ OPERATIONS = (
                 "target": "of this target", "sort": "key to sort by, with - in front for descending order",
                 "offset": "number of rows to leave out", "limit": f"number of rows, at most {_MOST_ROWS}",
                 "fields": "keys of each job, with commas; all by default",
-                "group": "instead of jobs, groups of them: by name, command, or label:NAME"}),
+                "group": "instead of jobs, groups of them: by name, command, or label:NAME",
+                "in": "of this group: name:GROUP, command:GROUP, or label:NAME=VALUE"}),
     _Operation("GET", "/api/losses", "losses", "The losses that jobs have logged, some 40 of each over all its steps.",
                {"target": "of the jobs", "names": f"of at most {_MOST_SKETCHES} jobs, with commas"}),
     _Operation("GET", _JOB, "job", "All about a job."),
@@ -204,15 +206,23 @@ _SORTS: dict[str, Callable[[Job], Any]] = {
 }
 
 
-def _chosen(found: list[Found], query: Mapping[str, str]) -> list[Found]:
-    """The jobs that a query asks for, in its order."""
-    if states := query.get("state"):
-        found = [it for it in found if it.job.state in states.split(",")]
+def _chosen(found: list[Found], query: Mapping[str, str]) -> tuple[list[Found], Counter[str]]:
+    """The jobs that a query asks for, in its order; and how many have which state, of whatever state they are."""
     if target := query.get("target"):
         found = [it for it in found if it.job.backend == target]
+    if group := query.get("in"):
+        kind, _, key = group.partition(":")
+        of = _group_of(f"label:{key.partition('=')[0]}" if kind == "label" else kind)
+        found = [it for it in found if of(it.job) == key]
     if words := query.get("q", "").lower().split():
         found = [it for it in found if all(word in _text(it.job) for word in words)]
-    name = query.get("sort", "-created")
+    counts = Counter(it.job.state for it in found)
+    if states := query.get("state"):
+        found = [it for it in found if it.job.state in states.split(",")]
+    return _sorted(found, query.get("sort", "-created")), counts
+
+
+def _sorted(found: list[Found], name: str) -> list[Found]:
     if name == "-created":
         return found
     key = _SORTS.get(name.lstrip("-"))
@@ -233,7 +243,10 @@ _HAS: dict[str, Callable[[Job], Any]] = {
     "nodes": lambda job: job.nodes > 1,
     "why": reason,
 }
-_NUMBERED = re.compile(r"-(?:[a-z0-9]{5}|[0-9]+)$")  # what jobs of one script, and trials of a search, end with
+# What jobs of one script, and trials of a search, end with. Five letters without a digit may be a word.
+_NUMBERED = re.compile(r"-(?:(?=[a-z]*[0-9])[a-z0-9]{5}|[0-9]+)$")
+_LETTERS = re.compile(r"-[a-z]{5}$")
+_NEED = re.compile(r"waits for (?:[0-9]+ devices?|devices? .*)")
 _DAY = 24 * 3600.0  # seconds
 
 
@@ -258,10 +271,24 @@ def _summary(found: list[Found], machines: Machines, now: float) -> dict[str, An
         "devices_all": there_are,  # where they run; None if that is not known
         "devices_kind": kind,
         "waiting": len(waits),
-        "reasons": Counter(job.waiting for job in waits if job.waiting).most_common(3),
+        "reasons": Counter(why for job in waits if (why := _awaited(job))).most_common(3),
         "failed": len(failed),
         "causes": Counter(job.cause for job in failed if job.cause).most_common(3),
     }
+
+
+def _awaited(job: Job) -> str | None:
+    """What a job waits for, without what differs from job to job: the names and numbers of others."""
+    if job.state == "SUSPENDED":
+        return "suspended"
+    first = (job.waiting or "").partition("; ")[0]
+    return "waits for devices" if _NEED.fullmatch(first) else first or None
+
+
+def _stem(job: Job) -> str:
+    """The name without what makes it unlike others. An ending of letters is random only behind the script's name."""
+    name, script = _LETTERS.sub("", job.name), job.command.removeprefix("-m ").partition(" ")[0]
+    return name if name in re.split("[/.]", script) else _NUMBERED.sub("", job.name)
 
 
 def _group_of(by: str) -> Callable[[Job], str | None]:
@@ -272,7 +299,7 @@ def _group_of(by: str) -> Callable[[Job], str | None]:
     if by == "command":
         return lambda job: job.command
     if by == "name":
-        return lambda job: _NUMBERED.sub("", job.name)
+        return _stem
     raise Refused(400, f"group={by}: take name, command or label:NAME")
 
 
@@ -432,7 +459,7 @@ class Api:
         def answer() -> dict[str, Any]:
             everything = self._watch.jobs()
             busy.update((it.job.backend, it.lender) for it in everything if it.job.state == "RUNNING")
-            found = _chosen(everything, query)
+            found, counts = _chosen(everything, query)
             rows: dict[str, Any] = {"jobs": [_row(it.job, fields) for it in found[offset : offset + limit]]}
             if by := query.get("group"):
                 groups = _groups(found, by)
@@ -445,7 +472,7 @@ class Api:
                 "has": _has(found),
                 "summary": _summary(everything, self._machines, time.time()),
                 "labels": sorted({name for it in everything for name in it.job.labels})[:_MOST_LABELS],
-                "counts": self._watch.counts(),
+                "counts": counts,
                 "targets": self._watch.targets(),
                 "problem": self._watch.problem,
             }
@@ -730,13 +757,15 @@ class Api:
     def _seen(self, target: str, lender: Lender, shown: str, has_curves: bool) -> dict[str, Any]:
         """The machines of a target; those that are remembered if it does not answer."""
         warnings: list[str] = []
+        named: list[Node] = []
         jobs = [it.job for it in self._watch.jobs() if it.lender is lender]
         try:
             with lender.lent() as there:
+                named = there.silent_nodes() if isinstance(there, Listed) else []
                 nodes = able(there, Metered).nodes(warnings.append)
                 rows = self._machines.take(target, there, nodes, jobs, time.time(), fills=has_curves)
         except UserError as error:
-            rows = self._machines.lost(target)
+            rows = self._machines.lost(target, named)
             if not rows:
                 raise
             warnings.append(str(error))

@@ -143,10 +143,13 @@ class Machines:
         known.seen = seen
         return [it.row for it in seen.values()]
 
-    def lost(self, target: str) -> list[dict[str, Any]]:
-        """The rows of a target that does not answer: what is known of it."""
+    def lost(self, target: str, named: Sequence[Node]) -> list[dict[str, Any]]:
+        """The rows of a target that does not answer: what is known of it, or else the names of its machines."""
         known = self._targets.setdefault(target, _Target())
-        known.seen = {name: self._silent(it, it.row) for name, it in known.seen.items()}
+        known.seen = {
+            **{node.name: self._silent(None, self._row(target, node, [])) for node in named},
+            **{name: self._silent(it, it.row) for name, it in known.seen.items()},
+        }
         return [it.row for it in known.seen.values()]
 
     def curves(self, target: str, names: Iterable[str], now: float) -> dict[str, dict[str, Curve]]:

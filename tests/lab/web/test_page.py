@@ -42,6 +42,8 @@ def test_a_job_is_shown_followed_and_stopped(chromium: Browser, server: Server, 
     chromium.click("a", "Logs")
     chromium.until("document.querySelector('.line')?.textContent === 'it runs'")
     assert chromium.run("document.querySelector('.ansi-color-1').textContent") == "runs"
+    chromium.fill("input[list]", "99", "change")
+    chromium.until("document.querySelector('p.error')?.textContent.endsWith('not rank 99')")  # and no flag to correct
     chromium.fill("input[list]", "all", "change")
     chromium.until("document.querySelectorAll('.line').length === 2")
     chromium.click("button", "Stop")
@@ -247,7 +249,15 @@ def test_ten_thousand_jobs(chromium: Browser, tmp_path: Path) -> None:
     chromium.open(f"{server.base}#/jobs?group=name")
     chromium.until("[...document.querySelectorAll('tr.group')].some(it => it.textContent.includes('9,999'))")
     chromium.click("tr.group button", "job")
-    chromium.until("location.hash === '#/jobs?q=job'")
+    chromium.until("location.hash === '#/jobs?in=name%3Ajob'")
+    chromium.shows("9,999 jobs")
+    # Another address is another view, by a link too.
+    chromium.run("location.hash = '#/jobs?state=FAILED&q=seed'")
+    chromium.until("document.querySelector('.chips [aria-pressed=true]')?.textContent.includes('FAILED')")
+    chromium.shows("0 jobs")
+    chromium.click("header a", "Jobs")
+    chromium.shows("10,000 jobs")
+    assert chromium.run("document.querySelector('input[type=search]').value") == ""
     chromium.resize(390, 800)
     chromium.until("document.querySelector('tr.job td.col-about')?.textContent.startsWith('1 rank')")
     chromium.resize(1280, 800)
@@ -363,6 +373,10 @@ def test_the_page_comes_back_when_its_server_does(chromium: Browser, server: Ser
     chromium.shows("following")
     server.end()
     chromium.shows("Connection lost")
+    chromium.click("header a", "Jobs")
+    state(chromium, "it", "RUNNING")  # as it was last
+    chromium.run("location.hash = '#/jobs/local/it/logs'")
+    chromium.until("document.querySelector('h1')?.textContent === 'it'")
     server.start(server.port)
     paceline.succeeds("stop", "--now", "it")
     chromium.shows("The log has ended.")
@@ -463,6 +477,8 @@ def test_the_keyboard_alone(chromium: Browser, server: Server, paceline: Pacelin
     for key in "gm":
         chromium.press(key)
     chromium.until("location.hash === '#/machines'")
+    chromium.press("Escape")
+    chromium.until("location.hash === '#/jobs?q=o'")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -221,10 +221,13 @@ class Ssh(Backend):
         """The hosts, if one answers."""
         answers = self._hosts.some(self._hosts.all, lambda host: {"do": "nodes", "slots": host.slots}, warn)
         return [
-            Node(**{**answers[host]["node"], "name": host.name}) if host in answers
-            else Node(host.name, (), {}, 0.0, 0.0, 0, 0, 0, 0, state=SILENT, measured=False)
+            Node(**{**answers[host]["node"], "name": host.name}) if host in answers else _silent(host)
             for host in self._hosts.all
-        ]  # fmt: skip
+        ]
+
+    def silent_nodes(self) -> list[Node]:
+        """The hosts, none of which answers."""
+        return list(map(_silent, self._hosts.all))
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What these jobs use now, on the hosts that answer; those that do not run are left out."""
@@ -409,3 +412,7 @@ def _servers(answers: Mapping[Host, Answer]) -> list[WarmServer]:
 def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:
     """All hosts of some groups, each once."""
     return list(dict.fromkeys(host for group in groups for host in group))
+
+
+def _silent(host: Host) -> Node:
+    return Node(host.name, (), {}, 0.0, 0.0, 0, 0, 0, 0, state=SILENT, measured=False)

@@ -11,6 +11,7 @@ import { isWanted, Notifications, notify } from "./notify.js";
 import { html, Icon, isTyping, render, useEffect, useMemo, useRef, useState } from "./ui.js";
 
 const REFRESH = 10_000; // milliseconds
+const KEPT = 20; // answers
 // In these states more is known of a job alone than of it among all, so a change may be no news.
 const UNSETTLED = { PENDING: 2_000, STARTING: 1_000, RESTARTING: 1_000, RUNNING: REFRESH, SUSPENDED: REFRESH };
 const DIALOGS = { stop: Stop, suspend: Suspend, resume: Resume, resubmit: Resubmit, scale: Scale, delete: Delete };
@@ -57,6 +58,7 @@ function Keys() {
       if (isTyping(event)) return;
       const view = before === "g" && { j: "jobs", m: "machines", s: "submit" }[event.key];
       if (view) location.hash = `#/${view}`;
+      else if (event.key === "Escape" && !/^(#\/?(jobs)?(\?.*)?)?$/.test(location.hash)) location.hash = leftAt.view;
       else if (event.key === "?") it.current.showModal();
       before = event.key;
     };
@@ -79,9 +81,19 @@ function Header({ view }) {
       ${Object.entries(LANGUAGES).map(([name, title]) => html`<option value=${name}>${title}</option>`)}</select></label></div></details></div></header>`;
 }
 
+// Answers of jobs that were looked at last, for the time in which the server is away.
+const kept = new Map();
+function keep(path, answer) {
+  kept.delete(path);
+  kept.set(path, answer);
+  if (kept.size > KEPT) kept.delete(kept.keys().next().value);
+  return answer;
+}
+const keptOf = (path) => (news.isOnline ? null : kept.get(path) ?? null);
+
 // What is known of a job, asked for again when it has changed.
 function useJob(target, name) {
-  const [view, setView] = useState(null);
+  const [view, setView] = useState(() => keptOf(pathOf(target, name)));
   const [error, setError] = useState(null);
   useEffect(() => {
     let timer, state, isGone = false;
@@ -90,7 +102,7 @@ function useJob(target, name) {
         const it = await get(pathOf(target, name));
         if (isGone) return;
         state = it.job.state;
-        setView(it);
+        setView(keep(pathOf(target, name), it));
         setError(null);
       } catch (failure) {
         if (isGone) return;
@@ -108,12 +120,12 @@ function useJob(target, name) {
 
 // What its report shows, asked for again while it changes.
 function LiveOverview({ job }) {
-  const [view, setView] = useState(null);
-  const [error, setError] = useState(null);
   const path = pathOf(job.backend, job.name);
+  const [view, setView] = useState(() => keptOf(`${path}/view`));
+  const [error, setError] = useState(null);
   useEffect(() => {
     let timer, isGone = false;
-    const look = () => get(`${path}/view`).then((it) => isGone || (setView(it), setError(null)), (failure) => isGone || setError(failure.message))
+    const look = () => get(`${path}/view`).then((it) => isGone || (setView(keep(`${path}/view`, it)), setError(null)), (failure) => isGone || (failure.status && setError(failure.message)))
       .then(() => { if (!isGone && job.state in UNSETTLED) timer = setTimeout(look, REFRESH); });
     look();
     return () => { isGone = true; clearTimeout(timer); };
@@ -172,13 +184,7 @@ function Job({ target, name, tab, isReadOnly }) {
   const [view, error] = useJob(target, name);
   const [dialog, setDialog] = useState(null);
   const [board, setBoard] = useState(null);
-  useEffect(() => {
-    const onKey = (event) => {
-      if (event.key === "Escape" && !document.querySelector("dialog[open]")) location.hash = leftAt.view;
-    };
-    addEventListener("keydown", onKey);
-    return () => removeEventListener("keydown", onKey);
-  }, []);
+  if (!view && !error && !news.isOnline) return html`<h1>${name}</h1><p class="weak" role="status">${t("Nothing is known of this job yet; it is shown when the server is back.")}</p>`;
   if (!view) return html`<p class=${error ? "error" : "weak"} role=${error ? "alert" : "status"}>${error || t("Loading…")}</p>${!error && html`<div class="skeleton" aria-hidden="true"></div>`}`;
   const { job, can } = view;
   const Chosen = DIALOGS[dialog];

@@ -122,7 +122,7 @@ export function Resubmit({ view, close }) {
     <p>${job.checkpoint ? t("Runs again, from its newest checkpoint, with these changes.") : t("Runs again, with these changes. No checkpoint of it is known, so it begins anew.")}</p>
     <div class="fields">
       ${Object.entries(NUMBERS).map(([name, title]) => html`<label>${t(title)} <input type="number" min="0" placeholder=${t("unchanged")} onInput=${(event) => set(name, event.target.value)} /></label>`)}
-      <label>${t("Time limit")} <input placeholder="2h" onInput=${(event) => set("time_limit", event.target.value)} /></label>
+      <label>${t("Time limit")} <input placeholder=${t("unchanged")} title="2h" onInput=${(event) => set("time_limit", event.target.value)} /></label>
       <label>${t("Target")} <input placeholder=${job.backend} onInput=${(event) => set("on", event.target.value)} /></label>
       <label>${t("Arguments")} <input placeholder=${t("unchanged")} onInput=${(event) => set("args", event.target.value)} /></label>
       <label>${t("Variables (NAME=VALUE, a line each)")} <textarea rows="2" onInput=${(event) => set("env", event.target.value)}></textarea></label>

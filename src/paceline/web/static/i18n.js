@@ -83,6 +83,8 @@ const ZH = {
   "1 machine": "1 台机器", "{n} machines": "{n} 台机器", "{used} of {all} slots in use": "{all} 个槽位中已用 {used} 个", "asking {target}…": "正在询问 {target}…",
   "{target} has not answered yet": "{target} 尚未响应", "Show {n} more of {all}": "再显示 {n} 台，共 {all} 台", "No machine matches.": "没有符合条件的机器。",
   "No machine. Name some in paceline.toml, or submit a job with --hosts.": "没有机器。请在 paceline.toml 中指定，或用 --hosts 提交任务。",
+  // groups, logs of jobs that wait, tiles
+  "Nothing is known of this job yet; it is shown when the server is back.": "尚不知道此任务的内容；服务器恢复后会显示。", "All groups": "所有组", "{n} others": "其他 {n} 个", "The job has not begun; its log appears here when it does.": "任务尚未开始；开始后日志会出现在这里。",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 
@@ -191,6 +193,8 @@ export function number(value, digits = 4) {
 export const whole = (value) => Number(value).toLocaleString(language);
 export const moment = (iso) =>
   iso ? new Date(iso).toLocaleString(language, { dateStyle: "medium", timeStyle: "medium" }) : "";
+export const dayOf = (iso) => new Date(iso).toLocaleDateString(language, { dateStyle: "medium" });
+export const clockOf = (iso) => new Date(iso).toLocaleTimeString(language, { timeStyle: "medium", hourCycle: "h23" });
 // A time of today by its clock alone, another one with its day.
 export function clock(iso) {
   const when = new Date(iso), isToday = when.toDateString() === new Date().toDateString();

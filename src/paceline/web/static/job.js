@@ -1,7 +1,7 @@
 // All about a job, as web/views.py gives it: for the page and for the report.
 import { pieces } from "./ansi.js";
 import { Chart, COLOURS, RankMap, smoothed } from "./charts.js";
-import { moment, number, size, span, t, whole, zoned } from "./i18n.js";
+import { clockOf, dayOf, moment, number, size, span, t, whole, zoned } from "./i18n.js";
 import { Timeline } from "./timeline.js";
 import { html, useMemo, useState } from "./ui.js";
 
@@ -71,9 +71,12 @@ function Story({ events }) {
     else rows.push([event]);
   }
   const told = (event) => (event.sentence ? t(...event.sentence) : `${event.event}: ${event.details}`);
-  return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("time")}</th><th>${t("node")}</th><th>${t("event")}</th></tr></thead><tbody>
-    ${rows.map((some) => html`<tr><td class="nowrap">${moment(some[0].time)}</td><td>${some[0].host}</td><td class="wrap" title=${`${some[0].event} ${some[0].details}`}>${some.length === 1 ? told(some[0])
-      : html`<details><summary>${t("{n} times until {time}", { n: whole(some.length), time: moment(some.at(-1).time) })}: ${told(some[0])} – ${told(some.at(-1))}</summary>${some.map((event) => html`<div>${moment(event.time)} ${told(event)}</div>`)}</details>`}</td></tr>`)}</tbody></table></div>`;
+  const hasHosts = events.some((event) => event.host);
+  const when = (event, before) => html`${dayOf(event.time) !== (before && dayOf(before.time)) && html`<span class="day">${dayOf(event.time)}</span> `}${clockOf(event.time)}`;
+  const until = (event, before) => (dayOf(event.time) === dayOf(before.time) ? clockOf(event.time) : moment(event.time));
+  return html`<div class="scroll-x" tabindex="0"><table class="events"><thead><tr><th>${t("time")}</th>${hasHosts && html`<th>${t("node")}</th>`}<th>${t("event")}</th></tr></thead><tbody>
+    ${rows.map((some, at) => html`<tr><td class="nowrap" title=${moment(some[0].time)}>${when(some[0], rows[at - 1]?.[0])}</td>${hasHosts && html`<td>${some[0].host}</td>`}<td class="wrap" title=${`${some[0].event} ${some[0].details}`}>${some.length === 1 ? told(some[0])
+      : html`<details><summary>${t("{n} times until {time}", { n: whole(some.length), time: until(some.at(-1), some[0]) })}: ${told(some[0])} – ${told(some.at(-1))}</summary>${some.map((event) => html`<div>${until(event, some[0])} ${told(event)}</div>`)}</details>`}</td></tr>`)}</tbody></table></div>`;
 }
 
 // What the script has logged; `jobs` are [{name, metrics, colour}], laid over each other. What people look at first is larger.
@@ -140,8 +143,10 @@ export function Use({ use, name }) {
 }
 
 function Ranks({ job }) {
-  return html`<div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th><th>${t("name")}</th><th>${t("node")}</th><th>${t("state")}</th><th>${t("exit code")}</th></tr></thead><tbody>
-    ${job.instances.map((it) => html`<tr><td>${it.rank}</td><td>${it.name}</td><td>${it.node}</td><td><span class="state state-${it.state}">${t(it.state)}</span></td><td>${it.exit_code ?? ""}</td></tr>`)}</tbody></table></div>`;
+  const columns = [["rank", (it) => it.rank], ["name", (it) => it.name], ["node", (it) => it.node], ["state", (it) => html`<span class="state state-${it.state}">${t(it.state)}</span>`], ["exit code", (it) => it.exit_code ?? ""]]
+    .filter(([, of]) => job.instances.some((it) => !["", null, undefined].includes(of(it))));
+  return html`<div class="scroll-x" tabindex="0"><table class="ranks"><thead><tr>${columns.map(([title]) => html`<th class="of-${title.replace(" ", "-")}">${t(title)}</th>`)}</tr></thead><tbody>
+    ${job.instances.map((it) => html`<tr>${columns.map(([title, of]) => html`<td class="of-${title.replace(" ", "-")}">${of(it)}</td>`)}</tr>`)}</tbody></table></div>`;
 }
 
 function Origin({ view }) {

@@ -11,7 +11,7 @@ const NARROW = matchMedia("(max-width: 700px)");
 const PAGE = 100; // rows that are asked for at once
 const STEPS = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 };
 const STATES = ["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"];
-const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "", columns: "" };
+const UNSORTED = { q: "", state: [], target: "", sort: "-created", group: "", in: "", columns: "" };
 const FIELDS = "name,state,backend,framework,kind,nodes,ranks,progress,devices,allocated,created,started,finished,error,waiting,restarts,user,hangs";
 
 const since = (iso) => (iso ? (Date.now() - Date.parse(iso)) / 1000 : null);
@@ -146,9 +146,11 @@ function filterOf(search) {
   return { ...UNSORTED, ...given, state: given.state ? given.state.split(",") : [] };
 }
 
+let lastFound = { total: null, pages: {}, counts: {}, targets: [] };
+
 // The rows of a query, page by page; what is shown stays until its successor has come.
 function useRows(asked, first, last) {
-  const [found, setFound] = useState({ total: null, pages: {}, counts: {}, targets: [] });
+  const [found, setFound] = useState(() => (lastFound.asked === asked || !news.isOnline ? lastFound : { ...lastFound, total: null, pages: {}, groups: [] }));
   const state = useRef({});
   const load = useCallback(async (isNew) => {
     const it = state.current;
@@ -164,7 +166,7 @@ function useRows(asked, first, last) {
       );
       const pages = Object.fromEntries(wanted.map((page, index) => [page, answers[index].jobs]));
       Object.assign(it, { key, version: news.version });
-      setFound((before) => ({ ...answers[0], asked, pages: before.asked === asked ? { ...before.pages, ...pages } : pages }));
+      setFound((before) => (lastFound = { ...answers[0], asked, pages: before.asked === asked ? { ...before.pages, ...pages } : pages }));
     } catch { /* the stream of changes says that the server is gone, and when it is back */ }
     it.running = false;
     if (it.again) { it.again = false; it.load(); }
@@ -192,6 +194,16 @@ export function Jobs({ search: given }) {
     setFilter((before) => ({ ...before, ...what }));
     box.current?.scrollTo(0, 0);
   };
+  useEffect(() => { // a link or a step in the history; what is chosen here changes the address without this event
+    const onAddress = () => {
+      if (!/^(#\/?(jobs)?(\?.*)?)?$/.test(location.hash)) return;
+      const next = new URLSearchParams(location.hash.split("?")[1]);
+      change({ ...filterOf(next) });
+      setChosen(chosenColumns(next));
+    };
+    addEventListener("hashchange", onAddress);
+    return () => removeEventListener("hashchange", onAddress);
+  }, []);
   useEffect(() => {
     const changed = Object.entries(filter).filter(([key, value]) => String(value) !== String(UNSORTED[key]));
     leftAt.view = `#/jobs${changed.length ? `?${query(Object.fromEntries(changed))}` : ""}`;
@@ -249,6 +261,7 @@ export function Jobs({ search: given }) {
         <button type="button" aria-pressed=${filter.state.includes(state)} onClick=${() => change({
           state: filter.state.includes(state) ? filter.state.filter((it) => it !== state) : [...filter.state, state],
         })}><${State} of=${state} /> ${whole(found.counts[state] ?? 0)}</button>`)}</span>
+      ${filter.in && html`<button type="button" aria-label=${t("All groups")} title=${t("All groups")} onClick=${() => change({ in: "" })}>${filter.in.slice(filter.in.indexOf(":") + 1)} ×</button>`}
       <select aria-label=${t("Group by")} value=${filter.group} onChange=${(event) => change({ group: event.target.value })}>
         <option value="">${t("Not grouped")}</option><option value="name">${t("Grouped by name")}</option><option value="command">${t("Grouped by command")}</option>
         ${(found.labels ?? []).map((name) => html`<option value="label:${name}">${t("Grouped by {label}", { label: name })}</option>`)}
@@ -258,7 +271,7 @@ export function Jobs({ search: given }) {
       <span class="weak" role="status" id="total">${found.total == null ? t("Loading…") : t(found.total === 1 ? "1 job" : "{n} jobs", { n: whole(found.total) })}</span>
     </form>
     <${Problems} found=${found} />
-    ${filter.group && html`<${Groups} found=${found} show=${(q) => change({ q, group: "" })} />`}
+    ${filter.group && html`<${Groups} found=${found} show=${(name) => change({ in: `${filter.group.split(":")[0]}:${name}`, group: "" })} />`}
     <div class="scroll" hidden=${!!filter.group} ref=${box} onScroll=${onScroll} onKeyDown=${onArrows} onpick=${() => tick((n) => n + 1)} tabindex="-1">
       <table class=${chosen ? "rows" : "rows usual"} aria-rowcount=${found.total ?? -1}>
         <thead><tr>${columns.map((key) => html`<${Title} name=${key} sort=${filter.sort} set=${(sort) => change({ sort })} />`)}</tr></thead>
@@ -292,11 +305,14 @@ function Summary({ found, show }) {
   if (!it) return html`<div class="tiles"></div>`;
   const tile = (count, title, of, states, kind) => html`<button type="button" class="tile ${count ? kind : ""}" onClick=${() => show(states)}>
     <b>${whole(count)}</b> ${title}<span class="weak two">${of}</span></button>`;
-  const told = (pairs) => pairs.map(([why, count]) => `${whole(count)} × ${why}`).join("; ");
+  const told = (pairs, all) => {
+    const others = all - pairs.reduce((sum, [, count]) => sum + count, 0);
+    return [...pairs.map(([why, count]) => `${whole(count)} × ${why}`), pairs.length > 0 && others > 0 && t("{n} others", { n: whole(others) })].filter(Boolean).join("; ");
+  };
   return html`<div class="tiles">
     ${tile(it.running, t("running"), onDevices(it), ["RUNNING"], "busy")}
-    ${tile(it.waiting, t("waiting"), told(it.reasons), ["PENDING", "STARTING", "RESTARTING", "SUSPENDED"], "waits")}
-    ${tile(it.failed, t("failed in 24 hours"), told(it.causes), ["FAILED", "LOST"], "bad")}</div>`;
+    ${tile(it.waiting, t("waiting"), told(it.reasons, it.waiting), ["PENDING", "STARTING", "RESTARTING", "SUSPENDED"], "waits")}
+    ${tile(it.failed, t("failed in 24 hours"), told(it.causes, it.failed), ["FAILED", "LOST"], "bad")}</div>`;
 }
 
 // On how many devices jobs run, of how many there are where they run, if that is known.
@@ -310,8 +326,8 @@ function onDevices({ devices, devices_all: all, devices_kind: kind }) {
 function Groups({ found, show }) {
   return html`<div class="scroll"><table class="rows groups"><thead><tr>${["group", "jobs", "state", "best loss", "age"].map((title) => html`<th scope="col">${t(title)}</th>`)}</tr></thead>
     <tbody>${(found.groups ?? []).map((it) => html`<tr class="group"><td><button type="button" class="plain" onClick=${() => show(it.group)}>${it.group}</button></td>
-      <td>${whole(it.jobs)}</td><td>${STATES.filter((state) => it.states[state]).map((state) => html`<${State} of=${state} /> ${whole(it.states[state])} `)}</td>
-      <td>${number(it.loss)}</td><td>${span(since(it.created))}</td></tr>`)}</tbody></table>
+      <td data-title=${t("jobs")}>${whole(it.jobs)}</td><td class="states">${STATES.filter((state) => it.states[state]).map((state) => html`<${State} of=${state} /> ${whole(it.states[state])} `)}</td>
+      <td data-title=${t("best loss")}>${number(it.loss)}</td><td data-title=${t("age")}>${span(since(it.created))}</td></tr>`)}</tbody></table>
     ${found.groups?.length === 0 && html`<p class="weak">${t("No job matches.")}</p>`}
     ${found.groups_total > found.groups?.length && html`<p class="weak">${t("The newest {n} of {all} groups; filter for others.", { n: found.groups.length, all: whole(found.groups_total) })}</p>`}</div>`;
 }
@@ -332,7 +348,8 @@ function Columns({ chosen, set }) {
     localStorage.setItem("paceline.columns", JSON.stringify(next));
     set(next);
   };
-  return html`<details class="menu"><summary>${t("Columns")}</summary><div>${TABLE.map((key) => html`
+  const onToggle = (event) => event.target.classList.toggle("from-left", event.target.getBoundingClientRect().left < innerWidth / 2);
+  return html`<details class="menu" onToggle=${onToggle}><summary>${t("Columns")}</summary><div>${TABLE.map((key) => html`
     <label><input type="checkbox" checked=${chosen.includes(key)} onChange=${() => toggle(key)} /> ${t(COLUMNS[key][0])}</label>`)}
     <button type="button" onClick=${() => { localStorage.removeItem("paceline.columns"); set(null); }}>${t("As usual")}</button></div></details>`;
 }

@@ -129,7 +129,8 @@ export function Logs({ job }) {
   const first = Math.max(0, Math.floor((sticks.current ? it.all.length * ROW : top) / ROW) - (sticks.current ? shown : 10));
   const several = asked.ranks === "all" || asked.ranks.includes(",");
   const change = (what) => setAsked((before) => ({ ...before, from: "end", skip: 0, tail: STEP, ...what }));
-  const state = cut || it.end ? null : cut === "" ? t("paused") : it.end === null ? t("The log has ended.") : follows ? t("following") : t("reading");
+  const waits = !it.count && ["PENDING", "STARTING"].includes(job.state);
+  const state = cut || it.end || waits ? null : cut === "" ? t("paused") : it.end === null ? t("The log has ended.") : follows ? t("following") : t("reading");
 
   return html`<section aria-label=${t("Logs")} class="logs">
     <form class="bar" onSubmit=${(event) => { event.preventDefault(); change({ grep: pattern }); }}>
@@ -147,15 +148,16 @@ export function Logs({ job }) {
         ? html`<button type="button" disabled=${it.count < STEP} onClick=${() => change({ from: "start", skip: asked.skip + STEP })}>${t("More")}</button>`
         : html`<button type="button" disabled=${!!asked.grep || it.count < STEP} onClick=${() => change({ tail: (follows ? it.count : asked.tail) + STEP })}>${t("Earlier")}</button>`}
       <button type="button" onClick=${() => change({})}>${t("To the end")}</button>
-      <span class="weak" id="log-count" data-count=${it.count}>${t(it.count === 1 ? "1 line" : "{n} lines", { n: whole(it.count) })} ${state}</span>
+      <span class="weak" id="log-count" data-count=${it.count}>${t(it.count === 1 ? "1 line" : "{n} lines", { n: whole(it.count) })}${state && ` · ${state}`}</span>
     </form>
-    ${(cut || it.end) && html`<p class="error" role="alert">${cut || spoken(it.end)}</p>`}
+    ${(cut || it.end) && html`<p class="error" role="alert">${cut || spoken(it.end.replace(/; correct -(i|-attempt)$/, ""))}</p>`}
     ${it.dropped > 0 && html`<p class="weak">${t("The page keeps the last {n} lines; see others with Earlier.", { n: whole(Math.min(KEPT, it.all.length)) })}</p>`}
     <div class="log" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label=${t("Logs")}>
       <div style=${{ height: `${it.all.length * ROW}px` }}><div style=${{ transform: `translateY(${first * ROW}px)` }}>
         ${it.all.slice(first, first + shown + 20).map((line) => html`<${Line} line=${line} several=${several} times=${times} />`)}
       </div></div>
-      ${!it.count && it.end === null && html`<p class="weak">${t("Nothing was written yet.")}</p>`}
+      ${waits && html`<p class="weak">${t("The job has not begun; its log appears here when it does.")} ${spoken(job.waiting)}</p>`}
+      ${!waits && !it.count && it.end === null && html`<p class="weak">${t("Nothing was written yet.")}</p>`}
     </div>
   </section>`;
 }
