@@ -23,7 +23,7 @@ const ZH = {
   "Its ranks end, and its devices are given back, until it is resumed.": "各 rank 结束，设备释放，直到继续为止。",
   "It has saved step {step}; a script that uses the library saves again.": "已保存第 {step} 步；使用本库的脚本会再次保存。",
   "No checkpoint of it is known: unless its script saves, it begins anew then.": "没有已知的检查点：如果脚本不保存，之后将重新开始。",
-  "It goes on from step {step}, once it has its devices again.": "重新得到设备后，从第 {step} 步继续。", "hangs": "卡住",
+  "It goes on from step {step}, once it has its devices again.": "重新得到设备后，从第 {step} 步继续。", "hangs": "卡住", "1 hangs": "1 个卡住", "{n} hang": "{n} 个卡住",
   "No checkpoint of it is known: it begins anew, once it has its devices again.": "没有已知的检查点：重新得到设备后，将重新开始。",
   "Runs again, with these changes. No checkpoint of it is known, so it begins anew.": "按如下更改再次运行。没有已知的检查点，因此重新开始。",
   "Delete {name}": "删除 {name}",

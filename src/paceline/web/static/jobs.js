@@ -310,7 +310,7 @@ function Summary({ found, show }) {
     return [...pairs.map(([why, count]) => `${whole(count)} × ${why}`), pairs.length > 0 && others > 0 && t("{n} others", { n: whole(others) })].filter(Boolean).join("; ");
   };
   return html`<div class="tiles">
-    ${tile(it.running, t("running"), onDevices(it), ["RUNNING"], "busy")}
+    ${tile(it.running, t("running"), [onDevices(it), it.hung && t(it.hung === 1 ? "1 hangs" : "{n} hang", { n: whole(it.hung) })].filter(Boolean).join(" · "), ["RUNNING"], it.hung ? "bad" : "busy")}
     ${tile(it.waiting, t("waiting"), told(it.reasons, it.waiting), ["PENDING", "STARTING", "RESTARTING", "SUSPENDED"], "waits")}
     ${tile(it.failed, t("failed in 24 hours"), told(it.causes, it.failed), ["FAILED", "LOST"], "bad")}</div>`;
 }
