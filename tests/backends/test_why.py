@@ -44,6 +44,23 @@ def test_of_other_ranks_the_last_lines_are_enough() -> None:
     ]  # fmt: skip
 
 
+def test_of_very_many_failures_the_messages_are_enough() -> None:
+    others = [failure(1), {"rank": 2, "node": 1, "message": "ValueError: no"}]
+    lines = explained(
+        JOB, [{"time": 109.0, "event": "finished", "state": "FAILED", "failure": failure(0), "others": others}]
+    )
+    assert [line for line in lines if "after it" in line] == ["  after it ranks 1, 2: the same"]
+
+
+def test_a_rank_that_had_ended_was_not_stopped() -> None:
+    place = {"hosts": ["vm"], "pids": [7], "devices": [], "stack": [], "threads": []}
+    places = [{**place, "ranks": [1], "where": "", "why": "it has ended"}]
+    stacks = {"time": 108.0, "event": "stacks", "places": places}
+    assert explained(JOB, [stacks])[1:] == []
+    places.append({**place, "ranks": [2], "where": "train.py:7 in load", "why": ""})
+    assert explained(JOB, [stacks])[-1] == "rank 2 on vm (pid 7): train.py:7 in load"
+
+
 @pytest.mark.parametrize(
     ("event", "said"),
     [

@@ -450,6 +450,13 @@ USUAL = (
         "killed",
     ),
     Usual(
+        r"^exit code 137$",
+        "137 means that SIGKILL ended it or a program that it ran, mostly as memory ran out, by the kernel or by a "
+        "container's limit: use fewer num_workers or ranks a host, load less at once, or ask for more",
+        "https://man7.org/linux/man-pages/man7/signal.7.html",
+        "killed",
+    ),
+    Usual(
         r"^killed by (SIGSEGV|SIGBUS|SIGFPE)$",
         "native code crashed: PYTHONFAULTHANDLER=1 prints the Python line; with SIGBUS, look whether /dev/shm is full",
         _PYTHON + "faulthandler.html",

@@ -60,7 +60,8 @@ _OF_CALLS = {
     "recvmsg": "it waits for a connection",
 }
 _IDLE = 1.0  # second without work: what is written moves before that
-_STATES = {"T": "its process is stopped (SIGSTOP)", "t": "a debugger has stopped it", "Z": "it has ended"}
+ENDED = "it has ended"
+_STATES = {"T": "its process is stopped (SIGSTOP)", "t": "a debugger has stopped it", "Z": ENDED}
 
 
 def why(stand: Stand) -> str:
