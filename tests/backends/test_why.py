@@ -64,13 +64,15 @@ def test_a_rank_that_had_ended_was_not_stopped() -> None:
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        ({"event": "started", "world_size": 4, "attempt": 0}, ("{world_size} ranks began", {"world_size": "4"})),
+        ({"event": "started", "world_size": 4, "attempt": 0}, ("{world_size} began", {"world_size": "4 ranks"})),
         ({"event": "importing", "what": ["torch", "numpy"]}, ("imports {what}", {"what": "torch,numpy"})),
         ({"event": "stopping", "signal": 15, "grace": 30.0}, ("is asked to stop by {signal}", {"signal": "SIGTERM"})),
         ({"event": "restarting", "restarts": 1, "why": None, "failure": failure(2)},
          ("begins again, restart {restarts}: {why}", {"restarts": "1", "why": "rank 2 on vm: ValueError: no"})),
+        ({"event": "submitted", "ranks": 1, "nodes": 1}, ("submitted: {ranks}, {nodes}", {"ranks": "1 rank", "nodes": "1 node"})),
+        ({"event": "spent", "spent": {"parts": {"data": 0.6}}}, ("time: {spent}", {"spent": "data 60 %"})),
         ({"event": "started"}, None),  # of a job whose nodes have recorded nothing
-        ({"event": "spent", "spent": {}}, None),
+        ({"event": "reopened"}, None),
     ],
 )  # fmt: skip
 def test_an_event_in_a_sentence(event: dict[str, Any], said: Any) -> None:

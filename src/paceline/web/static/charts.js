@@ -157,7 +157,7 @@ export function RankMap({ ranks }) {
     <div class="mapped">${groups.some((it) => it.node) && html`<div class="hosts" aria-hidden="true">${groups.map((it) => html`<div style=${{ height: `${it.rows * height}px` }} title=${it.node}>${it.isNamed && it.node}</div>`)}</div>`}
       <canvas ref=${canvas} class="map" width=${columns} height=${rows * height} style=${{ height: `${rows * height}px` }} role="img" aria-label=${t("What the ranks spend their time on")} onPointerMove=${onMove}></canvas></div>
     <div class="ends weak"><span>${moment(1000 * (ranks.time[0] - (ranks.time[1] - ranks.time[0] || 0)))}</span><span>${moment(1000 * ranks.time.at(-1))}</span></div>
-    <p class="weak" role="status">${told || `${t("ranks")} ${ranks.rank[0]}–${ranks.rank[rows - 1]}`}</p>
+    <p class="weak" role="status">${told || (rows === 1 ? `${t("rank")} ${ranks.rank[0]}` : `${t("ranks")} ${ranks.rank[0]}–${ranks.rank[rows - 1]}`)}</p>
     <details><summary>${t("As a table")}</summary><div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th><th>${t("node")}</th>${names.map((name) => html`<th>${t(name)}</th>`)}<th>${t("CPU")}</th><th>${t("memory")}</th><th>${t("steps/s")}</th></tr></thead>
       <tbody>${ranks.rank.map((rank, row) => html`<tr><td>${rank}</td><td>${ranks.node[row]}</td>${names.map((name) => html`<td>${mean(name, row)}</td>`)}<td>${number(ranks.cpu[row])}</td><td>${size(ranks.memory[row])}</td><td>${number(ranks.steps[row])}</td></tr>`)}</tbody></table></div></details></figure>`;
 }

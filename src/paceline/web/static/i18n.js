@@ -54,9 +54,9 @@ const ZH = {
   "on {n} devices": "使用 {n} 个设备", "Group by": "分组", "Not grouped": "不分组", "Grouped by name": "按名称分组", "Grouped by command": "按命令分组",
   "Grouped by {label}": "按 {label} 分组", "group": "组", "best loss": "最低损失", "As usual": "默认", "1 rank": "1 个 rank", "{n} ranks": "{n} 个 rank",
   "The newest {n} of {all} groups; filter for others.": "共 {all} 组，显示最新的 {n} 组；用筛选查看其他组。",
-  "environment": "环境", "submitted: {ranks} ranks, {nodes} nodes": "已提交：{ranks} 个 rank，{nodes} 个节点", "waits for {need} devices, {ahead} jobs ahead": "等待 {need} 个设备，前面有 {ahead} 个任务",
+  "environment": "环境", "submitted: {ranks}, {nodes}": "已提交：{ranks}，{nodes}", "waits for {need}, {ahead} ahead": "等待 {need}，前面有 {ahead}",
   "has devices {devices}": "得到设备 {devices}", "imports {what}": "导入 {what}", "imported, in {seconds} s": "导入完成，用时 {seconds} 秒", "begins in a new process: {why}": "在新进程中开始：{why}",
-  "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} ranks began": "{world_size} 个 rank 开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
+  "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} began": "{world_size}开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   // what surrounds all views
   "Keys": "按键", "search": "搜索", "the next job, the one before": "下一个任务，上一个任务", "open it": "打开", "back, or close": "返回或关闭", "these keys": "显示按键", "Close": "关闭",
@@ -79,6 +79,10 @@ const ZH = {
   "1 machine": "1 台机器", "{n} machines": "{n} 台机器", "{used} of {all} slots in use": "{all} 个槽位中已用 {used} 个", "asking {target}…": "正在询问 {target}…",
   "{target} has not answered yet": "{target} 尚未响应", "Show {n} more of {all}": "再显示 {n} 台，共 {all} 台", "No machine matches.": "没有符合条件的机器。",
   "No machine. Name some in paceline.toml, or submit a job with --hosts.": "没有机器。请在 paceline.toml 中指定，或用 --hosts 提交任务。",
+  // events
+  "has loaded the checkpoint of step {step}": "已读取第 {step} 步的检查点", "the ranks do not work together: {why}": "各 rank 没有协同工作：{why}",
+  "where its ranks were before they were stopped: {places}": "各 rank 被停止前的位置：{places}", "time: {spent}": "时间分布：{spent}", "hangs {why}": "卡住，{why}",
+  "is queued again: {why}": "重新排队：{why}", "its ranks start one by one: {why}": "逐个启动各 rank：{why}",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 
