@@ -409,8 +409,8 @@ USUAL = (
     ),
     Usual(
         r"No such file or directory: '(?P<path>[^'\n]+)'",
-        "{path} is not there on this host, or is relative to another folder: correct the path, copy it there, or see a "
-        "volume with --data",
+        "{path} is not there on this host, or is relative to another folder: correct the path, copy it there, or mount "
+        "a volume that has it with --data",
         _PYTHON + "exceptions.html#FileNotFoundError",
         "missing file",
     ),

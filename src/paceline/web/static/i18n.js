@@ -2,7 +2,7 @@
 const ZH = {
   "Jobs": "任务", "Machines": "机器", "Submit": "提交", "Language": "语言", "Search": "搜索", "Columns": "列",
   "name": "名称", "state": "状态", "target": "目标", "kind": "类型", "ranks": "rank", "done": "进度", "left": "剩余",
-  "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "提交于", "duration": "时长", "restarts": "重启", "why": "原因",
+  "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "已提交", "duration": "时长", "restarts": "重启", "why": "原因",
   "nodes": "节点", "All targets": "所有目标", "{n} jobs": "{n} 个任务", "1 job": "1 个任务", "No job matches.": "没有符合条件的任务。",
   "Notifications: on": "通知：开", "Notifications: off": "通知：关", "{name} hangs": "{name} 卡住了", "{name} has failed": "{name} 失败了",
   "{name} has ended: {state}": "{name} 已结束：{state}",
@@ -195,6 +195,17 @@ export const moment = (iso) =>
 export function clock(iso) {
   const when = new Date(iso), isToday = when.toDateString() === new Date().toDateString();
   return when.toLocaleString(language, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(isToday ? {} : { day: "numeric", month: "short" }) });
+}
+// The times of an axis, in seconds since the epoch: by the clock, and below the first one of a day its date.
+export function ticks(times, step) {
+  let day = "";
+  return times.map((time) => {
+    const when = new Date(1000 * time), date = when.toLocaleDateString(language, { day: "numeric", month: "short" }), isNew = date !== day;
+    day = date;
+    if (step >= 86400) return date;
+    const at = when.toLocaleTimeString(language, { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hourCycle: "h23" });
+    return isNew ? `${at}\n${date}` : at;
+  });
 }
 export const zoned = (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, moment);
 
