@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 440,
-    "paceline/backends": 2305,
+    "paceline/backends": 2318,
     "paceline/backends/check": 435,
     "paceline/backends/environments": 895,
     "paceline/backends/kubernetes": 5050,
@@ -33,7 +33,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/horovod": 4960,
     "paceline/job": 1790,
     "paceline/job/code": 980,
-    "paceline/node": 1905,
+    "paceline/node": 1915,
     "paceline/node/agent": 1390,
     "paceline/node/host": 1450,
     "paceline/node/host/slurm": 2825,
@@ -41,13 +41,13 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/logs": 660,
     "paceline/node/machine": 1745,
     "paceline/node/planning": 765,
-    "paceline/node/ranks": 2020,
+    "paceline/node/ranks": 2025,
     "paceline/node/ranks/rehearsal": 685,
     "paceline/node/rendezvous": 1540,
     "paceline/node/store": 1480,
     "paceline/node/telemetry": 685,
     "paceline/node/warm": 780,
-    "paceline/node/watching": 1580,
+    "paceline/node/watching": 1588,
     "paceline/notify": 710,
     "paceline/train": 745,
     "paceline/train/checkpoint": 1775,
@@ -58,7 +58,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6455,
     "paceline/train/replicas": 450,
-    "paceline/web": 2030,
+    "paceline/web": 2035,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

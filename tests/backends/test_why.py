@@ -69,7 +69,8 @@ def test_a_rank_that_had_ended_was_not_stopped() -> None:
         ({"event": "stopping", "signal": 15, "grace": 30.0}, ("is asked to stop by {signal}", {"signal": "SIGTERM"})),
         ({"event": "restarting", "restarts": 1, "why": None, "failure": failure(2)},
          ("begins again, restart {restarts}: {why}", {"restarts": "1", "why": "rank 2 on vm: ValueError: no"})),
-        ({"event": "submitted", "ranks": 1, "nodes": 1}, ("submitted: {ranks}, {nodes}", {"ranks": "1 rank", "nodes": "1 node"})),
+        ({"event": "submitted", "ranks": 1, "nodes": 2},
+         ("submitted: {ranks}, {nodes}", {"ranks": "1 rank", "nodes": "2 nodes"})),
         ({"event": "spent", "spent": {"parts": {"data": 0.6}}}, ("time: {spent}", {"spent": "data 60 %"})),
         ({"event": "started"}, None),  # of a job whose nodes have recorded nothing
         ({"event": "reopened"}, None),

@@ -86,8 +86,8 @@ _SENTENCES = {
     "restarting": "begins again, restart {restarts}: {why}", "stopping": "is asked to stop by {signal}",
     "suspended": "is suspended", "resuming": "goes on", "finished": "ended: {state}",
     "resumed": "has loaded the checkpoint of step {step}", "unjoined": "the ranks do not work together: {why}",
-    "stacks": "where its ranks were before they were stopped: {places}", "spent": "time: {spent}", "hang": "hangs {why}",
-    "requeued": "is queued again: {why}", "exec": "its ranks start one by one: {why}",
+    "stacks": "where its ranks were before they were stopped: {places}", "spent": "time: {spent}",
+    "hang": "hangs {why}", "requeued": "is queued again: {why}", "exec": "its ranks start one by one: {why}",
 }  # fmt: skip
 _COUNTED = {"ranks": "rank", "world_size": "rank", "nodes": "node", "need": "device", "ahead": "job"}
 

@@ -56,7 +56,7 @@ const ZH = {
   "The newest {n} of {all} groups; filter for others.": "共 {all} 组，显示最新的 {n} 组；用筛选查看其他组。",
   "environment": "环境", "submitted: {ranks}, {nodes}": "已提交：{ranks}，{nodes}", "waits for {need}, {ahead} ahead": "等待 {need}，前面有 {ahead}",
   "has devices {devices}": "得到设备 {devices}", "imports {what}": "导入 {what}", "imported, in {seconds} s": "导入完成，用时 {seconds} 秒", "begins in a new process: {why}": "在新进程中开始：{why}",
-  "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} began": "{world_size}开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
+  "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} began": "开始：{world_size}", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   // what surrounds all views
   "Keys": "按键", "search": "搜索", "the next job, the one before": "下一个任务，上一个任务", "open it": "打开", "back, or close": "返回或关闭", "these keys": "显示按键", "Close": "关闭",
