@@ -79,6 +79,7 @@ const ZH = {
   "1 machine": "1 台机器", "{n} machines": "{n} 台机器", "{used} of {all} slots in use": "{all} 个槽位中已用 {used} 个", "asking {target}…": "正在询问 {target}…",
   "{target} has not answered yet": "{target} 尚未响应", "Show {n} more of {all}": "再显示 {n} 台，共 {all} 台", "No machine matches.": "没有符合条件的机器。",
   "No machine. Name some in paceline.toml, or submit a job with --hosts.": "没有机器。请在 paceline.toml 中指定，或用 --hosts 提交任务。",
+  "label {name}": "标签 {name}", "bytes sent": "发送的字节",
   // events
   "has loaded the checkpoint of step {step}": "已读取第 {step} 步的检查点", "the ranks do not work together: {why}": "各 rank 没有协同工作：{why}",
   "where its ranks were before they were stopped: {places}": "各 rank 被停止前的位置：{places}", "time: {spent}": "时间分布：{spent}", "hangs {why}": "卡住，{why}",
