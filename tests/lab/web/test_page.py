@@ -490,7 +490,7 @@ def test_every_view_in_each_size_colour_and_language(
         assert not chromium.run(NAMELESS), view
         if view == "#/jobs/local/it":
             chromium.shows({"en": "nosuch is not installed in", "zh": "这个任务的 Python 中没有安装 nosuch"}[language])
-            chromium.shows({"en": "1 ranks began", "zh": "1 个 rank 开始"}[language])
+            chromium.shows({"en": "1 rank began", "zh": "开始：1 个 rank"}[language])
     assert ("机器" in chromium.text()) is (language == "zh")
 
 
