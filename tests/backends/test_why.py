@@ -44,16 +44,36 @@ def test_of_other_ranks_the_last_lines_are_enough() -> None:
     ]  # fmt: skip
 
 
+def test_of_very_many_failures_the_messages_are_enough() -> None:
+    others = [failure(1), {"rank": 2, "node": 1, "message": "ValueError: no"}]
+    lines = explained(
+        JOB, [{"time": 109.0, "event": "finished", "state": "FAILED", "failure": failure(0), "others": others}]
+    )
+    assert [line for line in lines if "after it" in line] == ["  after it ranks 1, 2: the same"]
+
+
+def test_a_rank_that_had_ended_was_not_stopped() -> None:
+    place = {"hosts": ["vm"], "pids": [7], "devices": [], "stack": [], "threads": []}
+    places = [{**place, "ranks": [1], "where": "", "why": "it has ended"}]
+    stacks = {"time": 108.0, "event": "stacks", "places": places}
+    assert explained(JOB, [stacks])[1:] == []
+    places.append({**place, "ranks": [2], "where": "train.py:7 in load", "why": ""})
+    assert explained(JOB, [stacks])[-1] == "rank 2 on vm (pid 7): train.py:7 in load"
+
+
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        ({"event": "started", "world_size": 4, "attempt": 0}, ("{world_size} ranks began", {"world_size": "4"})),
+        ({"event": "started", "world_size": 4, "attempt": 0}, ("{world_size} began", {"world_size": "4 ranks"})),
         ({"event": "importing", "what": ["torch", "numpy"]}, ("imports {what}", {"what": "torch,numpy"})),
         ({"event": "stopping", "signal": 15, "grace": 30.0}, ("is asked to stop by {signal}", {"signal": "SIGTERM"})),
         ({"event": "restarting", "restarts": 1, "why": None, "failure": failure(2)},
          ("begins again, restart {restarts}: {why}", {"restarts": "1", "why": "rank 2 on vm: ValueError: no"})),
+        ({"event": "submitted", "ranks": 1, "nodes": 2},
+         ("submitted: {ranks}, {nodes}", {"ranks": "1 rank", "nodes": "2 nodes"})),
+        ({"event": "spent", "spent": {"parts": {"data": 0.6}}}, ("time: {spent}", {"spent": "data 60 %"})),
         ({"event": "started"}, None),  # of a job whose nodes have recorded nothing
-        ({"event": "spent", "spent": {}}, None),
+        ({"event": "reopened"}, None),
     ],
 )  # fmt: skip
 def test_an_event_in_a_sentence(event: dict[str, Any], said: Any) -> None:

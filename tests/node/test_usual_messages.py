@@ -137,6 +137,7 @@ MESSAGES = (
     "image registry/none:1 cannot be pulled: not found; check its name, and --pull-secret if it is private",
     "killed: out of memory",
     "killed by SIGKILL",
+    "exit code 137",
     "killed by SIGSEGV",
     "killed by SIGILL",
 )
@@ -223,6 +224,7 @@ def test_the_end_of_the_log_tells_why_unless_the_signal_came_from_outside(tmp_pa
     assert _failure(tmp_path, text, 9, oom=True)["advice"] == advice("killed: out of memory").text
     assert _failure(tmp_path, "", 11)["advice"] == advice("killed by SIGSEGV").text
     assert _failure(tmp_path, "", 3 << 8)["advice"] == ""
+    assert _failure(tmp_path, "", 137 << 8)["advice"] == advice("exit code 137").text
 
 
 def test_the_docs_have_the_list() -> None:

@@ -79,13 +79,17 @@ def details(event: Mapping[str, Any]) -> str:
 
 # Event → a sentence about it, for the page, which translates it: with values of the event.
 _SENTENCES = {
-    "submitted": "submitted: {ranks} ranks, {nodes} nodes", "queued": "waits for {need} devices, {ahead} jobs ahead",
+    "submitted": "submitted: {ranks}, {nodes}", "queued": "waits for {need}, {ahead} ahead",
     "granted": "has devices {devices}", "importing": "imports {what}", "imported": "imported, in {seconds} s",
     "cold": "begins in a new process: {why}", "warm": "begins in a process that was kept warm",
-    "started": "{world_size} ranks began", "checkpoint": "saved step {step}", "waiting": "waits: {why}",
+    "started": "{world_size} began", "checkpoint": "saved step {step}", "waiting": "waits: {why}",
     "restarting": "begins again, restart {restarts}: {why}", "stopping": "is asked to stop by {signal}",
     "suspended": "is suspended", "resuming": "goes on", "finished": "ended: {state}",
+    "resumed": "has loaded the checkpoint of step {step}", "unjoined": "the ranks do not work together: {why}",
+    "stacks": "where its ranks were before they were stopped: {places}", "spent": "time: {spent}",
+    "hang": "hangs {why}", "requeued": "is queued again: {why}", "exec": "its ranks start one by one: {why}",
 }  # fmt: skip
+_COUNTED = {"ranks": "rank", "world_size": "rank", "nodes": "node", "need": "device", "ahead": "job"}
 
 
 def sentence(event: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
@@ -95,6 +99,12 @@ def sentence(event: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
     given = {**event, **({"why": failed(failure)} if failure else {})}
     if "signal" in event:
         given["signal"] = signal.Signals(event["signal"]).name
+    for name in ("places", "spent"):
+        if name in event:
+            given[name] = details(event)
+    for name, what in _COUNTED.items():
+        if isinstance(count := event.get(name), int):
+            given[name] = f"{count} {what}{'' if count == 1 else 's'}"
     if template is None or any(given.get(name) is None for _, name, _, _ in Formatter().parse(template) if name):
         return None
     texts = {key: it if isinstance(it, str) else _value(it) for key, it in given.items() if f"{{{key}}}" in template}

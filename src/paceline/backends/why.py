@@ -14,6 +14,7 @@ from paceline.node.watching.hang import find, grouped, listed, stood
 from paceline.node.watching.live import SECONDS
 from paceline.node.watching.slowness import compared as compared  # noqa: PLC0414 - for the screen, too
 from paceline.node.watching.slowness import in_words
+from paceline.node.watching.typical import ENDED
 
 from .story import failed
 
@@ -86,9 +87,14 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _say_the_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two failures say the same, but for numbers of ranks: the other one has perhaps only its last lines."""
+    """Whether two failures say the same, but for numbers of ranks: the other one has perhaps only its last lines.
+
+    Of very many failures, nodes send the messages alone.
+    """
     message, text, collectives = _said(one)
     own_message, own_text, own_collectives = _said(other)
+    if "traceback" not in other:
+        return message == own_message
     return (message, collectives) == (own_message, own_collectives) and (
         text == own_text or (bool(own_text) and text.endswith(f"\n{own_text}"))
     )
@@ -124,7 +130,7 @@ def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> 
     end = _failed_end(happened)
     own = {failure["rank"] for failure in (end["failure"], *end["others"])} if end else set()  # ended by themselves
     for event in stood if places and not found else ():
-        if stopped := [place for place in event["places"] if not own.issuperset(place["ranks"])]:
+        if stopped := [it for it in event["places"] if it["why"] != ENDED and not own.issuperset(it["ranks"])]:
             yield ""
             yield f"{show_time(event['time'])} where the ranks were that were stopped:"
             yield from _of_places(stopped)

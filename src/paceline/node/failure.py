@@ -27,7 +27,8 @@ SYMPTOM = re.compile(
     re.IGNORECASE,
 )
 # Signals that the end of a peer does not cause. SIGABRT is not among them: that is how watchdogs end a rank.
-_OWN_DEATH = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+_OWN_DEATH = {signal.SIGKILL, *CRASHES}
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 _STOPS = (signal.SIGTERM, signal.SIGKILL)  # of ranks that are stopped after they have failed
 # How TensorFlow and Keras begin messages whose cause is in another line; what else is in them.
@@ -106,6 +107,7 @@ def rank_failure(
         if code and is_disk_full(log.parent):  # then the rank could neither print nor record what happened
             message = f"{message}; no space is left on {host} in {log.parent}"
             advised = advice(os.strerror(errno.ENOSPC))
+        advised = advised if advised.text else advice(message)
     return {
         "cause": cause, "rank": rank, "node": node, "host": host, "pid": pid, "exit_code": code, "signal": name,
         "oom": oom, "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log),

@@ -409,8 +409,8 @@ USUAL = (
     ),
     Usual(
         r"No such file or directory: '(?P<path>[^'\n]+)'",
-        "{path} is not there on this host, or is relative to another folder: correct the path, copy it there, or see a "
-        "volume with --data",
+        "{path} is not there on this host, or is relative to another folder: correct the path, copy it there, or mount "
+        "a volume that has it with --data",
         _PYTHON + "exceptions.html#FileNotFoundError",
         "missing file",
     ),
@@ -446,6 +446,13 @@ USUAL = (
         r"^killed by (SIGKILL|SIGTERM|SIGHUP|SIGINT|SIGQUIT)$",
         "not by paceline, and no lack of memory is recorded here: a person, a scheduler or another program sent "
         "the signal",
+        "https://man7.org/linux/man-pages/man7/signal.7.html",
+        "killed",
+    ),
+    Usual(
+        r"^exit code 137$",
+        "137 means that SIGKILL ended it or a program that it ran, mostly as memory ran out, by the kernel or by a "
+        "container's limit: use fewer num_workers or ranks a host, load less at once, or ask for more",
         "https://man7.org/linux/man-pages/man7/signal.7.html",
         "killed",
     ),

@@ -191,6 +191,8 @@ def _untold(job: Job, why: Sequence[str]) -> list[str]:
         same.append(rf"it hangs for .* now: {re.escape(waiting.removeprefix('hangs: '))}")
     said = [line for line in why[1:] if line not in fields and not any(re.fullmatch(it, line) for it in same)]
     first = next((number for number, line in enumerate(said) if line.strip()), len(said))
+    if message and said[first:] and (others := re.fullmatch(r"  after it (.*): the same", said[first])):
+        said[first] = f"  after it {others[1]}: {message}"  # no line is left that it would be the same as
     return said[first:]
 
 

@@ -100,3 +100,7 @@ def test_what_cannot_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pr
         "it does not answer; C code may hold the interpreter's lock, or the program is not Python's"
         + (f"; {said}" if said else "")
     )
+
+
+def test_a_rank_whose_socket_is_closed_has_ended() -> None:
+    assert place(stand(1, None, unseen="it has ended"))["why"] == "it has ended"

@@ -82,8 +82,8 @@ def test_the_scripts_own_code_has_its_line() -> None:
     for state, said in (
         ("R", "; paceline profile shows what it calls; Python's loops over samples are slow, operations on whole "
               "tensors are not"),
-        ("S", ", and mostly waits there; less often, or in a thread, it would save up to 95 % of the time: sleeping, "
-              "files that are written, other programs"),
+        ("S", ", and mostly waits there; up to 95 % of the time would be saved if the script slept, wrote files or ran "
+              "other programs less often, or in a thread"),
     ):  # fmt: skip
         samples = Samples()
         add(samples, {"script": 95, "backward": 5}, state=state)

@@ -15,6 +15,7 @@ from paceline.node.watching.hang import grouped
 from paceline.node.watching.outside import Activity, Moment, Process, look, look_at_children
 from paceline.node.watching.slowness import reads_slowly
 from paceline.node.watching.spent import Samples
+from paceline.node.watching.typical import ENDED
 from paceline.node.watching.unjoined import Unjoined
 
 if TYPE_CHECKING:
@@ -72,13 +73,13 @@ class Watch:
         self._after_a_while(self._look)
 
     def places(self) -> list[Place]:
-        """Where the ranks are now; the agent waits for that, for a moment."""
+        """Where the ranks are now that have not ended; the agent waits for that, for a moment."""
         live, loop = self._live(), Loop()
         found: list[Stand] = []
         activities = {number: self._activities.get(number) or Activity(time.monotonic()) for number in live}
         ask(loop, live, activities, found.extend, _LAST_SECONDS, looks=False)
         loop.run_until(lambda: len(found) == len(live))
-        return grouped(found)
+        return [place for place in grouped(found) if place["why"] != ENDED]
 
     def of_ranks(self) -> dict[int, tuple[dict[str, int], dict[str, float]]]:
         """What is known of each rank so far; see `Samples.of_ranks`."""

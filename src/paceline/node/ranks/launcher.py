@@ -15,7 +15,7 @@ from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN, WANTS_INT
 from paceline.contract.tensorflow import ends_with_first
 from paceline.node import ENTRY
 from paceline.node.eventloop.channel import Channel, ChannelClosed
-from paceline.node.failure import OomWatch, exit_code, rank_failure
+from paceline.node.failure import CRASHES, OomWatch, exit_code, rank_failure
 from paceline.node.files import is_disk_full
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import read_error
@@ -71,7 +71,8 @@ class Rank:
             return "RUNNING" if self.pid else "STARTING"
         if self.status == 0:
             return "SUCCEEDED"
-        return "FAILED" if self.failure else "STOPPED"
+        crashed = os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) in CRASHES  # signals that nobody stops it by
+        return "FAILED" if self.failure or crashed else "STOPPED"
 
     @property
     def wants_interrupt(self) -> bool:
@@ -382,7 +383,9 @@ class Ranks:
         if exit_code(status) == RESUME_CODE and record is not None and record["type"] == "Preempted":
             rank.resumes = True
             return
-        ended_by_itself = record is not None and (record["type"] != "ExitCode" or record["time"] < self._stopping)
+        ended_by_itself = (status != 0 and ended < self._stopping) or (
+            record is not None and (record["type"] != "ExitCode" or record["time"] < self._stopping)
+        )
         # A rank that the agent stops has not failed, unless it was about to end before; a full disk keeps no record.
         if record is None and status != 0 and self._stopping and is_disk_full(rank.error.parent):
             status = 1 << 8

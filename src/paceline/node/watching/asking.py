@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, NamedTuple
 from paceline.contract.stands import WHOLE, address, is_of_this_user
 
 from .outside import Moment, look, look_at_children
+from .typical import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -102,9 +103,11 @@ def ask(
     """Ask ranks for all that they know; `then` is called once with where they are, when all have answered or cannot."""
     answers: dict[int, Answer | None] = {}
     stands: dict[int, Stand] = {}
+    closed: list[int] = []
     silent: list[int] = []  # ranks that have not answered, and are not seen yet
     waiting: collections.deque[int] = collections.deque()  # those of them that are not looked at yet
     until: list[float] = []
+    began = time.monotonic()
 
     def saw(number: int, threads: list[Thread], problem: str) -> None:
         stands[number]["seen"], stands[number]["unseen"] = threads, problem
@@ -127,9 +130,13 @@ def ask(
         answers[number] = answer
         if answer is not None:
             activities[number].hear(answer, time.monotonic())
+        elif not looks and time.monotonic() < began + seconds:  # its socket is closed, as of one that ends
+            closed.append(number)
         if len(answers) == len(ranks):
             now = time.monotonic()
             stands.update({one: _stand(ranks[one], activities[one], answers[one], now) for one in ranks})
+            for one in closed:
+                stands[one]["unseen"] = ENDED
             silent.extend(one for one in ranks if answers[one] is None and looks)
             waiting.extend(silent)
             until.append(now + _DUMP_SECONDS)

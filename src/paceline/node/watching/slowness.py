@@ -378,7 +378,8 @@ _CAUSES = (
     _Cause(
         ("script",), 0.5, lambda it: not it.spent.get("gpu") and it.is_still("script"),
         "{percent} % of the time is in the script's own code{at}, and mostly waits there",
-        "less often, or in a thread, it would save up to {saved}: sleeping, files that are written, other programs",
+        "up to {saved} would be saved if the script slept, wrote files or ran other programs less often, or in a "
+        "thread",
         lambda it: it.share("script"),
     ),
     _Cause(

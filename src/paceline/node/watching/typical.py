@@ -60,7 +60,8 @@ _OF_CALLS = {
     "recvmsg": "it waits for a connection",
 }
 _IDLE = 1.0  # second without work: what is written moves before that
-_STATES = {"T": "its process is stopped (SIGSTOP)", "t": "a debugger has stopped it", "Z": "it has ended"}
+ENDED = "it has ended"
+_STATES = {"T": "its process is stopped (SIGSTOP)", "t": "a debugger has stopped it", "Z": ENDED}
 
 
 def why(stand: Stand) -> str:
@@ -154,6 +155,8 @@ def _of_silent(stand: Stand) -> str:
     native = [(file, function) for file, line, function in _frames(stand) if not line]
     if native:
         return f"C code holds the interpreter's lock, in {native[0][1]} of {os.path.basename(native[0][0])}"
+    if stand["unseen"] == ENDED:
+        return ENDED
     more = f"; {stand['unseen']}" if stand["unseen"] else ""
     return f"it does not answer; C code may hold the interpreter's lock, or the program is not Python's{more}"
 

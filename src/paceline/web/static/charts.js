@@ -1,5 +1,5 @@
 // Curves over time or steps, and the map of ranks over time.
-import { moment, number, size, t } from "./i18n.js";
+import { moment, number, size, t, ticks } from "./i18n.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./ui.js";
 import uPlot from "./vendor/uplot.js";
 
@@ -7,7 +7,8 @@ const HEIGHT = 170;
 const BYTES = Array.from({ length: 45 }, (_, power) => 2 ** power);
 export const COLOURS = ["#0a6ed1", "#d1480a", "#1a8f4c", "#8e3fc0", "#b58900", "#c2185b", "#00838f", "#6d4c41"];
 // Okabe and Ito's colours, which people with any vision can tell apart, in an order in which neighbours differ in brightness.
-const SHARES = { compute: "#009e73", idle: "#d4d9df", script: "#d55e00", logging: "#f0e442", checkpoint: "#cc79a7", other: "#555d66", data: "#e69f00", exchange: "#0072b2", evaluation: "#56b4e9" };
+// Idle is often the largest part, and the dimmest: the style sheet has it, dark and light.
+const SHARES = { compute: "#009e73", idle: "", script: "#d55e00", logging: "#f0e442", checkpoint: "#cc79a7", other: "#555d66", data: "#e69f00", exchange: "#0072b2", evaluation: "#56b4e9" };
 
 const wants = (query) => matchMedia(query).matches;
 // The colour that a variable of the style sheet stands for, dark or light.
@@ -67,8 +68,8 @@ export function Chart({ title, x, series, isTime, show = number, isLog = false, 
       cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false } },
       legend: { live: true },
       scales: { x: { time: isTime, range: (it, least, most) => (it.data[0].length === 1 ? [least - 30, least + 30] : [least, most]) }, y: { distr: isLog ? 3 : 1, range: isLog || low == null ? undefined : (_, least, most) => [Math.min(low, least), most > low ? most * 1.05 : low + 1] } },
-      axes: [axis, { ...axis, size: 76, incrs: isBytes ? BYTES : undefined, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : show(tick))) }],
-      series: [{ label: isTime ? t("time") : t("step") },
+      axes: [isTime ? { ...axis, space: 76, values: (_, times, place, space, step) => ticks(times, step) } : axis, { ...axis, size: 76, incrs: isBytes ? BYTES : undefined, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : show(tick))) }],
+      series: [{ label: isTime ? t("time") : t("step"), value: isTime ? (_, time) => (time == null ? "–" : moment(1000 * time)) : undefined },
         ...series.map((it, index) => ({ label: it.label, stroke: it.colour ?? COLOURS[index % COLOURS.length], width: it.faint ? 1 : 1.6, alpha: it.faint ? 0.35 : 1, spanGaps: true, points: { show: x.length === 1 }, value: (_, value) => (value == null ? "–" : show(value)) }))],
     }, data, box.current);
     drawn.current = { plot, data };
@@ -107,6 +108,7 @@ export function RankMap({ ranks }) {
   const columns = ranks.time.length, rows = ranks.rank.length, height = Math.max(4, Math.min(20, Math.floor(480 / rows)));
   const cells = useMemo(() => Object.fromEntries(Object.entries(ranks.shares).map(([name, text]) => [name, bytesOf(text)])), [ranks]);
   const names = Object.keys(SHARES).filter((name) => cells[name]);
+  const inks = useMemo(() => ({ ...SHARES, idle: colour("--idle") }), [scheme]);
   // the rows of each node, and where its name has space
   const groups = useMemo(() => {
     const found = [];
@@ -127,7 +129,7 @@ export function RankMap({ ranks }) {
       fill(ground, column, top, top + space);
       if (share) {
         context.globalAlpha = part(share);
-        fill(SHARES[share], column, top, top + space);
+        fill(inks[share], column, top, top + space);
         context.globalAlpha = 1;
         continue;
       }
@@ -135,7 +137,7 @@ export function RankMap({ ranks }) {
       for (const name of names) {
         const from = Math.round(top + space * sum);
         sum += part(name);
-        fill(SHARES[name], column, from, Math.round(top + space * Math.min(1, sum)));
+        fill(inks[name], column, from, Math.round(top + space * Math.min(1, sum)));
       }
     }
   }, [ranks, share, scheme]);
@@ -154,11 +156,11 @@ export function RankMap({ ranks }) {
   };
   return html`<figure class="chart wide"><figcaption class="bar"><b>${t("What the ranks spend their time on")}</b>
       <span class="chips"><button type="button" aria-pressed=${share === ""} onClick=${() => setShare("")}>${t("all")}</button>
-      ${names.map((name) => html`<button type="button" aria-pressed=${share === name} onClick=${() => setShare(name)}><${Patch} colour=${SHARES[name]} /> ${t(name)}</button>`)}</span></figcaption>
+      ${names.map((name) => html`<button type="button" aria-pressed=${share === name} onClick=${() => setShare(name)}><${Patch} colour=${inks[name]} /> ${t(name)}</button>`)}</span></figcaption>
     <div class="mapped">${groups.some((it) => it.node) && html`<div class="hosts" aria-hidden="true">${groups.map((it) => html`<div style=${{ height: `${it.rows * height}px` }} title=${it.node}>${it.isNamed && it.node}</div>`)}</div>`}
       <canvas ref=${canvas} class="map" width=${columns} height=${rows * height} style=${{ height: `${rows * height}px` }} role="img" aria-label=${t("What the ranks spend their time on")} onPointerMove=${onMove}></canvas></div>
     <div class="ends weak"><span>${moment(1000 * (ranks.time[0] - (ranks.time[1] - ranks.time[0] || 0)))}</span><span>${moment(1000 * ranks.time.at(-1))}</span></div>
-    <p class="weak" role="status">${told || `${t("ranks")} ${ranks.rank[0]}–${ranks.rank[rows - 1]}`}</p>
+    <p class="weak" role="status">${told || (rows === 1 ? `${t("rank")} ${ranks.rank[0]}` : `${t("ranks")} ${ranks.rank[0]}–${ranks.rank[rows - 1]}`)}</p>
     <details><summary>${t("As a table")}</summary><div class="scroll-x" tabindex="0"><table><thead><tr><th>${t("rank")}</th><th>${t("node")}</th>${names.map((name) => html`<th>${t(name)}</th>`)}<th>${t("CPU")}</th><th>${t("memory")}</th><th>${t("steps/s")}</th></tr></thead>
       <tbody>${ranks.rank.map((rank, row) => html`<tr><td>${rank}</td><td>${ranks.node[row]}</td>${names.map((name) => html`<td>${mean(name, row)}</td>`)}<td>${number(ranks.cpu[row])}</td><td>${size(ranks.memory[row])}</td><td>${number(ranks.steps[row])}</td></tr>`)}</tbody></table></div></details></figure>`;
 }

@@ -1,6 +1,6 @@
 // Two or more jobs beside each other: their curves over each other, and what differs between them. For the page and the report.
 import { COLOURS, Patch } from "./charts.js";
-import { number, span, t, whole } from "./i18n.js";
+import { number, size, span, t, whole } from "./i18n.js";
 import { lossOf, Metrics, PARTS } from "./job.js";
 import { html, useMemo, useState } from "./ui.js";
 
@@ -18,8 +18,12 @@ const mean = (values) => {
 const seconds = ({ started, finished }) => (started ? ((finished ? Date.parse(finished) : Date.now()) - Date.parse(started)) / 1000 : null);
 const changed = (diff) => diff && `+${diff.match(/^\+(?!\+\+)/gm)?.length ?? 0} −${diff.match(/^-(?!--)/gm)?.length ?? 0}`;
 
+// A key of a job file in words; a user's own names stay as they are.
+const TITLES = { max_restarts: "Restarts after failures", time_limit: "Time limit", devices: "Devices per node" };
+const titled = (key) => (/^(args|env)\./.test(key) ? key.replace(/^\w+\./, "") : key.startsWith("labels.") ? t("label {name}", { name: key.slice(7) }) : t(TITLES[key] ?? key.replaceAll("_", " ")));
+
 const UNKNOWN = Symbol("unknown"); // it differs from nothing
-const lastOf = (last, name) => (last?.[name] === null && Object.hasOwn(last, name) ? "NaN" : number(valueOf(last, name)));
+const lastOf = (last, name, show) => (last?.[name] === null && Object.hasOwn(last, name) ? "NaN" : show(valueOf(last, name)));
 const valueOf = (values, key) => (values && Object.hasOwn(values, key) ? values[key] : null);
 
 // [about, name, a text of each job, or null if that is not known]
@@ -28,16 +32,16 @@ function rowsOf(views) {
   const metrics = all((view) => view.metrics?.last).filter((name) => !PARTS.test(name)), loss = lossOf(metrics);
   const row = (about, name, of) => [about, name, views.map(of).map((it) => (it === UNKNOWN ? null : String(it ?? "")))];
   const used = (name, show) => row("Result", t(name === "cpu" ? "CPU cores" : "GPUs in use"), (view) => { const value = mean(view.use?.total.values[name]); return value == null ? UNKNOWN : show(number(value, 3)); });
-  const settings = all((view) => view.settings).map((key) => {
+  const settings = all((view) => view.settings).filter((key) => !["ranks", "nodes", "backend"].includes(key)).map((key) => {
     const about = ABOUT.find(([, like]) => like.test(key))?.[0] ?? "Resources";
-    return row(about, key.replace(/^(args|env)\./, ""), (view) => (view.file ? valueOf(view.settings, key) : UNKNOWN));
+    return row(about, titled(key), (view) => (view.file ? valueOf(view.settings, key) : UNKNOWN));
   });
   const software = all((view) => view.software).map((name) => row("Environment", name, (view) => (Object.keys(view.software).length ? valueOf(view.software, name) : UNKNOWN)));
   return [
-    row("Result", t("state"), ({ job }) => t(job.state)), row("Result", t("duration"), ({ job }) => span(seconds(job))),
+    row("Result", t("state"), ({ job }) => job.state), row("Result", t("duration"), ({ job }) => span(seconds(job))),
     row("Result", t("step"), (view) => view.metrics?.step.at(-1) ?? view.job.progress?.step), row("Result", t("samples/s"), ({ job }) => number(job.progress?.samples_per_second)),
     ...(loss ? [row("Result", `${loss} (${t("lowest")})`, (view) => number(Math.min(...(valueOf(view.metrics?.values, loss) ?? []).filter((it) => it != null), Infinity)).replace("∞", ""))] : []),
-    ...metrics.map((name) => row("Result", name, (view) => lastOf(view.metrics?.last, name))),
+    ...metrics.map((name) => row("Result", name === "sent_bytes" ? t("bytes sent") : name, (view) => lastOf(view.metrics?.last, name, name === "sent_bytes" ? size : number))),
     used("cpu", (it) => it), used("gpu", (it) => `${it} %`), row("Result", t("restarts"), ({ job }) => job.restarts || ""), row("Result", t("error"), ({ job }) => job.error),
     row("Code", t("commit"), ({ job, origin }) => job.code?.commit ?? origin?.commit ?? UNKNOWN), row("Code", t("branch"), ({ origin }) => origin?.branch ?? UNKNOWN),
     row("Code", t("source"), ({ job }) => job.code?.source), row("Code", t("Changes since the commit"), ({ origin }) => (origin ? changed(origin.diff) : UNKNOWN)),
@@ -45,7 +49,7 @@ function rowsOf(views) {
     ...(views.some((view) => !view.file) ? [row("Arguments", t("command"), ({ job }) => job.command)] : []),
     ...settings.filter(([about]) => about === "Environment"), ...software, ...settings.filter(([about]) => about === "Data"),
     row("Resources", t("target"), ({ job }) => job.backend), row("Resources", t("ranks"), ({ job }) => whole(job.ranks)), row("Resources", t("nodes"), ({ job }) => whole(job.nodes)),
-    row("Resources", t("devices"), ({ job }) => job.devices.join(", ")), ...settings.filter(([about, name]) => about === "Resources" && !["ranks", "nodes", "backend"].includes(name)),
+    row("Resources", t("devices"), ({ job }) => job.devices.join(", ")), ...settings.filter(([about]) => about === "Resources"),
   ].filter(([, , values]) => values.some(Boolean));
 }
 
@@ -79,7 +83,7 @@ export function Comparison({ views, title }) {
     <div class="scroll-x" tabindex="0"><table class="compared"><thead><tr><td></td>${views.map((view, index) => html`<th scope="col"><${Patch} colour=${COLOURS[index % MOST]} /> ${title(view, index)}</th>`)}</tr></thead>
       ${["Result", "Code", "Arguments", "Environment", "Data", "Resources"].map((about) => [about, shown.filter((row) => row[0] === about)]).filter(([, some]) => some.length).map(([about, some]) => html`<tbody>
         <tr><th colspan=${views.length + 1} scope="rowgroup" class="about">${t(about)}</th></tr>
-        ${some.map(([, name, values]) => html`<tr><th scope="row">${name}</th>${values.map((text, index) => html`<td><${Marked} text=${text} others=${about !== "Result" && isMixed(values) ? values.filter((it, other) => other !== index && it != null) : []} /></td>`)}</tr>`)}</tbody>`)}</table></div>
+        ${some.map(([, name, values]) => html`<tr><th scope="row">${name}</th>${values.map((text, index) => html`<td>${about === "Result" && name === t("state") ? html`<span class="state state-${text}">${t(text)}</span>` : html`<${Marked} text=${text} others=${about !== "Result" && isMixed(values) ? values.filter((it, other) => other !== index && it != null) : []} />`}</td>`)}</tr>`)}</tbody>`)}</table></div>
     ${differing.length === 0 && html`<p class="weak">${t("Nothing that is known of them differs.")}</p>`}
     <${Changes} views=${views} />`;
 }

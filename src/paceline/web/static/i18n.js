@@ -2,7 +2,7 @@
 const ZH = {
   "Jobs": "任务", "Machines": "机器", "Submit": "提交", "Language": "语言", "Search": "搜索", "Columns": "列",
   "name": "名称", "state": "状态", "target": "目标", "kind": "类型", "ranks": "rank", "done": "进度", "left": "剩余",
-  "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "提交于", "duration": "时长", "restarts": "重启", "why": "原因",
+  "loss": "损失", "samples/s": "样本/秒", "devices": "设备", "age": "已提交", "duration": "时长", "restarts": "重启", "why": "原因",
   "nodes": "节点", "All targets": "所有目标", "{n} jobs": "{n} 个任务", "1 job": "1 个任务", "No job matches.": "没有符合条件的任务。",
   "Notifications: on": "通知：开", "Notifications: off": "通知：关", "{name} hangs": "{name} 卡住了", "{name} has failed": "{name} 失败了",
   "{name} has ended: {state}": "{name} 已结束：{state}",
@@ -58,9 +58,9 @@ const ZH = {
   "on {n} devices": "使用 {n} 个设备", "Group by": "分组", "Not grouped": "不分组", "Grouped by name": "按名称分组", "Grouped by command": "按命令分组",
   "Grouped by {label}": "按 {label} 分组", "group": "组", "best loss": "最低损失", "As usual": "默认", "1 rank": "1 个 rank", "{n} ranks": "{n} 个 rank",
   "The newest {n} of {all} groups; filter for others.": "共 {all} 组，显示最新的 {n} 组；用筛选查看其他组。",
-  "environment": "环境", "submitted: {ranks} ranks, {nodes} nodes": "已提交：{ranks} 个 rank，{nodes} 个节点", "waits for {need} devices, {ahead} jobs ahead": "等待 {need} 个设备，前面有 {ahead} 个任务",
+  "environment": "环境", "submitted: {ranks}, {nodes}": "已提交：{ranks}，{nodes}", "waits for {need}, {ahead} ahead": "等待 {need}，前面有 {ahead}",
   "has devices {devices}": "得到设备 {devices}", "imports {what}": "导入 {what}", "imported, in {seconds} s": "导入完成，用时 {seconds} 秒", "begins in a new process: {why}": "在新进程中开始：{why}",
-  "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} ranks began": "{world_size} 个 rank 开始", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
+  "begins in a process that was kept warm": "在保持预热的进程中开始", "{world_size} began": "开始：{world_size}", "saved step {step}": "保存了第 {step} 步", "waits: {why}": "等待：{why}",
   "begins again, restart {restarts}: {why}": "重新开始，第 {restarts} 次重启：{why}", "is asked to stop by {signal}": "收到 {signal}，正在停止", "is suspended": "已暂停", "goes on": "继续运行", "ended: {state}": "结束：{state}",
   // what surrounds all views
   "Keys": "按键", "search": "搜索", "the next job, the one before": "下一个任务，上一个任务", "open it": "打开", "back, or close": "返回或关闭", "these keys": "显示按键", "Close": "关闭",
@@ -85,6 +85,11 @@ const ZH = {
   "No machine. Name some in paceline.toml, or submit a job with --hosts.": "没有机器。请在 paceline.toml 中指定，或用 --hosts 提交任务。",
   // groups, logs of jobs that wait, tiles
   "Nothing is known of this job yet; it is shown when the server is back.": "尚不知道此任务的内容；服务器恢复后会显示。", "All groups": "所有组", "{n} others": "其他 {n} 个", "The job has not begun; its log appears here when it does.": "任务尚未开始；开始后日志会出现在这里。",
+  "label {name}": "标签 {name}", "bytes sent": "发送的字节",
+  // events
+  "has loaded the checkpoint of step {step}": "已读取第 {step} 步的检查点", "the ranks do not work together: {why}": "各 rank 没有协同工作：{why}",
+  "where its ranks were before they were stopped: {places}": "各 rank 被停止前的位置：{places}", "time: {spent}": "时间分布：{spent}", "hangs {why}": "卡住，{why}",
+  "is queued again: {why}": "重新排队：{why}", "its ranks start one by one: {why}": "逐个启动各 rank：{why}",
 };
 const LANGUAGES = { en: "English", zh: "中文" };
 
@@ -199,6 +204,17 @@ export const clockOf = (iso) => new Date(iso).toLocaleTimeString(language, { tim
 export function clock(iso) {
   const when = new Date(iso), isToday = when.toDateString() === new Date().toDateString();
   return when.toLocaleString(language, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(isToday ? {} : { day: "numeric", month: "short" }) });
+}
+// The times of an axis, in seconds since the epoch: by the clock, and below the first one of a day its date.
+export function ticks(times, step) {
+  let day = "";
+  return times.map((time) => {
+    const when = new Date(1000 * time), date = when.toLocaleDateString(language, { day: "numeric", month: "short" }), isNew = date !== day;
+    day = date;
+    if (step >= 86400) return date;
+    const at = when.toLocaleTimeString(language, { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hourCycle: "h23" });
+    return isNew ? `${at}\n${date}` : at;
+  });
 }
 export const zoned = (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, moment);
 

@@ -92,7 +92,7 @@ export function Metrics({ jobs, isOne = jobs.length === 1 }) {
     const pace = { name: t("Seconds of a step"), ...(parts.length && isOne ? together(jobs[0], parts, isTime, weight) : overlaid(paced, isOne, "pace", isTime, weight, t("a step"))) };
     const loss = lossOf(own) ?? own[0];
     return [[...(loss ? [chart(loss)] : []), pace], [...own.filter((name) => name !== loss).map((name) => chart(name)), ...(!isOne ? parts.filter((name) => name !== "total_seconds").map((name) => chart(name)) : []),
-      ...all.filter((name) => name === "sent_bytes").map((name) => chart(name, size))]];
+      ...all.filter((name) => name === "sent_bytes").map((name) => ({ ...chart(name, size), name: t("bytes sent") }))]];
   }, [jobs, isTime, weight]);
   const drawn = (charts) => charts.map((it) => html`<${Chart} key=${it.name} title=${it.name} x=${it.x} series=${it.series} isTime=${isTime && isOne} isLog=${isLog} show=${it.show} sync=${`metrics-${jobs[0].name}`} />`);
   return html`<div class="charts pair">${drawn(first)}</div>
