@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 
 from paceline.backends import everywhere
@@ -51,6 +52,9 @@ def new_page(home: Path) -> Iterator[Callable[..., Page]]:
             stack.callback(watch.close)
             app = application(watch, sessions, {"localhost", "lab"}, read_only=read_only)
             page = Page(app, base_url=HOST)
+            page.portal = stack.enter_context(
+                start_blocking_portal()
+            )  # one loop for all requests, as servers have
             page.token = sessions.token
             return page
 
