@@ -52,9 +52,7 @@ def new_page(home: Path) -> Iterator[Callable[..., Page]]:
             stack.callback(watch.close)
             app = application(watch, sessions, {"localhost", "lab"}, read_only=read_only)
             page = Page(app, base_url=HOST)
-            page.portal = stack.enter_context(
-                start_blocking_portal()
-            )  # one loop for all requests, as servers have
+            page.portal = stack.enter_context(start_blocking_portal())  # one loop for all requests, as servers have
             page.token = sessions.token
             return page
 
