@@ -120,7 +120,11 @@ class Watch:
     def find(self, target: str, name: str) -> Found:
         """A job; KeyError if none is known."""
         self.use()
-        return self._all()[target, name]
+        with self._changed:
+            for there in self._targets.values():
+                if (found := there.jobs.get((target, name))) is not None:
+                    return found
+        raise KeyError(name)
 
     def _all(self) -> dict[Key, Found]:
         with self._changed:
