@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 Options = dict[str, Any]
-WIDTH, CLASSES, SIZE = 16, 12, 22
+WIDTH, CLASSES, SIZE = 16, 12, 14
 KINDS: dict[str, tuple[int, Options]] = {
     "one microbatch": (2, {"pipeline": 2, "microbatches": 1}),
     "uneven microbatches": (2, {"pipeline": 2, "microbatches": 3, "recompute": True}),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 Options = dict[str, Any]
-WIDTH, CLASSES, SIZE = 16, 12, 22
+WIDTH, CLASSES, SIZE = 16, 12, 14
 PLAN = {
     "blocks.*.query": "colwise", "blocks.*.key": "colwise", "blocks.*.value": "colwise", "blocks.*.out": "rowwise",
     "blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_gather_output",
@@ -150,7 +150,7 @@ def test_layers_that_ranks_compute_together_train_as_whole_ones_do() -> None:
             _, (state, _), losses = expected[cases[kind].get("accumulate", 1)]
             for _, (model, _), seen in ranks:
                 assert seen == pytest.approx(losses, rel=2e-5), kind
-                torch.testing.assert_close(dict(model), dict(state), rtol=0, atol=2e-5, msg=kind)
+                torch.testing.assert_close(dict(model), dict(state), rtol=0, atol=5e-5, msg=kind)
 
 
 def test_an_optimizer_has_a_strategy_of_its_own() -> None:
