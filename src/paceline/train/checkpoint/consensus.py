@@ -68,7 +68,7 @@ class SocketExchange:
         self._timeout = timeout.total_seconds()
         self._local = on_one_machine()
         self._broken = ""
-        self._deciding = threading.Lock()  # held while the connections are used
+        self._deciding = threading.RLock()  # held while the connections are used
         self._received: dict[int, bytes] = {}
         self._lost: dict[int, OSError] = {}
         try:
