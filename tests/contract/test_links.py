@@ -90,12 +90,15 @@ def strange(draw: st.DrawFn) -> bytes:
     """What somebody sends who does not know the key, but may have listened in."""
     up, down = recorded()
     other = Initiation(derive_key(b"guess"), NUMBER).hello
-    kind = draw(st.sampled_from(["silent", "garbage", "http", "replay", "cut", "flip", "other", "reflect", "guess"]))
+    kind = draw(
+        st.sampled_from(["silent", "garbage", "http", "large", "replay", "cut", "flip", "other", "reflect", "guess"])
+    )
     cut = draw(st.integers(0, len(up) - 1))
     return {
         "silent": b"",
         "garbage": draw(st.binary(max_size=200)),
         "http": b"GET / HTTP/1.1\r\nHost: here\r\nAccept: */*\r\n\r\n" + bytes(100),
+        "large": up[:44] + bytes(1 << 16),
         "replay": up + b"and more",
         "cut": up[:cut],
         "flip": up[:cut] + bytes([up[cut] ^ 1]) + up[cut + 1 :],

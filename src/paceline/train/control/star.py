@@ -32,7 +32,7 @@ class Star:
     def __init__(self, links: Mapping[int, Link], *, accepted: bool) -> None:
         self._streams = {rank: Stream(link, accepted=accepted) for rank, link in links.items()}
         self._open = self._streams.copy()  # those of ranks that are there
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # a signal handler may send, too
         self._woken, self.wakeup = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         for end in (self._woken, self.wakeup):
