@@ -58,8 +58,7 @@ class Star:
                     for data in [self._woken.recv(4096)] if rank == WAKEUP else self._streams[rank].take():
                         yield rank, data
                 if events & selectors.EVENT_WRITE:
-                    with self._sending:
-                        self._flush(rank)
+                    self._flush(rank)
             except BlockingIOError:
                 pass  # it was read before
             except OSError as error:
@@ -70,25 +69,28 @@ class Star:
 
     def send(self, rank: int, message: bytes) -> None:
         """Send a message now, or as soon as the connection takes it. If the rank is gone, `take` says so."""
-        with self._sending:
-            if rank in self._open:
-                self._flush(rank, message)
+        if rank in self._open:
+            self._flush(rank, message)
 
     def send_to_all(self, message: bytes) -> None:
         """Send a message to all ranks at the other ends."""
-        for rank in self._streams:
-            self.send(rank, message)
+        for rank in [*self._open]:
+            self._flush(rank, message)
 
     def _flush(self, rank: int, message: bytes | None = None) -> None:
-        stream, was_waiting = self._open[rank], self._open[rank].wants_write
-        with contextlib.suppress(OSError):
-            if message is None:
-                stream.flush()
-            else:
-                stream.put(message)
-        if stream.wants_write != was_waiting:
-            writes = selectors.EVENT_WRITE if stream.wants_write else 0
-            self._selector.modify(stream, selectors.EVENT_READ | writes, rank)
+        with self._sending:
+            stream = self._streams[rank]
+            was_waiting = stream.wants_write
+            try:
+                if message is None:
+                    stream.flush()
+                else:
+                    stream.put(message)
+            except OSError:
+                return  # `take` says so
+            if stream.wants_write != was_waiting and rank in self._open:
+                writes = selectors.EVENT_WRITE if stream.wants_write else 0
+                self._selector.modify(stream, selectors.EVENT_READ | writes, rank)
 
     @property
     def has_sent_all(self) -> bool:
