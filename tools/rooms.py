@@ -50,7 +50,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/watching": 1588,
     "paceline/notify": 710,
     "paceline/train": 745,
-    "paceline/train/checkpoint": 1725,
+    "paceline/train/checkpoint": 1705,
     "paceline/train/control": 890,
     "paceline/train/data": 1775,
     "paceline/train/group": 980,

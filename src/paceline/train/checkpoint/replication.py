@@ -27,7 +27,7 @@ from .disk_format import Manifest, SavedCheckpoint
 from .errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from .consensus import Agreement
@@ -111,67 +111,48 @@ class _Holder:
         self._fetchers = fetchers  # that have not connected yet
         self._server = listen(address=LOOPBACK if local else "")
         self.port: int = self._server.getsockname()[1]
-        self._lock = threading.Lock()
-        self._peers: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._closed = threading.Event()
+        self._peers: list[socket.socket] = []
+        self._threads = ThreadPoolExecutor(1 + len(fetchers), "paceline-serve")
+        self._accepting: list[Future[None]] = []
 
     def serve(self, key: bytes) -> None:
         """Start to serve, in threads."""
-        self._start(self._accept, key)
+        self._accepting.append(self._threads.submit(self._accept, key))
 
     def close(self) -> None:
         """Close all connections."""
-        with self._lock:
-            self._closed.set()
-            for open_socket in (self._server, *self._peers):
-                with contextlib.suppress(OSError):
-                    open_socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
-        for thread in self._threads:
-            thread.join()
+        _wake(self._server)
+        wait(self._accepting)  # then there are no more peers
+        for peer in self._peers:
+            _wake(peer)
+        self._threads.shutdown()
         self._server.close()
 
-    def _start(self, work: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=work, args=args, name="paceline-serve", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _accept(self, key: bytes) -> None:
-        with contextlib.closing(
-            Acceptor(self._server, key, self._fetchers.__contains__, len(self._fetchers))
-        ) as acceptor:
-            while not self._closed.is_set():
-                try:
-                    for rank, link in acceptor.accept():
-                        self._fetchers.discard(rank)
-                        keep_alive(link.socket)
-                        self._attend(link)
-                except OSError:
-                    return  # closed
-
-    def _attend(self, link: Link) -> None:
-        with self._lock:
-            if self._closed.is_set():
-                link.socket.close()
-                return
-            self._peers.add(link.socket)
-            self._start(self._serve, link)
-
-    def _serve(self, link: Link) -> None:
-        try:
-            with contextlib.suppress(OSError), link.socket:
-                self._send(link)  # without a timeout: the receiver may write slowly; if it is dead, the round ends
-        finally:
-            with self._lock:
-                self._peers.discard(link.socket)
+        acceptor = Acceptor(self._server, key, self._fetchers.__contains__, len(self._fetchers))
+        with contextlib.closing(acceptor), contextlib.suppress(OSError):  # closed
+            while True:
+                for rank, link in acceptor.accept():
+                    self._fetchers.discard(rank)
+                    keep_alive(link.socket)
+                    self._peers.append(link.socket)
+                    self._threads.submit(self._send, link)
 
     def _send(self, link: Link) -> None:
+        """Send it without a timeout: the receiver may write slowly; if it is dead, the round ends."""
         messages = Messages(link, accepted=True)
-        messages.send((self._saved.path / MANIFEST).read_bytes())
-        for name in self._saved.manifest.files:
-            with (self._saved.path / name).open("rb", buffering=0) as file:
-                while part := file.read(_PART):
-                    messages.send(part)
+        with contextlib.suppress(OSError), link.socket:
+            messages.send((self._saved.path / MANIFEST).read_bytes())
+            for name in self._saved.manifest.files:
+                with (self._saved.path / name).open("rb", buffering=0) as file:
+                    while part := file.read(_PART):
+                        messages.send(part)
+
+
+def _wake(sock: socket.socket) -> None:
+    """Make a thread fail that waits for a socket."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Fetcher:
@@ -192,8 +173,7 @@ class _Fetcher:
         with self._lock:
             self._is_cancelled = True
             if self._peer is not None:
-                with contextlib.suppress(OSError):
-                    self._peer.shutdown(socket.SHUT_RDWR)
+                _wake(self._peer)
 
     def fetch(self, folder: Path) -> str:
         """Write the checkpoint into a folder. Returns its name there."""
@@ -230,7 +210,7 @@ class _Fetcher:
         with self._lock:
             self._peer = link.socket
             if self._is_cancelled:
-                link.socket.shutdown(socket.SHUT_RDWR)
+                _wake(link.socket)
         return link
 
     def _parts(self, messages: Messages, size: int) -> Iterator[bytes]:
