@@ -326,8 +326,10 @@ class Stream:
         while True:
             try:
                 data = self.socket.recv(_CHUNK)
-            except BlockingIOError:
-                return messages
+            except OSError as error:
+                if messages or isinstance(error, BlockingIOError):
+                    return messages  # the end of the connection is noticed again
+                raise
             messages += self._messages.feed(data)
             if len(data) < _CHUNK:
                 break
