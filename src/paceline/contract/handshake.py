@@ -79,14 +79,16 @@ class Checksums:
         self._key = derive_key(session_key, "messages", side)
         self._number = 0
 
-    def of(self, data: bytes) -> bytes:
-        """The `CHECKSUM_SIZE` bytes for the current message, or for a part of it."""
-        numbered = _NUMBER.pack(self._number) + data
-        return hashlib.blake2b(numbered, key=self._key, digest_size=CHECKSUM_SIZE).digest()
+    def of(self, *parts: bytes | bytearray) -> bytes:
+        """The `CHECKSUM_SIZE` bytes for the current message, or for its beginning, which is not copied."""
+        found = hashlib.blake2b(_NUMBER.pack(self._number), key=self._key, digest_size=CHECKSUM_SIZE)
+        for part in parts:
+            found.update(part)
+        return found.digest()
 
-    def is_right(self, given: bytes | bytearray, data: bytes) -> bool:
-        """Whether a checksum is that of the current message, or of a part of it; in constant time."""
-        return hmac.compare_digest(given, self.of(data))
+    def is_right(self, given: bytes | bytearray, *parts: bytes | bytearray) -> bool:
+        """Whether a checksum is that of the current message, or of its beginning; in constant time."""
+        return hmac.compare_digest(given, self.of(*parts))
 
     def next(self) -> None:
         """The current message is complete."""
@@ -101,11 +103,8 @@ class NoChecksums(Checksums):
     def __init__(self) -> None:
         """There is no key."""
 
-    def of(self, data: bytes) -> bytes:
+    def of(self, *parts: bytes | bytearray) -> bytes:
         return b""
-
-    def is_right(self, given: bytes | bytearray, data: bytes) -> bool:
-        return not given
 
     def next(self) -> None: ...
 

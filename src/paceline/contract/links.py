@@ -236,7 +236,7 @@ class Messages:
     def pack(self, data: bytes) -> bytes:
         """The bytes of the next message; they must be sent before those of another one."""
         size = _SIZE.pack(len(data))
-        packed = b"".join([size, self._ours.of(size), data, self._ours.of(size + data)])
+        packed = b"".join([size, self._ours.of(size), data, self._ours.of(size, data)])
         self._ours.next()
         return packed
 
@@ -249,7 +249,7 @@ class Messages:
         size = read(self.socket, _SIZE.size)
         self._check(read(self.socket, self._theirs.size), size)
         data = read(self.socket, _SIZE.unpack(size)[0])
-        self._check(read(self.socket, self._theirs.size), size + data)
+        self._check(read(self.socket, self._theirs.size), size, data)
         self._theirs.next()
         return data
 
@@ -264,22 +264,22 @@ class Messages:
             if self._size is None:
                 if len(self._incoming) < head:
                     return
-                size = bytes(self._incoming[: _SIZE.size])
+                size = self._incoming[: _SIZE.size]
                 self._check(self._incoming[_SIZE.size : head], size)
                 (self._size,) = _SIZE.unpack(size)
             end = head + self._size
             if len(self._incoming) < end + self._theirs.size:
                 return
-            message = bytes(self._incoming[head:end])
-            size = bytes(self._incoming[: _SIZE.size])
-            self._check(self._incoming[end : end + self._theirs.size], size + message)
+            with memoryview(self._incoming) as incoming:
+                message = bytes(incoming[head:end])
+            self._check(self._incoming[end : end + self._theirs.size], self._incoming[: _SIZE.size], message)
             del self._incoming[: end + self._theirs.size]
             self._size = None
             self._theirs.next()
             yield message
 
-    def _check(self, given: bytes | bytearray, what: bytes) -> None:
-        if not self._theirs.is_right(given, what):
+    def _check(self, given: bytes | bytearray, *parts: bytes | bytearray) -> None:
+        if not self._theirs.is_right(given, *parts):
             raise HandshakeError("what came is not what the other side has sent")
 
 
@@ -326,8 +326,10 @@ class Stream:
         while True:
             try:
                 data = self.socket.recv(_CHUNK)
-            except BlockingIOError:
-                return messages
+            except OSError as error:
+                if messages or isinstance(error, BlockingIOError):
+                    return messages  # the end of the connection is noticed again
+                raise
             messages += self._messages.feed(data)
             if len(data) < _CHUNK:
                 break

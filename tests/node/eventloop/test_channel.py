@@ -110,11 +110,21 @@ def test_what_was_sent_before_the_end_is_received() -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("nonsense", [framed(b'{"do": "stop", "signal": 15}'), bytes(24), b"\xff" * 40, b"x" * 5000])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        framed(b'{"do": "stop", "signal": 15}'),
+        framed(encode({"text": "x" * 1_000_000})),
+        bytes(24),
+        b"\xff" * 40,
+        b"x" * 5000,
+    ],
+    ids=["short", "compressed", "zeros", "ones", "text"],
+)
 def test_what_has_no_checksum_is_noticed(nonsense: bytes) -> None:
     ours, theirs = socket.socketpair()
     reader = Channel(theirs, b"k" * 32, accepted=True)
-    with ours, pytest.raises(MessageAltered):
+    with ours, pytest.raises(MessageAltered):  # before anything is decompressed
         ours.send(nonsense)
         reader.receive()
     reader.close()

@@ -176,6 +176,29 @@ def test_a_rank_that_does_not_come_is_named_after_a_while(tmp_path: Path) -> Non
     assert ranks.values() == ["rank 1 did not answer within 1 s while the ranks agreed on a checkpoint", ""]
 
 
+def _closes_while_it_waits(rank: int, exchange: SocketExchange, folder: Path, waiting: int) -> None:
+    store = store_of(rank, exchange, folder)
+    if rank == waiting:
+        store.save(1, shared_state(1), rank_state(1, rank))
+
+        def waits() -> bool:
+            is_free = exchange._deciding.acquire(blocking=False)
+            if is_free:
+                exchange._deciding.release()
+            return not is_free
+
+        eventually(waits, "the save waits for the other rank")
+        store.disconnect()
+        with pytest.raises(ExchangeError, match="closed"):
+            store.close()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_save_that_waits_for_others_ends_when_its_rank_leaves_them(tmp_path: Path, waiting: int) -> None:
+    Ranks(tmp_path / "meeting", 2, _closes_while_it_waits, tmp_path / "c", waiting).values()
+
+
 def _load(rank: int, exchange: Exchange, folder: Path) -> int:
     found = store_of(rank, exchange, folder).load()
     assert found is not None

@@ -9,9 +9,8 @@ is woken for it. It leaves everything but small sums to the engine's thread.
 
 from __future__ import annotations
 
-import contextlib
+import json
 import logging
-import os
 import selectors
 import threading
 import time
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.train.control.errors import ReplicaMismatch
 from paceline.train.control.exit_report import has_failed
+from paceline.train.control.star import WAKEUP, Star
 from paceline.train.group.forks import forget_in_children
 
 from . import carried
 from .buffers import Buffers
-from .connections import Peer
 from .errors import HorovodInternalError
 from .execution import Members, zeros
 from .fusion import batches
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.contract.links import Link
+    from paceline.train.control.star import Ready
     from paceline.train.replicas.judging import Message
 
     from .entries import Entry
@@ -49,6 +49,7 @@ _ENOUGH = 8 << 20  # bytes that are sent without waiting for more
 _PLANS = 1000  # sets of operations that become ready together, for which batches are kept
 _CYCLES = 20  # cycles for which fewer are collected while no thread waits in `synchronize`
 _COMPARED = 1.0  # seconds that shutdown waits for ranks that may still send what is compared
+_LAST = 1.0  # seconds for what other ranks have not taken yet when the engine ends
 _LOOK = 1.0  # seconds after which a thread that leads looks whether it still does: a signal handler may have ended that
 _SHUT_DOWN = "Horovod has been shut down"
 
@@ -72,14 +73,10 @@ class Engine:
         self._make_members = make_members
         self._negotiator = Negotiator(members.size, settings.cache_capacity) if rank == 0 else None
         self._stall = StallCheck(settings)
-        self._selector = selectors.DefaultSelector()
-        self._peers = {other: Peer(other, link, self._selector, accepted=rank == 0) for other, link in links.items()}
-        self._wakeup, self._wake_end = os.pipe()
-        for end in (self._wakeup, self._wake_end):
-            os.set_blocking(end, False)
-        self._selector.register(self._wakeup, selectors.EVENT_READ, None)
-        self._unattended = selectors.DefaultSelector()  # has the other one, but while a thread leads
-        self._unattended.register(self._selector, selectors.EVENT_READ)
+        self._others = links.keys()
+        self._star = Star(links, accepted=rank == 0)
+        self._unattended = selectors.DefaultSelector()  # has the star, but while a thread leads
+        self._unattended.register(self._star, selectors.EVENT_READ)
         self._turn = threading.Lock()  # of the thread that acts, or leads
         self._leader: int | None = None  # its ident
         self._is_acting = False
@@ -110,7 +107,9 @@ class Engine:
         self._is_drained = False
         self._ends_everywhere = False  # the coordinator has asked all ranks to shut down
         self._is_over = False
-        self.replicas = Replicas(rank, members.size, settings.replicas, self._wake)  # compares what the ranks train
+        self.replicas = Replicas(
+            rank, members.size, settings.replicas, self._star.wake
+        )  # compares what the ranks train
         self._thread = threading.Thread(target=self._run, name="paceline-horovod", daemon=True)
         forget_in_children(self)
         self._thread.start()
@@ -147,13 +146,13 @@ class Engine:
             was_awaited, self._flush = self._flush, self._flush or is_awaited
         leads = is_awaited and carried.fits(request) and self._lead(entry)
         if not leads and (not was_dirty or becomes_enough or self._flush != was_awaited):
-            self._wake()
+            self._star.wake()
 
     def wait(self, entry: Entry) -> None:
         if not entry.is_done:
             if self._is_dirty and not self._flush:
                 self._flush = True
-                self._wake()
+                self._star.wake()
             with self._changed:
                 while not entry.is_done:
                     self._changed.wait()
@@ -175,7 +174,7 @@ class Engine:
     def _shut_down(self) -> None:
         with self._changed:
             self._ending = self._ending or f"rank {self.rank} has asked for it"
-        self._wake()
+        self._star.wake()
         if self._is_leading():  # in a signal handler
             if self._is_acting:
                 return  # the thread goes on when the handler has ended
@@ -194,11 +193,7 @@ class Engine:
 
     def forget(self) -> None:
         """In a child of this process, which is no rank: close what belongs to the rank."""
-        for peer in self._peers.values():
-            peer.forget()
-        for end in (self._wakeup, self._wake_end):
-            with contextlib.suppress(OSError):
-                os.close(end)
+        self._star.close()
 
     # -- leading -------------------------------------------------------------------------------------------------------
 
@@ -217,14 +212,14 @@ class Engine:
             return True
         self._leader = threading.get_ident()
         try:
-            self._unattended.unregister(self._selector)
-            events: list[tuple[selectors.SelectorKey, int]] = []
+            self._unattended.unregister(self._star)
+            ready: Ready = []
             while self._is_leading():
-                self._act_on(events)
+                self._act_on(ready)
                 if entry.is_done or self._left or self._is_over:
                     break
                 timeout = self._timeout()
-                events = self._selector.select(_LOOK if timeout is None else min(timeout, _LOOK))
+                ready = self._star.select(_LOOK if timeout is None else min(timeout, _LOOK))
         except (OSError, ValueError):  # the selector was closed
             if self._is_leading():
                 raise
@@ -236,16 +231,12 @@ class Engine:
     def _hand_over(self) -> None:
         """Stop to lead; the engine's thread goes on."""
         try:
-            self._unattended.register(self._selector, selectors.EVENT_READ)
+            self._unattended.register(self._star, selectors.EVENT_READ)
             if self._left or self._is_over or self._timeout() is not None:
-                self._wake()
+                self._star.wake()
         finally:
             self._leader = None
             self._turn.release()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is awake, or over
-            os.write(self._wake_end, b"\0")
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -254,18 +245,16 @@ class Engine:
         while not self._is_over:
             self._unattended.select(timeout)
             with self._turn:
-                self._act_on(self._selector.select(0))
+                self._act_on(self._star.select(0))
                 timeout = self._timeout()
         self.replicas.forget()
         with self._turn:
-            for peer in self._peers.values():
-                peer.close()
+            self._star.close(_LAST)
             for members in self._members.values():
                 members.close()
-            self._selector.close()
             self._unattended.close()
 
-    def _act_on(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+    def _act_on(self, ready: Ready) -> None:
         """Do what has come, and what has become due."""
         self._is_acting = True
         try:
@@ -273,15 +262,9 @@ class Engine:
                 left, self._left = self._left, []
                 for each in left:
                     self._do(*each)
-            for key, what in events:
-                if key.data is None:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wakeup, 4096)
-                    continue
-                if what & selectors.EVENT_WRITE:
-                    key.data.flush()
-                if what & selectors.EVENT_READ:
-                    self._read(key.data)
+            for rank, what in self._star.take(ready):
+                if rank != WAKEUP:
+                    self._received(rank, what)
             self._act()
         except Exception as error:
             log.exception("the thread of Horovod's API has failed")
@@ -310,7 +293,7 @@ class Engine:
             return
         while (report := self.replicas.next_report()) is not None:
             if self._negotiator is None:
-                self._peers[0].send({"c": report})
+                self._send({"c": report})
             else:
                 self._compare(0, report)
         if self._is_dirty and (self._flush or self._is_due()):
@@ -337,27 +320,22 @@ class Engine:
         if self._negotiator is not None:
             self._receive(self._negotiator, 0, mask, requests, data)
         else:
-            self._peers[0].send({"m": f"{mask:x}", "q": requests, "d": data})
+            self._send({"m": f"{mask:x}", "q": requests, "d": data})
 
-    def _send_to_all(self, message: dict[str, Any]) -> None:
-        for peer in self._peers.values():
-            peer.send(message)
+    def _send(self, message: dict[str, Any]) -> None:
+        """Send to the coordinator, or from there to all."""
+        self._star.send_to_all(json.dumps(message, separators=(",", ":")).encode())
 
-    def _read(self, peer: Peer) -> None:
-        try:
-            messages = peer.receive()
-        except OSError as error:
-            peer.close()
-            if not self._is_drained or peer.rank == 0:
-                self._abort(f"rank {peer.rank} is gone: {error}")
-            else:
-                self._drained.add(peer.rank)
-            return
-        for message in messages:
+    def _received(self, rank: int, what: bytes | OSError) -> None:
+        if isinstance(what, bytes):
             if self._negotiator is not None:
-                self._from_rank(self._negotiator, peer.rank, message)
+                self._from_rank(self._negotiator, rank, json.loads(what))
             else:
-                self._from_coordinator(message)
+                self._from_coordinator(json.loads(what))
+        elif not self._is_drained or rank == 0:
+            self._abort(f"rank {rank} is gone: {what}")
+        else:
+            self._drained.add(rank)
 
     def _from_rank(self, negotiator: Negotiator, rank: int, message: dict[str, Any]) -> None:
         if "q" in message:
@@ -402,7 +380,7 @@ class Engine:
         mask, responses = negotiator.responses()
         if mask or responses:
             data = self._added_up(mask, responses)
-            self._send_to_all({"m": f"{mask:x}", "r": responses, "d": data})
+            self._send({"m": f"{mask:x}", "r": responses, "d": data})
             self._do(mask, responses, data)
         failure = self._stall.look(negotiator)
         if failure:
@@ -411,7 +389,7 @@ class Engine:
     def _compare(self, rank: int, report: Message) -> None:
         """A rank says what it trains, and all hear what follows from it."""
         for answer in self.replicas.comparisons.receive(rank, report):
-            self._send_to_all({"c": answer})
+            self._send({"c": answer})
             self.replicas.hear(answer)
 
     def _added_up(self, mask: int, responses: list[Response]) -> carried.Numbers:
@@ -557,7 +535,7 @@ class Engine:
             wakes = was_in_flight and not self._in_flight and (self._ending or self._is_dirty)
             self._changed.notify_all()
         if wakes:
-            self._wake()
+            self._star.wake()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -566,18 +544,18 @@ class Engine:
         if self._negotiator is None and not self._ends_everywhere:
             if not self._failure:  # what waits may begin until all ranks are asked, which is at the same place for all
                 self._failure = f"{_SHUT_DOWN}: {self._ending}"
-                self._peers[0].send({"end": self._ending})
+                self._send({"end": self._ending})
             return
         if self._negotiator is not None and not self._ends_everywhere:
             self._ends_everywhere = True
-            self._send_to_all({"end": self._ending})
+            self._send({"end": self._ending})
         self._fail_waiting(f"{_SHUT_DOWN}: {self._ending}")
         if not self._is_drained and not self._in_flight:
             self._is_drained = True
             if self._negotiator is None:
-                self._peers[0].send({"drained": 1})
-        if self._negotiator is not None and self._is_drained and self._drained >= self._peers.keys():
-            self._send_to_all({"close": 1})
+                self._send({"drained": 1})
+        if self._negotiator is not None and self._is_drained and self._drained >= self._others:
+            self._send({"close": 1})
             self._is_over = True
 
     def _fail_waiting(self, why: str) -> None:
@@ -592,7 +570,7 @@ class Engine:
         if self._is_over:
             return
         if not self._ending or not self._ends_everywhere:
-            self._send_to_all({"abort": why})
+            self._send({"abort": why})
         with self._changed:
             self._failure = self._failure or why
             remaining = list(self._entries.values())

@@ -13,18 +13,17 @@ import errno
 import json
 import os
 import secrets
-import selectors
 import socket
 import tempfile
-import time
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
-from paceline.contract.links import Messages
 from paceline.train.control import connect
+from paceline.train.control.star import WAKEUP, Star
 from paceline.train.group.forks import forget_in_children
 from paceline.train.group.join import on_one_machine, share_object
 
@@ -68,11 +67,19 @@ class SocketExchange:
         self._world_size = dist.get_world_size()
         self._timeout = timeout.total_seconds()
         self._local = on_one_machine()
-        self._peers: dict[int, Messages] = {}  # on rank 0 all others, elsewhere rank 0
         self._broken = ""
+        self._deciding = threading.RLock()  # held while the connections are used
+        self._received: dict[int, bytes] = {}
+        self._lost: dict[int, OSError] = {}
+        try:
+            links = connect.connect(self._rank, self._world_size, share_object, "checkpoints", local=self._local)
+        except connect.NotConnected as error:
+            raise ExchangeError(str(error)) from error
+        self._own_end: str = "" if self._rank == 0 else links[0].socket.getsockname()[0]
+        self._peers = links.keys()  # on rank 0 all others, elsewhere rank 0
+        self._star = Star(links, accepted=self._rank == 0)
         forget_in_children(self)
         try:
-            self._meet()
             self.decide(b"", lambda _: b"")  # all ranks have connected
         except BaseException:
             self.close()  # so that no rank waits for this one
@@ -80,106 +87,79 @@ class SocketExchange:
 
     def decide(self, data: bytes, rule: Callable[[list[bytes]], bytes], within: float | None = None) -> bytes:
         """Call `rule` on rank 0 with the `data` of all ranks, in rank order; return its answer on every rank."""
-        if not self._broken:
-            limit = self._timeout if within is None else within
-            answer = self._lead(data, rule, limit) if self._rank == 0 else self._follow(data, limit)
-            if answer[:1] == _OK:
-                return answer[1:]
-            if answer[:1] == _FAILED:
-                raise CheckpointError(answer[1:].decode())
-            self._broken = answer[1:].decode()
+        with self._deciding:
+            if not self._broken:
+                limit = self._timeout if within is None else within
+                answer = self._lead(data, rule, limit) if self._rank == 0 else self._follow(data, limit)
+                if answer[:1] == _OK:
+                    return answer[1:]
+                if answer[:1] == _FAILED:
+                    raise CheckpointError(answer[1:].decode())
+                self._broken = self._broken or answer[1:].decode()
         raise ExchangeError(self._broken)
 
     def addresses(self) -> list[str]:
         """Addresses at which the others may reach this rank, the likeliest first."""
         if self._rank == 0 or self._local:
             return connect.addresses(local=self._local)
-        return [self._peers[0].socket.getsockname()[0]]  # its end of its connection to rank 0
+        return [self._own_end]  # of its connection to rank 0
 
     def close(self) -> None:
         """End the connections."""
         self._broken = self._broken or "the exchange of the checkpoints is closed"
-        for peer in self._peers.values():
-            peer.socket.close()
+        self._star.wake()  # a thread that waits in `decide`
+        with self._deciding:
+            self._star.close()
 
     def forget(self) -> None:
         """Forked workers must not keep a connection alive when their rank dies."""
-        self.close()
-
-    def _meet(self) -> None:
-        try:
-            links = connect.connect(self._rank, self._world_size, share_object, "checkpoints", local=self._local)
-        except connect.NotConnected as error:
-            raise ExchangeError(str(error)) from error
-        self._peers = {rank: Messages(link, accepted=self._rank == 0) for rank, link in links.items()}
+        self._broken = "this process is no rank"
+        self._star.close()
 
     def _lead(self, data: bytes, rule: Callable[[list[bytes]], bytes], limit: float) -> bytes:
-        for peer in self._peers.values():
-            peer.socket.settimeout(limit)
-        received, lost = self._collect(limit)
+        lost = self._await_peers(limit)
         if lost:
             answer = _LOST + f"{lost} while the ranks agreed on a checkpoint".encode()
         else:
             try:
-                answer = _OK + rule([data, *(received[rank] for rank in range(1, self._world_size))])
+                answer = _OK + rule([data, *(self._received.pop(rank) for rank in range(1, self._world_size))])
             except Exception as error:  # any error: the others wait for an answer
                 answer = _FAILED + f"{error}".encode()
-        for peer in self._peers.values():
-            with contextlib.suppress(OSError):  # it ended after its vote: the next round detects that
-                peer.send(answer)
+        self._star.send_to_all(answer)
+        while not (self._star.has_sent_all or self._broken) and self._turn(limit):
+            pass
         return answer
 
-    def _collect(self, limit: float) -> tuple[dict[int, bytes], str]:
-        """The data of all other ranks; or the rank that is lost, and how."""
-        received: dict[int, bytes] = {}
-        deadline = time.monotonic() + limit
-        with selectors.DefaultSelector() as selector:
-            for rank, peer in self._peers.items():
-                selector.register(peer.socket, selectors.EVENT_READ, rank)
-            while selector.get_map():
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    late = min(key.data for key in selector.get_map().values())
-                    return {}, f"rank {late} did not answer within {limit:.0f} s"
-                for key, _ in ready:
-                    selector.unregister(key.fileobj)
-                    try:
-                        received[key.data] = self._peers[key.data].receive()
-                    except OSError as error:
-                        return {}, _lost(key.data, error, limit)
-        return received, ""
-
     def _follow(self, data: bytes, limit: float) -> bytes:
-        limit *= 2  # longer than rank 0, so that rank 0 reports which rank is late
-        try:
-            self._peers[0].socket.settimeout(limit)
-            return _ask(self._peers[0], data)
-        except OSError as error:
-            return _LOST + f"{_lost(0, error, limit)} while the ranks agreed on a checkpoint".encode()
+        self._turn(0.0)  # rank 0 may have ended the exchange, and said why
+        self._star.send(0, data)
+        lost = self._await_peers(2 * limit)  # longer than rank 0, so that rank 0 reports which rank is late
+        return _LOST + f"{lost} while the ranks agreed on a checkpoint".encode() if lost else self._received.pop(0)
+
+    def _await_peers(self, limit: float) -> str:
+        """Wait for a message of each peer; returns which one is lost, and how, if one is."""
+        while missing := self._peers - self._received.keys():
+            for rank, error in self._lost.items():
+                return _lost(rank, error)
+            if self._broken or not self._turn(limit):
+                return f"rank {min(missing)} did not answer within {limit:.0f} s"
+        return ""
+
+    def _turn(self, limit: float) -> bool:
+        """Send and receive what is possible now; returns whether something was, within the limit."""
+        ready = self._star.select(limit)
+        for rank, what in self._star.take(ready):
+            if isinstance(what, OSError):
+                self._lost[rank] = what
+            elif rank != WAKEUP:
+                self._received[rank] = what
+        return bool(ready)
 
 
-def _lost(rank: int, error: OSError, limit: float) -> str:
+def _lost(rank: int, error: OSError) -> str:
     """How a rank was lost. A machine that is gone is recognised by the errors of its connection."""
-    if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return f"rank {rank} cannot be reached"
-    return (
-        f"rank {rank} did not answer within {limit:.0f} s" if isinstance(error, TimeoutError) else f"rank {rank} ended"
-    )
-
-
-def _ask(peer: Messages, data: bytes) -> bytes:
-    """Send, and receive the answer; or, if the other side has already ended the exchange, its last message."""
-    rest = memoryview(peer.pack(data))
-    with selectors.DefaultSelector() as selector:
-        selector.register(peer.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
-        while rest:
-            events = selector.select(peer.socket.gettimeout())
-            if not events:
-                raise TimeoutError
-            if events[0][1] & selectors.EVENT_READ:
-                break
-            rest = rest[peer.socket.send(rest) :]
-    return peer.receive()
+    is_gone = error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+    return f"rank {rank} cannot be reached" if is_gone else f"rank {rank} ended"
 
 
 Exchange = SingleExchange | SocketExchange  # the collectives that a checkpoint store needs

@@ -1,27 +1,25 @@
 """Copies a checkpoint from ranks that have it to ranks whose folder lacks it, over separate TCP connections.
 
-Each holder listens while it serves. Both sides of a connection prove that they know the job's key (`job_key`), and what
-is sent is authenticated with a key that only they know. The receiver writes it like a save: under a hidden name, made
-durable, read back and compared with the manifest, and named by one rename. Meanwhile all ranks report their state to
-each other every few seconds. So if one fails, because of a dead holder, a lost connection or a full disk, all fail with
-the same error.
+Each holder listens while it serves. Both sides of a connection prove that they know the job's key (`job_key`), and the
+messages over it are the manifest and parts of the files. The receiver writes them like a save: under a hidden name,
+made durable, read back and compared with the manifest, and named by one rename. Meanwhile all ranks report their state
+to each other every few seconds. So if one fails, because of a dead holder, a lost connection or a full disk, all fail
+with the same error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import secrets
 import socket
-import struct
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.checkpoint import MANIFEST, temporary_name
-from paceline.contract.links import Acceptor, Link, keep_alive, listen
+from paceline.contract.handshake import HandshakeError
+from paceline.contract.links import Acceptor, Link, Messages, keep_alive, listen
 from paceline.train.control.connect import LOOPBACK, job_key, try_addresses
 
 from . import disk_format
@@ -29,16 +27,14 @@ from .disk_format import Manifest, SavedCheckpoint
 from .errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from .consensus import Agreement
 
 _ROUND = 5.0  # seconds between two reports of a rank that fetches
 _SILENCE = 60.0  # seconds without data after which a fetch fails
-_CHUNK = 1024 * 1024  # bytes sent and received at once
-_SIZE = struct.Struct("!Q")
-_LONGEST_MANIFEST = 64 * 1024 * 1024  # bytes
+_PART = 1024 * 1024  # bytes of a file in a message
 
 
 def spread(
@@ -107,24 +103,6 @@ def _sum_up(reports: list[bytes]) -> bytes:
     return b"" if goes_on else json.dumps(names).encode()
 
 
-class Sum:
-    """A running keyed checksum of a stream of bytes, in one direction (keyed BLAKE2b, RFC 7693)."""
-
-    SIZE = 32
-
-    def __init__(self, link: Link) -> None:
-        assert link.key is not None
-        self._hash = hashlib.blake2b(key=link.key, digest_size=self.SIZE)
-
-    def add(self, data: bytes | memoryview) -> None:
-        """More of the stream."""
-        self._hash.update(data)
-
-    def digest(self) -> bytes:
-        """The checksum of all that has been added so far."""
-        return self._hash.digest()
-
-
 class _Holder:
     """Serves one checkpoint to the ranks that fetch it here, in parallel, until it is closed."""
 
@@ -133,77 +111,48 @@ class _Holder:
         self._fetchers = fetchers  # that have not connected yet
         self._server = listen(address=LOOPBACK if local else "")
         self.port: int = self._server.getsockname()[1]
-        self._lock = threading.Lock()
-        self._peers: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._closed = threading.Event()
+        self._peers: list[socket.socket] = []
+        self._threads = ThreadPoolExecutor(1 + len(fetchers), "paceline-serve")
+        self._accepting: list[Future[None]] = []
 
     def serve(self, key: bytes) -> None:
         """Start to serve, in threads."""
-        self._start(self._accept, key)
+        self._accepting.append(self._threads.submit(self._accept, key))
 
     def close(self) -> None:
         """Close all connections."""
-        with self._lock:
-            self._closed.set()
-            for open_socket in (self._server, *self._peers):
-                with contextlib.suppress(OSError):
-                    open_socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
-        for thread in self._threads:
-            thread.join()
+        _wake(self._server)
+        wait(self._accepting)  # then there are no more peers
+        for peer in self._peers:
+            _wake(peer)
+        self._threads.shutdown()
         self._server.close()
 
-    def _start(self, work: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=work, args=args, name="paceline-serve", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _accept(self, key: bytes) -> None:
-        with contextlib.closing(
-            Acceptor(self._server, key, self._fetchers.__contains__, len(self._fetchers))
-        ) as acceptor:
-            while not self._closed.is_set():
-                try:
-                    for rank, link in acceptor.accept():
-                        self._fetchers.discard(rank)
-                        keep_alive(link.socket)
-                        self._attend(link)
-                except OSError:
-                    return  # closed
-
-    def _attend(self, link: Link) -> None:
-        with self._lock:
-            if self._closed.is_set():
-                link.socket.close()
-                return
-            self._peers.add(link.socket)
-            self._start(self._serve, link)
-
-    def _serve(self, link: Link) -> None:
-        try:
-            with contextlib.suppress(OSError), link.socket:
-                self._send(link)  # without a timeout: the receiver may write slowly; if it is dead, the round ends
-        finally:
-            with self._lock:
-                self._peers.discard(link.socket)
+        acceptor = Acceptor(self._server, key, self._fetchers.__contains__, len(self._fetchers))
+        with contextlib.closing(acceptor), contextlib.suppress(OSError):  # closed
+            while True:
+                for rank, link in acceptor.accept():
+                    self._fetchers.discard(rank)
+                    keep_alive(link.socket)
+                    self._peers.append(link.socket)
+                    self._threads.submit(self._send, link)
 
     def _send(self, link: Link) -> None:
-        """Send the manifest and the files, each followed by a keyed checksum of everything so far."""
-        checksum = Sum(link)
+        """Send it without a timeout: the receiver may write slowly; if it is dead, the round ends."""
+        messages = Messages(link, accepted=True)
+        with contextlib.suppress(OSError), link.socket:
+            messages.send((self._saved.path / MANIFEST).read_bytes())
+            for name in self._saved.manifest.files:
+                with (self._saved.path / name).open("rb", buffering=0) as file:
+                    while part := file.read(_PART):
+                        messages.send(part)
 
-        def send(data: bytes | memoryview) -> None:
-            checksum.add(data)
-            link.socket.sendall(data)
 
-        manifest = (self._saved.path / MANIFEST).read_bytes()
-        send(_SIZE.pack(len(manifest)) + manifest)
-        link.socket.sendall(checksum.digest())
-        chunk = memoryview(bytearray(_CHUNK))
-        for name in self._saved.manifest.files:
-            with (self._saved.path / name).open("rb", buffering=0) as file:
-                while count := file.readinto(chunk):
-                    send(chunk[:count])
-            link.socket.sendall(checksum.digest())
+def _wake(sock: socket.socket) -> None:
+    """Make a thread fail that waits for a socket."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Fetcher:
@@ -224,8 +173,7 @@ class _Fetcher:
         with self._lock:
             self._is_cancelled = True
             if self._peer is not None:
-                with contextlib.suppress(OSError):
-                    self._peer.shutdown(socket.SHUT_RDWR)
+                _wake(self._peer)
 
     def fetch(self, folder: Path) -> str:
         """Write the checkpoint into a folder. Returns its name there."""
@@ -234,16 +182,15 @@ class _Fetcher:
         try:
             disk_format.remove_leftovers(folder)
             link = self._connect()
-            with link.socket as peer:
-                checksum = Sum(link)
-                manifest = self._manifest(peer, checksum)
+            with link.socket:
+                messages = Messages(link, accepted=False)
+                manifest = Manifest.from_json(self._receive(messages))
                 needed = sum(record.size for record in manifest.files.values())
                 temporary = temporary_name(folder, manifest.step, manifest.id)
                 disk_format.make_temporary(temporary, needed)
                 for name, record in manifest.files.items():
-                    written = disk_format.write_stream(temporary / name, self._chunks(peer, record.size, checksum))
-                    self._verify(peer, checksum, name)
-                    if written.crc32 != record.crc32:
+                    written = disk_format.write_stream(temporary / name, self._parts(messages, record.size))
+                    if written != record:
                         raise DamagedCheckpoint(f"{name} of rank {self._holder} arrived damaged")
             disk_format.write_manifest(temporary, manifest)
             return disk_format.commit(temporary, folder, manifest.step).name
@@ -263,36 +210,22 @@ class _Fetcher:
         with self._lock:
             self._peer = link.socket
             if self._is_cancelled:
-                link.socket.shutdown(socket.SHUT_RDWR)
+                _wake(link.socket)
         return link
 
-    def _manifest(self, peer: socket.socket, checksum: Sum) -> Manifest:
-        (size,) = _SIZE.unpack(b"".join(map(bytes, self._chunks(peer, _SIZE.size, checksum))))
-        if size > _LONGEST_MANIFEST:
-            raise DamagedCheckpoint(f"rank {self._holder} sends a manifest of {size} bytes")
-        data = b"".join(map(bytes, self._chunks(peer, size, checksum)))
-        self._verify(peer, checksum, MANIFEST)
-        return Manifest.from_json(data)
+    def _parts(self, messages: Messages, size: int) -> Iterator[bytes]:
+        """A file of so many bytes."""
+        while size > 0:
+            part = self._receive(messages)
+            size -= len(part)
+            yield part
 
-    def _verify(self, peer: socket.socket, checksum: Sum, name: str) -> None:
-        """Check that everything received so far is what the holder has sent."""
-        given = b"".join(map(bytes, self._chunks(peer, Sum.SIZE)))
-        if not hmac.compare_digest(given, checksum.digest()):
-            raise DamagedCheckpoint(f"{name}: the received data is not what rank {self._holder} has sent")
-
-    def _chunks(self, peer: socket.socket, size: int, checksum: Sum | None = None) -> Iterator[memoryview]:
-        """The next `size` bytes, in chunks; each chunk is valid until the next one is requested."""
-        chunk = memoryview(bytearray(min(size, _CHUNK)))
-        while size:
-            try:
-                count = peer.recv_into(chunk[: min(size, _CHUNK)])
-            except OSError as error:
-                if isinstance(error, TimeoutError) and error.errno is None:
-                    raise CheckpointError(f"rank {self._holder} has sent nothing for {_SILENCE:.0f} s") from None
-                count = 0
-            if not count:
-                raise CheckpointError(f"the connection to rank {self._holder}, which has it, has ended")
-            size -= count
-            if checksum is not None:
-                checksum.add(chunk[:count])
-            yield chunk[:count]
+    def _receive(self, messages: Messages) -> bytes:
+        try:
+            return messages.receive()
+        except HandshakeError:
+            raise DamagedCheckpoint(f"the received data is not what rank {self._holder} has sent") from None
+        except OSError as error:
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise CheckpointError(f"rank {self._holder} has sent nothing for {_SILENCE:.0f} s") from None
+            raise CheckpointError(f"the connection to rank {self._holder}, which has it, has ended") from None

@@ -17,7 +17,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract import RESUME_CODE
-from paceline.contract.links import Messages
 from paceline.train.collective_trace import LateRanks, Trace
 from paceline.train.group.forks import forget_in_children
 
@@ -27,6 +26,7 @@ from .exit_report import Fatal
 from .listener import Listener
 from .process_hooks import ProcessHooks, die_by
 from .relay import EVERYBODY, Message, Relay
+from .star import Star
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ _CAUSE_SECONDS = 1.0  # to learn why a collective has failed
 _ANSWER_SECONDS = 30.0  # until all have answered where they are; their machines may be busy
 _AGAIN_SECONDS = 5.0  # after which another signal to stop means at once; schedulers send the first to many at a time
 _LAST_SECONDS = 5.0  # at the end, for the comparison of what was trained last
-_SEND_SECONDS = 5.0  # to hand a message to the kernel
+_SEND_SECONDS = 1.0  # at the end, for what a rank has not taken yet
 
 
 class Watch:
@@ -55,9 +55,7 @@ class Watch:
         self.stops = stops
         self._rank = rank
         links = connect.connect(rank, world_size, share, "watch", local=local) if world_size > 1 else {}
-        self._links = {other: Messages(link, accepted=rank == 0) for other, link in links.items()}
-        for each in self._links.values():
-            each.socket.settimeout(_SEND_SECONDS)
+        self._star, self._has_others = Star(links, accepted=rank == 0), world_size > 1
         self._relay = Relay(world_size) if rank == 0 else None
         self._condition = threading.Condition(threading.RLock())
         self._count = 0  # steps begun and collectives entered, the same on all ranks of a sound script
@@ -83,8 +81,8 @@ class Watch:
         self._has_failed = False  # an exception ends this rank
         self._leaving = self._closed = False
         self._is_alone = False  # rank 0, which relays, is gone
-        self._listener = Listener(self, self._links)
-        self._hooks = ProcessHooks(self, self._listener.wakeup, signals=stops, terminate=bool(self._links))
+        self._listener = Listener(self, self._star)
+        self._hooks = ProcessHooks(self, self._star.wakeup, signals=stops, terminate=self._has_others)
         forget_in_children(self)
         self._listener.start()
 
@@ -154,7 +152,7 @@ class Watch:
 
     def explain(self, error: RuntimeError | ConnectionError) -> None:
         """Raise what is known of the other ranks where that is why a collective has failed; called before `leave`."""
-        if not self._links:
+        if not self._has_others:
             return
         with self._condition:
             self._find_cause()
@@ -254,7 +252,8 @@ class Watch:
             error = self._fatal.error
         self.parts = lambda _: ()  # what a model holds, such as an open file, is closed in time
         self._listener.stop()
-        self._release()
+        self._hooks.release()
+        self._star.close(_SEND_SECONDS)
         self._hooks.release_exceptions()
         if isinstance(error, (LeftEarly, ReplicaMismatch)):
             raise error
@@ -265,7 +264,8 @@ class Watch:
             return
         self._closed = True
         self._condition = threading.Condition(threading.RLock())
-        self._release()
+        self._hooks.release()
+        self._star.close()
 
     @property
     def ends_well(self) -> bool:
@@ -283,7 +283,7 @@ class Watch:
         """When the process ends, or when to look whether the others are late."""
         if self._fatal.deadline is not None:
             return self._fatal.deadline
-        return self._late.due if self._links else None
+        return self._late.due if self._has_others else None
 
     def deadline_passed(self) -> None:
         """End the process, or ask where the other ranks are if this one has waited for long."""
@@ -383,21 +383,16 @@ class Watch:
         if self._relay is not None:
             self._deliver(self._relay.receive(0, message))
         else:
-            self._send_to(0, message)
+            self._star.send(0, json.dumps(message).encode())
 
     def _deliver(self, outbox: list[tuple[int, Message]]) -> None:
         for to, message in outbox:
-            for rank in [0, *self._links] if to == EVERYBODY else [to]:
-                if rank:
-                    self._send_to(rank, message)
-                else:
-                    self._handle(message)
-
-    def _send_to(self, rank: int, message: Message) -> None:
-        link = self._links.get(rank)
-        if link is not None:
-            with contextlib.suppress(OSError):  # it is gone: the listener reads that
-                link.send(json.dumps(message).encode())
+            if to in (0, EVERYBODY):
+                self._handle(message)
+            if to == EVERYBODY:
+                self._star.send_to_all(json.dumps(message).encode())
+            elif to:
+                self._star.send(to, json.dumps(message).encode())
 
     def _handle(self, message: Message) -> None:
         """Handle a message of the relay."""
@@ -471,15 +466,8 @@ class Watch:
             self._main_thread_is_to_raise()
 
     def _main_thread_is_to_raise(self) -> None:
-        self._listener.wake()
+        self._star.wake()
         self._condition.notify_all()
-
-    def _release(self) -> None:
-        """Give back signals and connections."""
-        self._hooks.release()
-        self._listener.close()
-        for link in self._links.values():
-            link.socket.close()
 
 
 class Collective(contextlib.AbstractContextManager[None]):
