@@ -9,6 +9,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,6 +102,7 @@ class Watch:
     def __init__(self) -> None:
         self.version = 1  # grows whenever something has changed
         self.problem: str | None = None  # why the targets are not known
+        # The first one that knows a job counts: hosts that flags named come last, and may be a target's.
         self._targets: dict[str, _Target] = {}
         self._changed = threading.Condition()
         self._used = -math.inf
@@ -115,23 +117,15 @@ class Watch:
     def jobs(self) -> list[Found]:
         """All jobs, the newest first."""
         self.use()
-        return sorted(self._all().values(), key=lambda found: found.job.created, reverse=True)
+        with self._changed:
+            found = {key: it for target in reversed(self._targets.values()) for key, it in target.jobs.items()}
+        return sorted(found.values(), key=lambda it: it.job.created, reverse=True)
 
     def find(self, target: str, name: str) -> Found:
         """A job; KeyError if none is known."""
         self.use()
         with self._changed:
-            for there in self._targets.values():
-                if (found := there.jobs.get((target, name))) is not None:
-                    return found
-        raise KeyError(name)
-
-    def _all(self) -> dict[Key, Found]:
-        with self._changed:
-            merged: dict[Key, Found] = {}
-            for target in reversed(self._targets.values()):  # hosts that flags named come last, and may be a target's
-                merged.update(target.jobs)
-            return merged
+            return ChainMap(*(it.jobs for it in self._targets.values()))[target, name]
 
     def targets(self) -> list[dict[str, Any]]:
         """The targets, and which of them do not answer."""
