@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.spec import JobSpec
 from paceline.node.planning.fitting import Here
 from paceline.node.planning.node_part import node_spec
 from paceline.node.rundir.directory import RunDirectory
+from paceline.node.spec import StoredJob
 from paceline.node.store.lifecycle import write_down
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ def ended(paceline: Paceline, *names: str) -> None:
     for number, name in enumerate(names):
         then = int(time.time()) - 1.0 - len(names) + number
         asked = JobSpec(name=name, script="script.py", ranks=2, working_dir=str(paceline.folder), detached=True)
-        job = {**asked.for_node(), "framework": "torch", "start_method": "fork"}
-        record = {"data": [], "spec": asked.for_node(), "framework": None, "created": then}
+        job = replace(asked.for_node(), framework="torch", start_method="fork")
+        record = StoredJob(asked.for_node(), None, then)
         run = RunDirectory(paceline.home / "jobs" / name)
         run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         run.mark()

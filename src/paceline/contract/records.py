@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
+from typing import TYPE_CHECKING, Literal, TypedDict, Union
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,9 +53,9 @@ class KeptCheckpoint(TypedDict):
 class Inventory(TypedDict):
     """What a job has on a machine, for a job that resumes it on other machines."""
 
-    code: Mapping[str, Any] | None  # the record of its copy of the code; None if it has none
+    code: CodeRecord | None  # of its copy of the code; None if it has none
     checkpoint_dir: str | None  # the folder for checkpoints that its user named; None if it is the job's own
-    saved: Mapping[str, Any] | None  # the step and folder that the library has saved last; None if it has saved nothing
+    saved: CheckpointRecord | None  # the step and folder that the library has saved last; None if it has saved nothing
     checkpoint: KeptCheckpoint | None  # the newest one; None if there is none
     bytes: int  # of what is sent: the checkpoints, and other files beside them
     files: int  # how many these are
@@ -131,26 +131,67 @@ class ProgressRecord(TypedDict, total=False):
 
 
 class CodeRecord(TypedDict, total=False):
-    """The copy of the code; `ref` and `commit` are git's."""
+    """The copy of the code; `ref` and `commit` are git's, `secret` is what holds its credentials in a cluster."""
 
     path: str
     mode: str
     source: str
     ref: str | None
     commit: str | None
+    secret: str | None
     files: int
     bytes: int
 
 
 class DataRecord(TypedDict, total=False):
-    """A volume of a job; `problem` is why it is not visible where it is wanted."""
+    """A volume of a job; `problem` is why it is not visible where it is wanted, `mount` whether it is mounted there."""
 
     volume: str
     path: str
     wanted: str
     visible: bool
+    mount: bool
     variable: str
     problem: str | None
+
+
+class ContainerRecord(TypedDict):
+    """The container in which a job's agent and ranks run; see `node.machine.containers`."""
+
+    program: str
+    image: str
+    binds: Sequence[str]  # folders that it shows
+    devices: NotRequired[bool]  # whether it shows the machine's accelerators
+
+
+class AllocationRecord(TypedDict):
+    """An allocation of Slurm's that the user of a job has made: its number, and how many of its nodes the job uses."""
+
+    id: str
+    nodes: int
+
+
+class SlurmOptions(TypedDict):
+    """What only Slurm knows of a job; `no_kill` is whether it goes on without a node that is lost."""
+
+    slurm: Mapping[str, str | int | bool]  # options of sbatch
+    chain: bool
+    array: str | None
+    no_kill: bool
+    container: ContainerRecord | None
+    python: str
+    limit: NotRequired[float | None]  # the time limit that Slurm sets, in seconds
+
+
+class SlurmOutcome(TypedDict, total=False):
+    """What the batch script of a Slurm job, or what waits for its step, has decided at the end of a start."""
+
+    next: str | None
+    state: FinalState
+    exit_code: int
+    why: str
+    cause: Cause
+    time: float
 
 
 class GpuRecord(TypedDict):

@@ -1,16 +1,19 @@
-"""The part of a job that runs on one node, for its agent; stored as `spec.json` in the run directory."""
+"""A job in its run directory: `job.json`, what is known of it, and `spec.json`, this node's part, for its agent."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
+from paceline.contract.nodejob import NodeJob, Record
 from paceline.node.files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from paceline.contract.records import CodeRecord, ContainerRecord, DataRecord
 
 SIGNALS, SUSPENDED = "signals", "suspended"  # see `NodeSpec.stop_file`
 HOLD = "hold"  # what `SUSPENDED` holds
@@ -18,7 +21,20 @@ CURRENT_SECONDS = 5.0  # between two looks of an agent at `NodeSpec.current` and
 
 
 @dataclass(frozen=True)
-class Program:
+class StoredJob(Record):
+    """What `job.json` holds: a job as its user asked for it, and what is known of it."""
+
+    parts: ClassVar = {"spec": NodeJob}
+
+    spec: NodeJob
+    framework: str | None
+    created: float  # in seconds since the epoch
+    data: tuple[DataRecord, ...] = ()
+    code: CodeRecord | None = None  # of its copy of its code
+
+
+@dataclass(frozen=True)
+class Program(Record):
     """What each rank runs."""
 
     # "script" (a Python file run as `python file`), "module" (`python -m name`) or "command" (any executable)
@@ -28,7 +44,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Record):
     """What a job requests from its machine's queue for devices (`devicequeue`)."""
 
     folder: str  # folder of the queue
@@ -40,8 +56,10 @@ class Request:
 
 
 @dataclass(frozen=True)
-class NodeSpec:
+class NodeSpec(Record):
     """One node's part of a job."""
+
+    parts: ClassVar = {"program": Program, "request": Request}
 
     job: str
     job_id: str  # identifies the job; every process of the job has it as PACELINE_JOB_ID
@@ -51,7 +69,7 @@ class NodeSpec:
     python: tuple[str, ...]  # interpreter with its options, as an argument vector
     working_dir: str  # where the ranks start
     # the container in which its agent and ranks run, see `machine.containers.command`; None for none of paceline's
-    container: dict[str, Any] | None = None
+    container: ContainerRecord | None = None
     # the job's volumes that are mounted for its ranks: path, and where they see it
     mounts: tuple[tuple[str, str], ...] = ()
     env: dict[str, str] = field(default_factory=dict)  # variables added to the agent's environment
@@ -113,22 +131,14 @@ class NodeSpec:
     # the devices to wait for before anything starts; `devices` is what the queue has granted
     request: Request | None = None
 
-    def to_json(self) -> str:
-        """The spec as `spec.json` holds it."""
-        return json.dumps(asdict(self), indent=2)
+    def save(self, path: Path) -> None:
+        """Write `spec.json`."""
+        path.write_text(json.dumps(self.to_json(), indent=2))
 
     @classmethod
     def load(cls, path: Path) -> NodeSpec:
         """Read `spec.json`."""
-        stored = _with_tuples(json.loads(read_regular(path)))
-        program = Program(**_with_tuples(stored.pop("program")))
-        request = stored.pop("request")
-        return cls(program=program, request=request and Request(**_with_tuples(request)), **stored)
-
-
-def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
-    """Make tuples of lists: JSON has none."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+        return cls.from_json(json.loads(read_regular(path)))
 
 
 def device_of(devices: Sequence[str] | None, local_rank: int) -> str:

@@ -31,7 +31,7 @@ from paceline.node.planning import node_part
 from paceline.node.ranks.placement import shell_of
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import Staging
-from paceline.node.spec import NodeSpec, Request
+from paceline.node.spec import NodeSpec, Request, StoredJob
 from paceline.node.store import lifecycle
 from paceline.node.watching.live import stands
 
@@ -393,7 +393,7 @@ class Machine:
     def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> Started:
         spec, node = self.spec(job, need, *args, **more)
         with Staging(self.home / "jobs" / job) as staging:
-            record = {"spec": spec.dumped(), "created": time.time()}
+            record = StoredJob(spec.for_node(), None, time.time())
             lifecycle.write_down(staging.directory, record, node)
             run = staging.settle()
             self.runs[job] = Started(run, lifecycle.start_agent(staging, node.python, os.environ))

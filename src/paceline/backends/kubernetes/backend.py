@@ -381,9 +381,9 @@ class Kubernetes(Backend):
         for name, job in found.items():
             if not job.kind.can_suspend(job.object):
                 raise job.kind.refusal("suspend", f"of {job.kind.api_version} here cannot be suspended; stop it")
-            if not job.spec.get("detached", True):
+            if not job.spec.detached:
                 raise UserError(f"job {name} belongs to the paceline run that started it; stop it with Ctrl-C there")
-            it, asked = self.describe([name]).jobs[0], job.spec.get("checkpoint_dir") or "a folder"
+            it, asked = self.describe([name]).jobs[0], job.spec.checkpoint_dir or "a folder"
             folder = it.checkpoint["folder"] if it.checkpoint is not None else asked
             if (it.checkpoint or it.progress) is not None and not outlasts(job, folder):
                 raise UserError(
@@ -403,7 +403,7 @@ class Kubernetes(Backend):
         for job in find(self._cluster, names).values():
             if job.is_suspended and STOPPED not in job.annotations:
                 changes: dict[str, Any] = {"metadata": {"annotations": {SUSPENDED: None}}}
-                queue = job.spec.get("queue")
+                queue = job.spec.queue
                 if queue and queues.version(self._cluster) is not None:
                     changes["metadata"]["labels"] = queues.activate(self._cluster, job.object, queue)
                 else:

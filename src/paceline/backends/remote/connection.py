@@ -30,10 +30,10 @@ from .crowd import AT_ONCE, need_files, not_started
 from .patience import Alarm, Limit, Patience, alarms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import IO
 
-    Request = dict[str, Any]
+    Request = Mapping[str, Any]
     Answer = dict[str, Any]
     Body = Callable[["Input"], None]  # writes what follows a request
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from paceline.node.logs.following import Event, Output, Update, update_of
 from paceline.node.signals import LEAVE
 
 from .held import GivenUp
-from .scaling import Cooldown, Recruiter, code_of, order, sources, taken
+from .scaling import Cooldown, Recruiter, code_of, request, sources, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +46,7 @@ class RemoteRun:
     ) -> None:
         """Take over a job that has been started, and go on with it."""
         self.name, self.max_restarts = parts.name, spec.max_restarts
-        self._rank_streams = dataclasses.asdict(rank_streams)
+        self._rank_streams = rank_streams
         self._streams = parts.streams
         self._containers = containers
         ranks = sum(answer["ranks"] for answer in parts.started.values())
@@ -151,7 +150,7 @@ class RemoteRun:
             if self._recruiter is not None:
                 self._recruiter.is_gone(host)
             return
-        self._streams.add(host, order(invited, host, self._rank_streams, terminal_size()), code_of(invited))
+        self._streams.add(host, request(invited, host, self._rank_streams, terminal_size()), code_of(invited))
 
     def _hosts_unknown(self, why: str | None) -> None:
         """Report why the present hosts are unknown, or that they are known again; runs in the recruiter's thread."""

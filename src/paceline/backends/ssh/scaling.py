@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from paceline.backends.environments.jobs import equipped
+from paceline.contract.nodejob import NodeJob, Order
 from paceline.job.errors import UserError
 from paceline.job.text import counted
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
+    from paceline.contract.nodejob import RankStreams
+    from paceline.contract.records import CodeRecord, DataRecord
+    from paceline.contract.requests import StartRequest
 
     Enter = Callable[[Host, Request, Body | None], None]
 
@@ -35,32 +40,39 @@ def invitation(hosts: Iterable[Host], name: str) -> Answer:
     raise why
 
 
-def order(invited: Answer, host: Host, rank_streams: dict[str, Any] | None, terminal: dict[str, str]) -> Request:
+def request(invited: Answer, host: Host, rank_streams: RankStreams | None, terminal: dict[str, str]) -> StartRequest:
     """The request that starts a joining host's part of a job."""
     address, port = invited["door"]
-    meeting = {"main_address": address, "main_port": port, "node_rank": None, "local_address": None}
-    code = invited["code"]
-    return {
-        "do": "start",
-        "joins": True,
-        "job": {**invited["job"], **meeting, "resume_from": None, "detached": rank_streams is None},
-        "slots": host.slots,
-        "reconnect": host.reconnect,
-        "job_id": invited["job_id"],
-        "token": invited["token"],
-        "secrets": invited["secrets"],
-        "data": sources(invited),
-        "code": code and {key: value for key, value in code.items() if key != "path"},
-        "bytes": len(invited.get("data", b"")),
-        "hosts": [],
-        "rank_streams": rank_streams,
-        "terminal": terminal,
-    }
+    job = replace(
+        NodeJob.from_json(invited["job"]), main_address=address, main_port=port, node_rank=None, local_address=None,
+        resume_from=None, detached=rank_streams is None,
+    )  # fmt: skip
+    code: CodeRecord | None = invited["code"]
+    if code is not None:
+        code.pop("path", None)
+    order = Order(
+        job,
+        sources(invited),
+        joins=True,
+        slots=host.slots,
+        reconnect=host.reconnect,
+        job_id=invited["job_id"],
+        token=invited["token"],
+        secrets=invited["secrets"],
+        code=code,
+        bytes=len(invited.get("data", b"")),
+        rank_streams=rank_streams,
+        terminal=terminal,
+    )
+    return {"do": "start", "order": order.to_json()}
 
 
-def sources(invited: Answer) -> list[dict[str, Any]]:
+def sources(invited: Answer) -> tuple[DataRecord, ...]:
     """The volumes of a job that a host joins."""
-    return [{key: source[key] for key in ("volume", "path", "wanted", "variable")} for source in invited["sources"]]
+    return tuple(
+        {"volume": it["volume"], "path": it["path"], "wanted": it["wanted"], "variable": it["variable"]}
+        for it in invited["sources"]
+    )
 
 
 def code_of(invited: Answer) -> Body | None:
@@ -81,7 +93,7 @@ def taken(name: str, host: Host) -> UserError:
 def join(name: str, hosts: Sequence[Host], invited: Answer, program: str | None) -> None:
     """Start the parts of a running job on hosts that join it; see `invitation`, and `Options.containers`."""
     body, hosts = code_of(invited), equipped(hosts, invited, program, sources(invited))
-    with Parts(name, hosts, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
+    with Parts(name, hosts, lambda host: request(invited, host, None, {}), lambda _: body) as parts:
         try:
             if (host := parts.start()) is not None:
                 raise taken(name, host)

@@ -26,7 +26,7 @@ def survey(target: Hosts, progress: ProgressReporter) -> Survey:
     """Check hosts, and test and measure the routes between them; starts no job."""
     progress("asking the hosts", 0, None)
     hosts = target.all
-    with Preflight(target, lambda host: {"job": None, "environment": None}) as preflight:
+    with Preflight(target) as preflight:
         for _ in range(_READINGS - 1):
             preflight.read_clocks()
         answers, clocks = dict(preflight.answers), dict(preflight.clocks)

@@ -9,7 +9,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.journal.state import FINAL
 from paceline.node.signals import LEAVE
-from paceline.node.spec import NodeSpec
+from paceline.node.spec import NodeSpec, StoredJob
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
@@ -56,20 +56,20 @@ def invite(home: Home, request: Request) -> Answer:
     from paceline.node.machine import environments, processes
 
     run = home.run(request["name"])
-    node, job, status = NodeSpec.load(run.spec), read_json(run.job) or {}, run.read_status() or {}
+    node, job, status = NodeSpec.load(run.spec), StoredJob.from_json(read_json(run.job) or {}), run.read_status() or {}
     _check_elastic(node)
     if not run.is_held or status.get("state") in FINAL or not status.get("coordinator"):
         raise Refused(f"job {node.job} does not run here, or has not started yet")
     env = processes.environment(status["agent"]["pid"])
-    code, archive = job.get("code"), io.BytesIO()
+    code, archive = job.code, io.BytesIO()
     if code is not None:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(code["path"], arcname=".")
     return {
-        "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "door": status["address"],
+        "job": job.spec.to_json(), "job_id": node.job_id, "most": node.nodes, "door": status["address"],
         "token": env.get("PACELINE_TOKEN"),
-        "secrets": {name: env[name] for name in job["spec"]["secrets"] if name in env},
-        "sources": job["data"], "code": code, "data": archive.getvalue(),
+        "secrets": {name: env[name] for name in job.spec.secrets if name in env},
+        "sources": job.data, "code": code, "data": archive.getvalue(),
         "minor": environments.minor_of(node.python[0]),
     }  # fmt: skip
 

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
+    from paceline.contract.requests import RejoinRequest
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
     from paceline.node.store.lifecycle import AgentProcess
 
-    from .protocol import RejoinRequest
 
 _LONGER = 5.0  # seconds that the client is waited for when it has stopped trying: the first to give up says why
 _PIECE = 4096  # bytes that a pipe takes at once when it takes any

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import shlex
 import signal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .pace import across
 from .state import FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Literal, TypedDict
 
+    from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import (
         Cause,
         CheckpointRecord,
@@ -105,23 +106,23 @@ class Scheduler(NamedTuple):
     was_to_go_on: bool = False  # whether it ended while it was to start again, so after what its nodes recorded
 
 
-def facts_of(spec: Mapping[str, Any]) -> JobFacts:
+def facts_of(spec: NodeJob) -> JobFacts:
     """What a job's specification says of it, which anybody may have written; the rest is for those who know it."""
-    target = spec.get("module") or spec.get("script") or spec.get("command")
-    program = [*(["-m"] if spec.get("module") else []), *([target] if target else [])]
-    asked, ttl, limit = spec.get("devices"), spec.get("ttl"), spec.get("time_limit")
+    kind, target = spec.program
+    program = [*(["-m"] if kind == "module" else []), *([target] if target else [])]
+    asked = spec.devices
     return {
-        "name": "", "backend": "", "framework": spec.get("framework"), "nodes": 0, "ranks": 0, "created": 0.0,
-        "max_restarts": int(spec.get("max_restarts") or 0), "priority": int(spec.get("priority") or 0),
+        "name": "", "backend": "", "framework": spec.framework, "nodes": 0, "ranks": 0, "created": 0.0,
+        "max_restarts": int(spec.max_restarts), "priority": int(spec.priority),
         "devices_asked": asked if isinstance(asked, int) or asked is None else list(asked),
-        "resume_from": None if spec.get("fresh") else spec.get("resume_from"), "queue": spec.get("queue"),
-        "image": spec.get("image"),
-        "labels": dict(spec.get("labels") or {}), "options": dict(spec.get("options") or {}),
-        "ttl": None if ttl is None else float(ttl), "grace": float(spec.get("grace", 30.0)),
-        "command": " ".join(shlex.quote(str(it)) for it in [*program, *(spec.get("args") or ())]),
-        "working_dir": str(spec.get("working_dir") or "."), "folder": "", "code": None, "data": [],
-        "tensorboard": None, "environment": spec.get("environment"),
-        "time_limit": None if limit is None else float(limit), "user": str(spec["user"]) if spec.get("user") else None,
+        "resume_from": None if spec.fresh else spec.resume_from, "queue": spec.queue, "image": spec.image,
+        "labels": dict(spec.labels), "options": dict(spec.options),
+        "ttl": None if spec.ttl is None else float(spec.ttl), "grace": float(spec.grace),
+        "command": " ".join(shlex.quote(str(it)) for it in [*program, *spec.args]),
+        "working_dir": str(spec.working_dir), "folder": "", "code": None, "data": [],
+        "tensorboard": None, "environment": spec.environment,
+        "time_limit": None if spec.time_limit is None else float(spec.time_limit),
+        "user": str(spec.user) if spec.user else None,
     }  # fmt: skip
 
 

@@ -6,12 +6,14 @@ import ctypes
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from paceline.contract.records import DataRecord
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
@@ -55,7 +57,7 @@ def is_same(path: str, wanted: str) -> bool:
         return False
 
 
-def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, Any]:
+def find(source: DataRecord, root: str, working_dir: str) -> DataRecord:
     """A volume that a job wants, and whether the job finds it at the path where it wants it."""
     problem = look(source["path"]).problem
     if problem is not None:
@@ -63,7 +65,7 @@ def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, An
     return placed(source, root, working_dir)
 
 
-def placed(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, Any]:
+def placed(source: DataRecord, root: str, working_dir: str) -> DataRecord:
     """The same for a volume that can be read."""
     path, wanted = source["path"], source["wanted"]
     if is_same(path, wanted):
@@ -72,7 +74,7 @@ def placed(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, 
     return {**source, "visible": problem is None, "mount": problem is None, "problem": problem}
 
 
-def notes(sources: Iterable[Mapping[str, Any]]) -> list[str]:
+def notes(sources: Iterable[DataRecord]) -> list[str]:
     """Lines about the volumes that are not at the path where a job wants them."""
     return [
         f"volume {it['volume']} cannot be mounted at {it['wanted']}: {it['problem']}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import HOROVOD, thread_count
 from paceline.contract.placement import MAIN_PORT
@@ -12,14 +12,16 @@ from paceline.node.machine import containers, devices
 from paceline.node.spec import NodeSpec, Program
 from paceline.node.tensorboard import logdir_of
 
-from .fitting import Here, _program, node_range
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from paceline.contract.nodejob import NodeJob
+
+    from .fitting import Here
 
 
 def node_spec(
-    job: Mapping[str, Any],
+    job: NodeJob,
     here: Here,
     *,
     split_streams: tuple[int, ...] = (),
@@ -29,63 +31,62 @@ def node_spec(
 ) -> NodeSpec:
     """This node's part of a completed job."""
     request = here.request(job)
-    kind, target = _program(job)
-    (least, nodes), ranks = node_range(job), int(job["ranks"])
-    env = dict(job["env"])
+    (least, nodes), ranks = job.node_range, int(job.ranks)
+    env = dict(job.env)
     if "OMP_NUM_THREADS" not in {**os.environ, **env}:
-        env["OMP_NUM_THREADS"] = str(thread_count(job["cpus"] or devices.cores(), ranks))
-    if job["devices"] == 0:
+        env["OMP_NUM_THREADS"] = str(thread_count(job.cpus or devices.cores(), ranks))
+    if job.devices == 0:
         env.update(devices.visibility(()))
-    if (job["framework"] == "horovod" or job["horovod"]) and job["horovod"] != "real":
-        env[HOROVOD] = job["horovod"] or "fallback"
+    if (job.framework == "horovod" or job.horovod) and job.horovod != "real":
+        env[HOROVOD] = job.horovod or "fallback"
     env.update(variables)
-    if job["checkpoint_dir"] is not None:
-        env["PACELINE_CHECKPOINT_DIR"] = job["checkpoint_dir"]
+    if job.checkpoint_dir is not None:
+        env["PACELINE_CHECKPOINT_DIR"] = job.checkpoint_dir
     env["PACELINE_JOB_ID"] = job_id = job_id or os.urandom(16).hex()
     return NodeSpec(
-        job=job["name"],
+        job=job.name,
         job_id=job_id,
-        program=Program(kind, target, tuple(job["args"])),
-        framework=job["framework"] or "torch",
+        program=Program(*job.program, job.args),
+        framework=job.framework or "torch",
         nproc=ranks,
         python=here.python,
-        working_dir=str(folder or job["working_dir"]),
+        working_dir=str(folder or job.working_dir),
         container=containers.described(),
         env=env,
-        setup=tuple(job["setup"]),
-        preload=tuple(job["preload"]),
-        start_method=job["start_method"],
+        setup=job.setup,
+        preload=job.preload,
+        start_method=job.start_method or "fork",
         # A fork server that stays would keep its container.
-        keep_warm=None if job["keep_warm"] == "off" or containers.is_inside() else job["keep_warm"],
-        devices=None if request else () if job["devices"] == 0 else devices.accelerators(),  # the agent requests them
-        node_rank=job["node_rank"] if nodes > 1 else 0,
+        keep_warm=None if isinstance(job.keep_warm, str) or containers.is_inside() else job.keep_warm,
+        devices=None if request else () if job.devices == 0 else devices.accelerators(),  # the agent requests them
+        node_rank=job.node_rank if nodes > 1 else 0,
         nodes=nodes,
         least=least,
-        main_address=job["main_address"],
-        main_port=job["main_port"] if nodes == 1 else job["main_port"] or MAIN_PORT,
-        local_address=job["local_address"],
-        join_timeout=job["join_timeout"],
-        last_call=job["last_call"],
-        silence=job["silence"],
-        max_restarts=job["max_restarts"],
-        grace=job["grace"],
-        hang_after=None if job["hang"] == "off" else job["hang_after"],
-        restarts_when_hung=job["hang"] == "restart",
+        main_address=job.main_address,
+        main_port=job.main_port if nodes == 1 else job.main_port or MAIN_PORT,
+        local_address=job.local_address,
+        join_timeout=job.join_timeout,
+        last_call=job.last_call,
+        silence=job.silence,
+        max_restarts=job.max_restarts,
+        grace=job.grace,
+        hang_after=None if job.hang == "off" else job.hang_after,
+        restarts_when_hung=job.hang == "restart",
         split_streams=split_streams,
-        pass_index=job["pass_index"],
-        role=job["role"],
-        numa_binding=job["numa_binding"],
-        virtual_local_rank=job["virtual_local_rank"],
-        run_id=job["run_id"],
-        time_limit=job["time_limit"],
-        detached=job["detached"],
+        pass_index=job.pass_index,
+        role=job.role,
+        numa_binding=job.numa_binding,
+        virtual_local_rank=job.virtual_local_rank,
+        run_id=job.run_id,
+        time_limit=job.time_limit,
+        detached=job.detached,
         tensorboard=_tensorboard(job),
         request=request,
     )
 
 
-def _tensorboard(job: Mapping[str, Any]) -> str | None:
+def _tensorboard(job: NodeJob) -> str | None:
     """The folder that the job's TensorBoard shows, "" for its run directory; None for no TensorBoard."""
-    if not job["tensorboard"]:
+    if not job.tensorboard:
         return None
-    return logdir_of(job["working_dir"], job["tensorboard_dir"]) if job["tensorboard_dir"] else ""
+    return logdir_of(job.working_dir, job.tensorboard_dir) if job.tensorboard_dir else ""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
 from paceline.node.host.slurm.call import Away, Rejected, call
 from paceline.node.host.slurm.job_folder import HELD
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
-from paceline.node.host.slurm.look.scheduler import SlurmJob
+from paceline.node.host.slurm.look.scheduler import Reported
 from paceline.node.journal.state import FINAL
 from paceline.node.spec import HOLD
 
@@ -69,7 +68,7 @@ def slurm_suspend(home: Home, request: Request) -> Answer:
 def _held_by(folder: JobFolder, slurm: _Tries) -> Entry:
     """The Slurm job of a job that Slurm can hold."""
     name, stop = folder.name, f"paceline stop {folder.name}"
-    if folder.read().get("allocation") is not None:
+    if folder.read().allocation is not None:
         raise Refused(f"job {name} runs in an allocation, which is not paceline's to give back; end it with {stop}")
     entry = slurm.entry(folder)
     if entry is None:
@@ -132,9 +131,9 @@ def _users(jobs: Jobs, folder: JobFolder) -> list[str]:
     """Other jobs that save their checkpoints in this one's folder."""
     found = []
     for other in jobs:
-        stored: dict[str, Any] = read_json(other.job) or {}
-        node: dict[str, Any] = stored.get("node") or {}
-        if other.name != folder.name and f"{node.get('checkpoint_dir')}/".startswith(f"{folder.path}/"):
+        stored = other.find()
+        where = stored and stored.node.checkpoint_dir
+        if other.name != folder.name and f"{where}/".startswith(f"{folder.path}/"):
             found.append(other.name)
     return found
 
@@ -183,7 +182,7 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
     was_asked = folder.is_stopped
     folder.stop.touch()
     try:
-        if folder.read().get("allocation") is not None:  # the Slurm job is its user's, and goes on
+        if folder.read().allocation is not None:  # the Slurm job is its user's, and goes on
             for step in filter(None, map(folder.step, folder.starts)):
                 slurm.cancel(*([] if now else [f"--signal={int(number)}"]), step)
         elif (entry := slurm.entry(folder)) is not None:
@@ -287,5 +286,5 @@ class _Tries:
 
 
 def _entry(folder: JobFolder, queue: Queue) -> Entry | None:
-    entry = SlurmJob(folder, folder.read(), queue).entry()
+    entry = Reported(folder, folder.read(), queue).entry()
     return None if entry is None or entry.is_over else entry
