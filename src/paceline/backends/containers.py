@@ -33,7 +33,7 @@ class Containers:
 
     def __init__(self, job: NodeJob, program: str | None, data: tuple[DataRecord, ...], imports: Sequence[str]) -> None:
         """Ask nothing yet; `imports` is what its script imports as far as the client has it."""
-        self._order, self.image, self._imports = Order(job, data), str(job.image), imports
+        self._order, self.image, self._imports = Order(job=job, data=data), str(job.image), imports
         self.request: Request = {"image": self.image, "program": program, "needs_devices": job.devices != 0}
         self._looks: dict[Host, Answer] = {}
 

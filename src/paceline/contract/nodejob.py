@@ -43,9 +43,62 @@ class Record:
                 values[name] = cls.parts[name].from_json(value)
         return cls(**values)
 
+    def shared(self, kind: type[Record]) -> dict[str, Any]:
+        """The fields that this record has from a kind of records, for another one of that kind."""
+        return {it.name: getattr(self, it.name) for it in fields(kind)}
+
 
 @dataclass(frozen=True)
-class NodeJob(Record):
+class Running(Record):
+    """How a job runs: what its user asks for, and its agents take as it is."""
+
+    setup: tuple[str, ...] = ()  # shell commands that run before the fork server starts, which gets their variables
+    preload: tuple[str, ...] = ()  # modules the fork server imports before it forks the first rank
+    main_address: str | None = None  # where the agents find the first coordinator; None on a single node
+    main_port: int | None = None  # its port; on a single node the main port of the ranks; None picks a free one
+    local_address: str | None = None  # address at which the other nodes reach this one; None: it is detected
+    join_timeout: float = 600.0  # seconds to wait for the other nodes
+    last_call: float = 3.0  # seconds to wait for more nodes when there are enough
+    silence: float = 10.0  # seconds without a packet after which a node counts as lost; see `rendezvous.silence`
+    max_restarts: int = 0  # how many times all ranks may start again after a failure
+    grace: float = 30.0  # seconds between SIGTERM and SIGKILL when the job is stopped
+    pass_index: bool = False  # append `--process_index I --process_num N` to the arguments
+    role: str = "default"  # torchrun's role name
+    # which cores near its GPU a rank is bound to, see `machine/numa.py`; None binds none
+    numa_binding: str | None = None
+    virtual_local_rank: bool = False  # each rank sees only its own GPU, and has LOCAL_RANK 0
+    run_id: str | None = None  # torchrun's --rdzv-id: identical on all nodes of a job, and on no others
+    # seconds after the first start of the ranks at which the job is stopped; None for no limit
+    time_limit: float | None = None
+    detached: bool = False  # the job outlives the process that started it and its terminal
+
+
+@dataclass(frozen=True)
+class Circumstances(Record):
+    """What a job meets that its user has not asked for, and its agents take as it is."""
+
+    hosts: tuple[str, ...] = ()  # names of the nodes as the user gave them, by node rank; empty if unknown
+    joins: bool = False  # the job has started on other nodes: this one never coordinates its first attempt
+    first_attempt: int = 0  # the number of the first attempt: a scheduler that starts a job again goes on counting
+    restarts: int = 0  # how many restarts the job had before this agent began, as far as others have noted it
+    began: float | None = None  # when the job's first agent began, in seconds since the epoch; None if that is this one
+    # a file on a disk that all nodes share, and what it holds while this is where the job runs: a scheduler that has
+    # lost a node may start the job elsewhere while the node still works. None if that cannot be.
+    current: tuple[str, str] | None = None
+    # a file on a disk that all nodes share; it holds the number of a signal once somebody has asked to stop the job:
+    # the signal itself may be lost on its way through a scheduler. Beside it, `SIGNALS` gets a line with the number of
+    # each signal for the ranks, and `SUSPENDED` holds `HOLD` while the scheduler is to hold the job. None if there is
+    # none.
+    stop_file: str | None = None
+    # where the agents of all nodes listen, by node rank, if another node comes for one that is lost, with its rank and
+    # its name; empty if none is replaced
+    peers: tuple[str, ...] = ()
+    # a local rank, and the file that is its standard input; that of all others is empty
+    stdin: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True)
+class NodeJob(Running):
     """A job as nodes read it: what its user asks for, or that as a node has completed it; see `job.spec.JobSpec`."""
 
     name: str = ""
@@ -64,7 +117,6 @@ class NodeJob(Record):
     image: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
     environment: str | None = None
     environment_digest: str | None = None
     working_dir: str = "."
@@ -77,33 +129,17 @@ class NodeJob(Record):
     resume_from: str | None = None
     fresh: bool = False
     start_method: str | None = None
-    preload: tuple[str, ...] = ()
     keep_warm: float | str | None = None
-    max_restarts: int = 0
-    time_limit: float | None = None
     ttl: float | None = None
     priority: int = 0
     queue: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     backend: str = "local"
     options: Mapping[str, Value] = field(default_factory=dict)
-    grace: float = 30.0
     hang: str = "warn"
     hang_after: float = 60.0
-    pass_index: bool = False
     use_env: bool = False
-    role: str = "default"
-    numa_binding: str | None = None
-    virtual_local_rank: bool = False
     node_rank: int | None = None
-    main_address: str | None = None
-    main_port: int | None = None
-    run_id: str | None = None
-    local_address: str | None = None
-    join_timeout: float = 600.0
-    last_call: float = 3.0
-    silence: float = 10.0
-    detached: bool = False
     user: str | None = None  # who has submitted it
 
     @property
@@ -174,25 +210,15 @@ class Brought(Record):
 
 
 @dataclass(frozen=True)
-class Order(Record):
+class Order(Circumstances):
     """What a client asks a machine to make: its part of a job."""
 
     parts: ClassVar = {"job": NodeJob, "rank_streams": RankStreams, "brought": Brought}
 
-    job: NodeJob  # as its user asks for it
+    job: NodeJob = NodeJob()  # as its user asks for it
     data: tuple[DataRecord, ...] = ()  # its volumes; on the machine, as `machine.volumes.find` describes them
     job_id: str | None = None  # identifier that its nodes share; None makes a new one
-    hosts: tuple[str, ...] = ()  # the nodes' host names as the user gave them, by node rank; empty if unknown
-    joins: bool = False  # whether the job already runs elsewhere
-    # first_attempt, restarts, began, current, stop_file, peers: see `node.spec.NodeSpec`
-    first_attempt: int = 0
-    restarts: int = 0
-    began: float | None = None
-    current: tuple[str, str] | None = None
-    stop_file: str | None = None
-    peers: tuple[str, ...] = ()
     rank_streams: RankStreams | None = None  # what of its output the client shows; None if it shows none
-    stdin: tuple[int, str] | None = None  # the local rank that has a file as its standard input, and that file
     # the folder of which the code will be a copy, if it is known and on this machine: a plan reads it
     source: str | None = None
     # variables that describe the terminal that shows the ranks

@@ -55,7 +55,7 @@ class Scheduler:
                 member = tarfile.TarInfo("train.py")
                 member.size = len(code)
                 tar.addfile(member, io.BytesIO(code.encode()))
-        order = Order(spec.for_node(), job_id="1234")
+        order = Order(job=spec.for_node(), job_id="1234")
         if code is None:
             return BatchOrder(order, str(self.folder / "home"))
         order = replace(order, code={"mode": "snapshot", "source": "/there"})
@@ -191,7 +191,7 @@ def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) 
     home = Home(tmp_path / "home")
     (tmp_path / "train.py").write_text("print()")
     spec = job_spec.JobSpec.validated({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
-    order = Order(replace(spec.for_node(), working_dir=str(tmp_path)))
+    order = Order(job=replace(spec.for_node(), working_dir=str(tmp_path)))
     with make.making(make_plan(home, this_machine(home, 0), order)) as new:
         made = new.start()
     assert made.agent.wait(60) == 0

@@ -45,7 +45,7 @@ class Container:
             "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1, "code": {"mode": "snapshot"},
             **fields,
         })  # fmt: skip
-        order = Order(spec.for_node(), job_id="1234", code={"mode": "snapshot", "source": "/there"})
+        order = Order(job=spec.for_node(), job_id="1234", code={"mode": "snapshot", "source": "/there"})
         request = BatchOrder(order, str(self.work / "jobs"), "code.tar")
         (self.here / "part.json").write_text(json.dumps(request.to_json()))
         packed = io.BytesIO()

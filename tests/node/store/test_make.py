@@ -49,7 +49,7 @@ def archive(text: str, name: str = "train.py") -> io.BytesIO:
 
 def order(**fields: Any) -> Order:
     spec = job_spec.JobSpec.validated({"name": "it", "script": "train.py", "start_method": "exec", **fields})
-    return Order(spec.for_node(), job_id="1234")
+    return Order(job=spec.for_node(), job_id="1234")
 
 
 def start(plan: Plan, code: io.BytesIO | None = None, lifeline: socket.socket | None = None) -> make.Made:

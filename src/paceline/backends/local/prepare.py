@@ -109,8 +109,8 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     if spec.resume_from is not None and export is None and not is_job(own.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     order = Order(
-        replace(spec.for_node(), name=name), data, source=None if source is None else str(source), terminal=terminal,
-        brought=brought,
+        job=replace(spec.for_node(), name=name), data=data, source=None if source is None else str(source),
+        terminal=terminal, brought=brought,
     )  # fmt: skip
     with writing(spec.log_dir), refusals():
         plan = make_plan(own, here(), order)

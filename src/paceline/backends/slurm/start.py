@@ -133,7 +133,7 @@ def prepare(
         environments.ask([login])
     asked = SlurmOrder(
         Order(
-            replace(spec.for_node(), name=name), volumes_of(spec), job_id=CHOSEN,
+            job=replace(spec.for_node(), name=name), data=volumes_of(spec), job_id=CHOSEN,
             terminal={} if detached else terminal_size(),
         ),
         target,

@@ -51,8 +51,8 @@ def request(invited: Answer, host: Host, rank_streams: RankStreams | None, termi
     if code is not None:
         code.pop("path", None)
     order = Order(
-        job,
-        sources(invited),
+        job=job,
+        data=sources(invited),
         joins=True,
         slots=host.slots,
         reconnect=host.reconnect,

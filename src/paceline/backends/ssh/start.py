@@ -181,7 +181,9 @@ class RemoteStart:
         """What all hosts are asked to make."""
         hosts = tuple(host.name for host in self._chosen)
         job = replace(self.spec.for_node(), name=name)
-        return Order(job, self._data, hosts=hosts, terminal=self._terminal, **{"brought": self._brought, **fields})
+        return Order(
+            job=job, data=self._data, hosts=hosts, terminal=self._terminal, **{"brought": self._brought, **fields}
+        )
 
     def _of(self, order: Order, host: Host) -> Order:
         """The same for one host."""
@@ -197,7 +199,7 @@ class RemoteStart:
     def _preflight(self) -> dict[Host, Answer]:
         """Check all hosts and choose those for the job; returns the answers."""
         wanted = None if self._packages is None else self._packages.request
-        order = Order(self.spec.for_node(), self._data, brought=self._brought)
+        order = Order(job=self.spec.for_node(), data=self._data, brought=self._brought)
         with Preflight(self._hosts, order, wanted, self._imported) as preflight:
             self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
             answers = dict(preflight.answers)

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.contract import HOROVOD, thread_count
+from paceline.contract.nodejob import Circumstances, Running
 from paceline.contract.placement import MAIN_PORT
 from paceline.node.machine import containers, devices
 from paceline.node.spec import NodeSpec, Program
 from paceline.node.tensorboard import logdir_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from .fitting import exec_reason, local_rank_flag
 
-    from paceline.contract.nodejob import NodeJob
+if TYPE_CHECKING:
+    from paceline.contract.nodejob import NodeJob, Order
 
     from .fitting import Here
 
 
 def node_spec(
-    job: NodeJob,
-    here: Here,
-    *,
-    split_streams: tuple[int, ...] = (),
-    folder: Path | None = None,
-    variables: Iterable[tuple[str, str]] = (),
-    job_id: str | None = None,
+    order: Order, job: NodeJob, here: Here, *, folder: Path | None = None, code: Path | None = None
 ) -> NodeSpec:
-    """This node's part of a completed job."""
+    """This node's part of a completed job; its code is in `folder`, or, until the job is made, in `code`."""
     request = here.request(job)
     (least, nodes), ranks = job.node_range, int(job.ranks)
     env = dict(job.env)
@@ -39,11 +35,16 @@ def node_spec(
         env.update(devices.visibility(()))
     if (job.framework == "horovod" or job.horovod) and job.horovod != "real":
         env[HOROVOD] = job.horovod or "fallback"
-    env.update(variables)
+    env.update((source["variable"], source["path"]) for source in order.data)
     if job.checkpoint_dir is not None:
         env["PACELINE_CHECKPOINT_DIR"] = job.checkpoint_dir
-    env["PACELINE_JOB_ID"] = job_id = job_id or os.urandom(16).hex()
+    env["PACELINE_JOB_ID"] = job_id = order.job_id or os.urandom(16).hex()
+    if nodes > 1 and job.main_port is None:
+        job = replace(job, main_port=MAIN_PORT)
+    there = code or folder or Path(job.working_dir)
     return NodeSpec(
+        **order.shared(Circumstances),
+        **job.shared(Running),
         job=job.name,
         job_id=job_id,
         program=Program(*job.program, job.args),
@@ -52,37 +53,29 @@ def node_spec(
         python=here.python,
         working_dir=str(folder or job.working_dir),
         container=containers.described(),
+        mounts=tuple((it["path"], it["wanted"]) for it in order.data if it["mount"]),
         env=env,
-        setup=job.setup,
-        preload=job.preload,
         start_method=job.start_method or "fork",
+        why_exec=exec_reason(order.job, job, there),
         # A fork server that stays would keep its container.
         keep_warm=None if isinstance(job.keep_warm, str) or containers.is_inside() else job.keep_warm,
         devices=None if request else () if job.devices == 0 else devices.accelerators(),  # the agent requests them
         node_rank=job.node_rank if nodes > 1 else 0,
         nodes=nodes,
         least=least,
-        main_address=job.main_address,
-        main_port=job.main_port if nodes == 1 else job.main_port or MAIN_PORT,
-        local_address=job.local_address,
-        join_timeout=job.join_timeout,
-        last_call=job.last_call,
-        silence=job.silence,
-        max_restarts=job.max_restarts,
-        grace=job.grace,
+        expected=len(order.hosts) or None,
         hang_after=None if job.hang == "off" else job.hang_after,
         restarts_when_hung=job.hang == "restart",
-        split_streams=split_streams,
-        pass_index=job.pass_index,
-        role=job.role,
-        numa_binding=job.numa_binding,
-        virtual_local_rank=job.virtual_local_rank,
-        run_id=job.run_id,
-        time_limit=job.time_limit,
-        detached=job.detached,
+        split_streams=split_of(order, job),
+        local_rank_flag=local_rank_flag(job, there),
         tensorboard=_tensorboard(job),
         request=request,
     )
+
+
+def split_of(order: Order, job: NodeJob) -> tuple[int, ...]:
+    """The local ranks of a completed job whose stderr has a file of its own."""
+    return tuple(rank for rank in order.split if rank < int(job.ranks))
 
 
 def _tensorboard(job: NodeJob) -> str | None:

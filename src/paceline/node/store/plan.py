@@ -70,7 +70,8 @@ class Plan:
         _check_name(self.home, asked, self.order.job_id)
         path, job_id = self.home.folder_of(asked), self.order.job_id or os.urandom(16).hex()
         node = replace(
-            self.node, job=name, job_id=job_id, split_streams=_split(self.order, job), stdin=self.order.stdin,
+            self.node, job=name, job_id=job_id, stdin=self.order.stdin,
+            split_streams=node_part.split_of(self.order, job),
             working_dir=str(code_path(asked, path) or self.node.working_dir),
             env={**self.node.env, "PACELINE_JOB_ID": job_id},
         )  # fmt: skip
@@ -238,35 +239,9 @@ def completed(job: NodeJob, here: fitting.Here, made: Path, code: CodeRecord) ->
 def node_of(
     home: Home, here: fitting.Here, order: Order, job: NodeJob, folder: Path | None, *, code: Path | None = None
 ) -> NodeSpec:
-    """This node's part of a completed job; its code is in `folder`, or, until the job is made, in `code`."""
-    node = node_part.node_spec(
-        job, here, split_streams=_split(order, job), folder=folder,
-        variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
-    )  # fmt: skip
-    env = {**node.env, **_variables(home, node)}
-    why = fitting.exec_reason(order.job, job, code or folder or Path(job.working_dir))
-    return replace(
-        node,
-        env=env,
-        why_exec=why,
-        local_rank_flag=fitting.local_rank_flag(job, code or folder or Path(job.working_dir)),
-        mounts=tuple((it["path"], it["wanted"]) for it in order.data if it["mount"]),
-        stdin=order.stdin,
-        hosts=order.hosts,
-        expected=len(order.hosts) or None,
-        joins=order.joins,
-        first_attempt=order.first_attempt,
-        restarts=order.restarts,
-        began=order.began,
-        current=order.current,
-        stop_file=order.stop_file,
-        peers=order.peers,
-    )
-
-
-def _split(order: Order, job: NodeJob) -> tuple[int, ...]:
-    """The local ranks of a completed job whose stderr has a file of its own."""
-    return tuple(rank for rank in order.split if rank < int(job.ranks))
+    """See `node_part.node_spec`."""
+    node = node_part.node_spec(order, job, here, folder=folder, code=code)
+    return replace(node, env={**node.env, **_variables(home, node)})
 
 
 def _variables(home: Home, node: NodeSpec) -> dict[str, str]:

@@ -164,7 +164,7 @@ def request(order: Order) -> nodejob.BatchOrder:
         job = replace(job, main_address=order.kind.address(order.name, 0), main_port=main_port)
     has_code = order.clone is not None or order.code is not None
     part = nodejob.Order(
-        job,
+        job=job,
         data=tuple(
             {"volume": it.volume, "path": it.path, "wanted": it.path, "variable": it.variable} for it in spec.data
         ),

@@ -126,7 +126,7 @@ def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
         job = replace(job, main_address=address, main_port=port)
     home = Home(folder.root, folder.part(start, placement.node_rank), is_remote=True)
     order = Order(
-        job,
+        job=job,
         data=tuple(volumes.find(source, str(home.root), job.working_dir) for source in stored.data),
         job_id=stored.job_id,
         hosts=tuple(hosts),
