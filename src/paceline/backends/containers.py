@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.backends.base import ProgressReporter
-    from paceline.backends.remote.connection import Answer, Host, Request
+    from paceline.backends.remote.connection import Answer, Host
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import DataRecord
+    from paceline.contract.requests import Container, PrepareContainer, WantedImage
 
 _SAID = 40  # letters of what each machine says
 _Host = TypeVar("_Host", bound="Host")
@@ -34,12 +35,13 @@ class Containers:
     def __init__(self, job: NodeJob, program: str | None, data: tuple[DataRecord, ...], imports: Sequence[str]) -> None:
         """Ask nothing yet; `imports` is what its script imports as far as the client has it."""
         self._order, self.image, self._imports = Order(job=job, data=data), str(job.image), imports
-        self.request: Request = {"image": self.image, "program": program, "needs_devices": job.devices != 0}
+        self.request: WantedImage = {"image": self.image, "program": program, "needs_devices": job.devices != 0}
         self._looks: dict[Host, Answer] = {}
 
     def ask(self, hosts: Sequence[Host]) -> dict[Host, Answer]:
         """Ask machines what would run it; the first one that cannot is an error."""
-        looks = _all(at_once(hosts, lambda host: host.ask({"do": "container", **self.request})))
+        request: Container = {"do": "container", **self.request}
+        looks = _all(at_once(hosts, lambda host: host.ask(request)))
         self.choose(looks)
         return looks
 
@@ -70,7 +72,7 @@ class Containers:
         return {host: replace(host, inside=tuple(found[host]["inside"])) for host in hosts}
 
     def _prepare(self, host: Host, said: dict[Host, str], progress: ProgressReporter) -> Answer:
-        request = {
+        request: PrepareContainer = {
             **self.request, "do": "container_prepare", "imports": self._imports,
             "order": replace(self._order, slots=host.slots).to_json(),
         }  # fmt: skip
@@ -99,7 +101,7 @@ class Containers:
 
 def look(hosts: Sequence[Host], image: str, program: str | None) -> list[ImageLook]:
     """What machines have for an image; see `base.RunsImages`."""
-    request = {"do": "container", "image": image, "program": program, "needs_devices": True}
+    request: Container = {"do": "container", "image": image, "program": program, "needs_devices": True}
     found = _all(at_once(hosts, lambda host: host.ask(request)))
     return [
         ImageLook(host.name, it.get("program", ""), it.get("is_there", False), it.get("problem", ""))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
     from paceline.contract.records import JobRecord
+    from paceline.contract.requests import Beside, Describe, Logs
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -139,8 +140,9 @@ class Slurm(Backend):
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        request = {"do": "slurm_describe", "names": None if names is None else list(names), "since": since}
-        request["keeps"] = self._keeps_expired
+        request: Describe = {
+            "do": "slurm_describe", "names": names, "since": since, "keeps": self._keeps_expired,
+        }  # fmt: skip
         if names is None:  # a list of all targets waits no longer for one of them than `look`
             request["seconds"] = _SLURMS_PART * self._login.limits.look
         answer = self._login.ask(request)
@@ -186,7 +188,7 @@ class Slurm(Backend):
         from paceline.backends.follow import lines
         from paceline.backends.remote.lines import RemoteLines
 
-        request = {"do": "slurm_logs", "name": name, "query": dataclasses.asdict(query)}
+        request: Logs = {"do": "slurm_logs", "name": name, "query": dataclasses.asdict(query)}
         return lines({name: RemoteLines(self._login, request)}, UserError)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
@@ -250,7 +252,7 @@ class Slurm(Backend):
             "srun", "--overlap", f"--jobid={found['id']}", f"--nodelist={found['node']}", "--nodes=1",
             "--ntasks=1", "--cpu-bind=none", "--chdir=/", "--quiet", *(["--pty"] if terminal else []),
         ]  # fmt: skip
-        request = {"run": found["run"], "rank": rank, "command": list(command)}
+        request: Beside = {"run": found["run"], "rank": rank, "command": list(command)}
         line = self._login.beside(step, request)
         return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
 

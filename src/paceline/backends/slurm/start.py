@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer
     from paceline.contract.records import ContainerRecord
-    from paceline.contract.requests import SlurmSubmitRequest
+    from paceline.contract.requests import SlurmSubmit
     from paceline.job.spec import JobSpec
 
     from .login import Login
@@ -58,7 +58,7 @@ class Opened:
     def __init__(self, login: Login, asked: SlurmOrder, *, apart: bool) -> None:
         """Check the job; writes nothing."""
         self.login, self.asked, self._apart = login, asked, apart
-        request: SlurmSubmitRequest = {"do": "slurm_submit", "order": asked.to_json()}
+        request: SlurmSubmit = {"do": "slurm_submit", "order": asked.to_json()}
         with contextlib.ExitStack() as stack:
             self.answers = stack.enter_context(login.listen(request, apart=apart))
             self.checked = self._next()  # `script`, the batch script, and `notes`, lines for the user

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.remote.connection import Host
     from paceline.contract.records import JobRecord
+    from paceline.contract.requests import Describe
     from paceline.node.journal.fold import Report
 
     from .target import Hosts
@@ -78,8 +79,7 @@ class RemoteJobs:
         return found if is_it and time.monotonic() - when < _FRESH else self._ask(names, since)
 
     def _ask(self, names: Sequence[str] | None, since: float | None) -> Listing:
-        request = {"do": "describe", "names": None if names is None else list(names), "since": since}
-        request["keeps"] = self.keeps_expired
+        request: Describe = {"do": "describe", "names": names, "since": since, "keeps": self.keeps_expired}
         answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
         parts: dict[tuple[str, str | None], list[Reported]] = {}
         for host, answer in answers.items():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.check.findings import grouped
 from paceline.backends.remote.connection import Silent
+from paceline.backends.remote.patience import Patience
 from paceline.job.errors import UserError
 
 from .streams import Streams
@@ -89,7 +90,7 @@ class Parts:
     @property
     def _patience(self) -> float:
         """Seconds in which a host does what it is told."""
-        return max(host.patience({"do": "start"}).copy for host in self.hosts)
+        return max(Patience.of("start", host.limits).copy for host in self.hosts)
 
     def _answers(self, hosts: Iterable[Host], seconds: float | None = None) -> dict[Host, Answer | UserError]:
         """The next answer of each of these hosts, or that it does not come in time."""

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Host
     from paceline.backends.remote.patience import Patience
     from paceline.contract.nodejob import Order
-    from paceline.contract.requests import PreflightRequest
+    from paceline.contract.requests import PeerRecord, Route, WantedEnvironment, WantedImage
+    from paceline.contract.requests import Preflight as PreflightRequest
 
     from .target import Hosts
 
@@ -52,7 +53,7 @@ class Preflight:
         self,
         hosts: Hosts,
         order: Order | None = None,
-        environment: Mapping[str, Any] | None = None,
+        environment: WantedEnvironment | WantedImage | None = None,
         imports: Sequence[str] = (),
     ) -> None:
         """Make no connection yet; see `PreflightRequest`."""
@@ -68,7 +69,7 @@ class Preflight:
         self._conversations: dict[Host, Answers] = {}
         self._is_closed = False
         self._tried: Mapping[Host, Collection[Host]] = {}
-        self.peers: dict[Host, dict[str, Any]] = {}
+        self.peers: dict[Host, PeerRecord] = {}
 
     def __enter__(self) -> Preflight:
         need_files(len(self._hosts))
@@ -134,7 +135,7 @@ class Preflight:
         if host not in self.clocks or half < self.clocks[host].uncertainty:
             self.clocks[host] = Clock(now - before - half, half)
 
-    def _ask(self, host: Host, order: Request) -> Answer:
+    def _ask(self, host: Host, order: Route) -> Answer:
         conversation = self._conversations[host]
         conversation.say(json.dumps(order))
         return next(conversation)
@@ -153,14 +154,14 @@ class Preflight:
                 self.failed[host] = answer
                 self.answers.pop(host, None)
 
-    def ask(self, orders: Mapping[Host, Request]) -> dict[Host, Answer]:
+    def ask(self, orders: Mapping[Host, Route]) -> dict[Host, Answer]:
         """The answers to a request for each host, of the hosts that answer."""
         return self._on_all(orders, lambda host: self._ask(host, orders[host]))
 
     def broken(self, hosts: Iterable[Host]) -> dict[tuple[Host, Host], str]:
         """The tried pairs of these hosts that cannot connect, and why; see `routes_of`."""
         self._tried = routes_of([host for host in hosts if host in self.answers])
-        orders = {
+        orders: dict[Host, Route] = {
             host: {"do": "reach", "peers": [self.peers[peer] for peer in peers]} for host, peers in self._tried.items()
         }
         by_name = {host.name: host for host in self._tried}

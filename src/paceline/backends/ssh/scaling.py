@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
     from paceline.contract.nodejob import RankStreams
     from paceline.contract.records import CodeRecord, DataRecord
-    from paceline.contract.requests import StartRequest
+    from paceline.contract.requests import Start
 
     Enter = Callable[[Host, Request, Body | None], None]
 
@@ -40,7 +40,7 @@ def invitation(hosts: Iterable[Host], name: str) -> Answer:
     raise why
 
 
-def request(invited: Answer, host: Host, rank_streams: RankStreams | None, terminal: dict[str, str]) -> StartRequest:
+def request(invited: Answer, host: Host, rank_streams: RankStreams | None, terminal: dict[str, str]) -> Start:
     """The request that starts a joining host's part of a job."""
     address, port = invited["door"]
     job = replace(

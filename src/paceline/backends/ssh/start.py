@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import JobExport, ProgressReporter
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Body, Host, Input
-    from paceline.contract.requests import PlanRequest, StartRequest
+    from paceline.contract.requests import Plan, Start
 
     from .jobs import RemoteJobs
     from .target import Hosts
@@ -80,7 +80,7 @@ class RemoteStart:
         order = self._order(self._shown_name, token=None if spec.node_range[1] == 1 else CHOSEN)
 
         def ask(start: dict[str, Any] | None) -> list[Answer]:
-            def request(host: Host) -> PlanRequest:
+            def request(host: Host) -> Plan:
                 attempt = start and {**start, "node_rank": hosts.index(host)}
                 return {"do": "plan", "order": self._of(order, host).to_json(), "start": attempt}
 
@@ -162,7 +162,7 @@ class RemoteStart:
         def body(host: Host) -> Body | None:
             return _sender(*(file for file in (archive, *([checkpoint] if host == first else [])) if file.exists()))
 
-        def request(host: Host) -> StartRequest:
+        def request(host: Host) -> Start:
             return {"do": "start", "order": self._of(order, host).to_json()}
 
         name = order.job.name

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import ProgressReporter
     from paceline.backends.check.report import Clock
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract.requests import Route
 
     from .target import Hosts
 
@@ -63,7 +64,7 @@ def _measure(
         progress("measuring the network", number, None)
         values: dict[tuple[Host, Host], dict[str, Any]] = {pair: {} for pair in turn}
         for do in ("latency", "bandwidth"):  # one after the other on all hosts: what is sent would delay messages
-            orders = {source: {"do": do, "peer": preflight.peers[target]} for source, target in turn}
+            orders: dict[Host, Route] = {source: {"do": do, "peer": preflight.peers[target]} for source, target in turn}
             answered = preflight.ask(orders)
             for pair in turn:
                 values[pair].update(answered.get(pair[0], {}))

@@ -13,10 +13,11 @@ from paceline.node.spec import NodeSpec, StoredJob
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract.requests import Leave, OfJob, OfJobs, OpenTensorboard, Signal, Stop, Suspend
+    from paceline.node.store.home import Answer, Home
 
 
-def stop(home: Home, request: Request) -> Answer:
+def stop(home: Home, request: Stop) -> Answer:
     """Stop those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -24,7 +25,7 @@ def stop(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def suspend(home: Home, request: Request) -> Answer:
+def suspend(home: Home, request: Suspend) -> Answer:
     """Have those of the given jobs that are here suspended, or resumed."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -32,12 +33,12 @@ def suspend(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def signal(home: Home, request: Request) -> Answer:
+def signal(home: Home, request: Signal) -> Answer:
     """Send a signal to the agent of a job here, which passes it on to the ranks that handle it."""
     return {"sent": records.signal_agent(home.run(request["name"]).path, (request["signal"],))}
 
 
-def delete(home: Home, request: Request) -> Answer:
+def delete(home: Home, request: OfJobs) -> Answer:
     """Remove those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -48,7 +49,7 @@ def delete(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def invite(home: Home, request: Request) -> Answer:
+def invite(home: Home, request: OfJob) -> Answer:
     """What another machine needs to take part in a job that runs here, with its code (tar)."""
     import io
     import tarfile
@@ -74,7 +75,7 @@ def invite(home: Home, request: Request) -> Answer:
     }  # fmt: skip
 
 
-def leave(home: Home, request: Request) -> Answer:
+def leave(home: Home, request: Leave) -> Answer:
     """Make this machine leave a job, which continues without it."""
     run = home.run(request["name"])
     node = NodeSpec.load(run.spec)
@@ -89,7 +90,7 @@ def leave(home: Home, request: Request) -> Answer:
     return {"leaves": run.path.name}
 
 
-def open_tensorboard(home: Home, request: Request) -> Answer:
+def open_tensorboard(home: Home, request: OpenTensorboard) -> Answer:
     """The address of a job's TensorBoard, on this machine."""
     from paceline.node import tensorboard
 
@@ -97,7 +98,7 @@ def open_tensorboard(home: Home, request: Request) -> Answer:
     return {"url": tensorboard.open_for_job((sys.executable,), run.path, request["logdir"])}
 
 
-def close_tensorboard(home: Home, request: Request) -> Answer:
+def close_tensorboard(home: Home, request: OfJob) -> Answer:
     """End the TensorBoard of a job."""
     from paceline.node import tensorboard
 

@@ -14,15 +14,16 @@ from .protocol import Bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract.requests import BuildEnvironment, Environment, PruneEnvironments, Request
+    from paceline.node.store.home import Answer, Home
 
 
-def environment(home: Home, request: Request) -> Answer:
+def environment(home: Home, request: Environment) -> Answer:
     """What this machine has for an environment, and whether it has that."""
     return environments.look(home.root, request["digest"], request["index"])
 
 
-def environment_build(home: Home, request: Request) -> Iterator[Answer]:
+def environment_build(home: Home, request: BuildEnvironment) -> Iterator[Answer]:
     """Build an environment; an archive (tar) of `bytes` bytes with what it needs follows on stdin."""
     place = environments.folder(home.root)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,6 +39,6 @@ def environment_list(home: Home, request: Request) -> Answer:
     return {"environments": environments.listed(home.root)}
 
 
-def environment_prune(home: Home, request: Request) -> Answer:
+def environment_prune(home: Home, request: PruneEnvironments) -> Answer:
     """Remove environments."""
     return {"removed": environments.prune(home.root, request["names"])}

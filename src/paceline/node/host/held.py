@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from paceline.contract.requests import RejoinRequest
+    from paceline.contract.requests import Rejoin
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
     from paceline.node.store.lifecycle import AgentProcess
@@ -236,7 +236,7 @@ class HeldClient:
         self._listen_to(connection)
 
 
-def rejoin(home: Home, request: RejoinRequest) -> Iterator[Answer]:
+def rejoin(home: Home, request: Rejoin) -> Iterator[Answer]:
     """Give this connection to the process that a client has lost its own to; the answers come from there."""
     run = home.run(request["name"])
     job_id = (read_json(run.spec) or {}).get("job_id")

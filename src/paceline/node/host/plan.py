@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.contract.nodejob import NodeJob
-    from paceline.contract.requests import PlanRequest, PreflightRequest
+    from paceline.contract.requests import Plan, Preflight
     from paceline.node.journal.status import Attempt
     from paceline.node.store.home import Answer, Home
 
 
-def plan(home: Home, request: PlanRequest) -> Answer:
+def plan(home: Home, request: Plan) -> Answer:
     """What `start` would do: the complete job, this machine's node rank, and its ranks' variables."""
     order = order_of(home, Order.from_json(request["order"]))
     plan = make_plan(home, this_machine(home, order.slots), order)
@@ -41,7 +41,7 @@ def plan(home: Home, request: PlanRequest) -> Answer:
     }
 
 
-def preflight(home: Home, request: PreflightRequest) -> Iterator[Answer]:
+def preflight(home: Home, request: Preflight) -> Iterator[Answer]:
     """What decides where a job runs, and `refused` if it cannot run here; then see `check.converse`.
 
     Without a job, everything that this machine has.

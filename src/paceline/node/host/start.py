@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.contract.nodejob import RankStreams
-    from paceline.contract.requests import StartRequest
+    from paceline.contract.requests import Start
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
     from paceline.node.store.lifecycle import AgentProcess
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MORE_SECONDS = 15.0  # for the agent to end itself, after the time that it has if the client is gone
 
 
-def start(home: Home, request: StartRequest) -> Iterator[Answer]:
+def start(home: Home, request: Start) -> Iterator[Answer]:
     """Make a job, and start its agent; then do as stdin says.
 
     An archive (tar) of the job's code, of `order.bytes` bytes, follows on stdin, unless it is another job's code; then

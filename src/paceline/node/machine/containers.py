@@ -23,10 +23,11 @@ from paceline.node.errors import Refused
 from .building import said_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import ContainerRecord, DataRecord
+    from paceline.contract.requests import WantedImage
 
     Answer = dict[str, Any]
 
@@ -249,12 +250,12 @@ def _why(program: str, image: str, said: str) -> str:
 # -- its image ---------------------------------------------------------------------------------------------------------
 
 
-def prepare(root: Path, request: Mapping[str, Any], binds: Sequence[str], facts: Sequence[str]) -> Iterator[Answer]:
+def prepare(root: Path, request: WantedImage, binds: Sequence[str], facts: Sequence[str]) -> Iterator[Answer]:
     """Get an image, unless it is there, and look into it; yields what happens, and at last `inside` and `facts`.
 
     Args:
         root: the folder of jobs.
-        request: `image`, `program` (None chooses), `needs_devices`.
+        request: the image.
         binds: the folders that the container is to show.
         facts: the archive of the node side with the arguments that make it print what is in the container, in JSON.
     """

@@ -12,12 +12,11 @@ from paceline.node.files import read_json
 from . import records
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline.contract.nodejob import NodeJob
     from paceline.node.rundir.directory import RunDirectory
 
-    Request = Mapping[str, Any]
     Answer = dict[str, Any]
 
 

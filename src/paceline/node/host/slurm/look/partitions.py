@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.host.slurm.call import call, table
 
 if TYPE_CHECKING:
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract.requests import Request
+    from paceline.node.store.home import Answer, Home
 
 _FIELDS = {
     "NodeHost": 64, "Partition": 64, "StateLong": 24, "CPUsState": 32, "CPUsLoad": 16, "Memory": 20, "AllocMem": 20,

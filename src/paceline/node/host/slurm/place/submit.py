@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import AllocationRecord, SlurmOptions
-    from paceline.contract.requests import SlurmSubmitRequest
+    from paceline.contract.requests import SlurmSubmit
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.store.home import Answer, Home
 
 _LAST = 300.0  # seconds for which a job is cancelled whose client is gone, while Slurm does not answer
 
 
-def slurm_submit(home: Home, request: SlurmSubmitRequest) -> Iterator[Answer]:
+def slurm_submit(home: Home, request: SlurmSubmit) -> Iterator[Answer]:
     """Check a job, and submit it when the client says so.
 
     The first answer is the batch script, which Slurm would take, or the folder of a job that has the name. The
