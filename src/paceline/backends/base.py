@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from paceline.contract.messages import WarmWanted
     from paceline.contract.records import Inventory, NodeHistory
-    from paceline.contract.requests import WarmWanted
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
     from paceline.job.model import Model

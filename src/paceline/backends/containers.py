@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract.messages import Container, PrepareContainer, WantedImage
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import DataRecord
-    from paceline.contract.requests import Container, PrepareContainer, WantedImage
 
 _SAID = 40  # letters of what each machine says
 _Host = TypeVar("_Host", bound="Host")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.remote.connection import Answer, Host, Input
-    from paceline.contract.requests import BuildEnvironment, WantedEnvironment
-    from paceline.contract.requests import Environment as AskEnvironment
+    from paceline.contract.messages import BuildEnvironment, WantedEnvironment
+    from paceline.contract.messages import Environment as AskEnvironment
 
 _INDEXES = (
     "PIP_INDEX_URL",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
-    from paceline.contract.requests import AnyRequest, Describe, OfJob, OpenTensorboard
+    from paceline.contract.messages import Describe, OfJob, OpenTensorboard, Request
     from paceline.contract.stands import Stand
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -191,7 +191,7 @@ class Kubernetes(Backend):
             raise UserError(f"no pod of job {name} answers")
         return [stand for answer in answers.values() for stand in answer["stands"]]
 
-    def _ask_pods(self, job: Found, request: AnyRequest) -> dict[int, dict[str, Any]]:
+    def _ask_pods(self, job: Found, request: Request) -> dict[int, dict[str, Any]]:
         """Node rank → the answer of the program in its pod, of those that run and answer."""
         from .look.inside import asked
 

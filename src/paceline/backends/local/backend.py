@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from paceline.backends.base import Installer, JobExport, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import RankStreams
+    from paceline.contract.messages import WarmWanted
     from paceline.contract.records import JobRecord
-    from paceline.contract.requests import WarmWanted
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import IO
 
-    from paceline.contract.requests import AnyRequest, Beside
+    from paceline.contract.messages import Beside, Request
 
-    Request = AnyRequest
     Answer = dict[str, Any]
     Body = Callable[["Input"], None]  # writes what follows a request
 

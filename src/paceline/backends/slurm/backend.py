@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from paceline.backends.base import Installer, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
+    from paceline.contract.messages import Beside, Describe, Logs
     from paceline.contract.records import JobRecord
-    from paceline.contract.requests import Beside, Describe, Logs
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.base import ProgressReporter
-    from paceline.contract.requests import SlurmCheck
+    from paceline.contract.messages import SlurmCheck
 
     from .login import Login
     from .options import Options

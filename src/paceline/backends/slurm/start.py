@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from paceline.backends.environments.machines import Environments
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer
+    from paceline.contract.messages import SlurmSubmit
     from paceline.contract.records import ContainerRecord
-    from paceline.contract.requests import SlurmSubmit
     from paceline.job.spec import JobSpec
 
     from .login import Login

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.report import Survey
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
-    from paceline.contract.records import NodeHistory
-    from paceline.contract.requests import (
+    from paceline.contract.messages import (
         Beside,
         HistoryOf,
         Logs,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         WarmStart,
         WarmWanted,
     )
+    from paceline.contract.records import NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec

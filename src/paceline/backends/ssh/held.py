@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from paceline.backends.remote.connection import Unreachable
 
 if TYPE_CHECKING:
-    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Host
     from paceline.backends.remote.patience import Patience
-    from paceline.contract.requests import Rejoin
+    from paceline.contract.messages import Rejoin, Request
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between two tries; each takes twice the one before
 _LEAST = 1.0  # seconds for a try

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.backends.remote.connection import Host
+    from paceline.contract.messages import Describe
     from paceline.contract.records import JobRecord
-    from paceline.contract.requests import Describe
     from paceline.node.journal.fold import Report
 
     from .target import Hosts

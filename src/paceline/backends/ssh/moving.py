@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import JobExport
     from paceline.backends.remote.connection import Host
+    from paceline.contract.messages import OfJob
     from paceline.contract.records import Inventory
-    from paceline.contract.requests import OfJob
     from paceline.node.store.moving import Writable
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from paceline.backends.remote.connection import Answer, Body, Host, Request
+    from paceline.backends.remote.connection import Answer, Body, Host
+    from paceline.contract.messages import Request
     from paceline.node.journal.fold import Report
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from paceline.backends.remote.connection import Answer, Answers, Host
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.messages import PeerRecord, Route, WantedEnvironment, WantedImage
+    from paceline.contract.messages import Preflight as PreflightRequest
     from paceline.contract.nodejob import Order
-    from paceline.contract.requests import PeerRecord, Route, WantedEnvironment, WantedImage
-    from paceline.contract.requests import Preflight as PreflightRequest
 
     from .target import Hosts
 

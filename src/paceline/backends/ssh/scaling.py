@@ -18,10 +18,10 @@ from .parts import Parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
+    from paceline.backends.remote.connection import Answer, Body, Host, Input
+    from paceline.contract.messages import Request, Start
     from paceline.contract.nodejob import RankStreams
     from paceline.contract.records import CodeRecord, DataRecord
-    from paceline.contract.requests import Start
 
     Enter = Callable[[Host, Request, Body | None], None]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import JobExport, ProgressReporter
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Body, Host, Input
-    from paceline.contract.requests import Plan, Start
+    from paceline.contract.messages import Plan, Start
 
     from .jobs import RemoteJobs
     from .target import Hosts

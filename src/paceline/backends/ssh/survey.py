@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import ProgressReporter
     from paceline.backends.check.report import Clock
     from paceline.backends.remote.connection import Answer, Host
-    from paceline.contract.requests import Route
+    from paceline.contract.messages import Route
 
     from .target import Hosts
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.backends.limits import Limits
-    from paceline.backends.remote.connection import Answer, Request
+    from paceline.backends.remote.connection import Answer
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.messages import Request
 
     from .asking import Outcome
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.backends.remote.connection import Host
-    from paceline.contract.requests import OfJobs
+    from paceline.contract.messages import OfJobs
 
     from .jobs import RemoteJobs
 

@@ -16,7 +16,7 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_duration, show_size
 
 if TYPE_CHECKING:
-    from paceline.contract.requests import WarmWanted
+    from paceline.contract.messages import WarmWanted
     from paceline.job.job import WarmServer
 
 _DEFAULT = "10m"

@@ -28,7 +28,7 @@ from . import routes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from paceline.contract.requests import Route
+    from paceline.contract.messages import Route
 
 FACTS, ROUTES = "facts", "routes"
 _PATIENCE = 120.0  # seconds without an order after which the client counts as gone

@@ -13,7 +13,7 @@ from paceline.node.spec import NodeSpec, StoredJob
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
-    from paceline.contract.requests import Leave, OfJob, OfJobs, OpenTensorboard, Signal, Stop, Suspend
+    from paceline.contract.messages import Leave, OfJob, OfJobs, OpenTensorboard, Signal, Stop, Suspend
     from paceline.node.store.home import Answer, Home
 
 

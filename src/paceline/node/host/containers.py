@@ -18,7 +18,7 @@ from .start import order_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.requests import Container, PrepareContainer
+    from paceline.contract.messages import Container, PrepareContainer
     from paceline.node.store.home import Answer
 
 

@@ -14,7 +14,7 @@ from .protocol import Bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.requests import BuildEnvironment, Environment, PruneEnvironments, Request
+    from paceline.contract.messages import BuildEnvironment, Environment, Plain, PruneEnvironments
     from paceline.node.store.home import Answer, Home
 
 
@@ -34,7 +34,7 @@ def environment_build(home: Home, request: BuildEnvironment) -> Iterator[Answer]
         yield from environments.build(home.root, request, files)
 
 
-def environment_list(home: Home, request: Request) -> Answer:
+def environment_list(home: Home, request: Plain) -> Answer:
     """The environments of this machine."""
     return {"environments": environments.listed(home.root)}
 

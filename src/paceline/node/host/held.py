@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from paceline.contract.requests import Rejoin
+    from paceline.contract.messages import Rejoin
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
     from paceline.node.store.lifecycle import AgentProcess

@@ -11,7 +11,7 @@ from .protocol import end_with_stdin, send
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.requests import Carry, OfJob
+    from paceline.contract.messages import Carry, OfJob
     from paceline.node.store.home import Answer, Home
 
 _PIECE = 1 << 20  # bytes in an answer

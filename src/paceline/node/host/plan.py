@@ -24,8 +24,8 @@ from .start import order_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline.contract.messages import Plan, Preflight
     from paceline.contract.nodejob import NodeJob
-    from paceline.contract.requests import Plan, Preflight
     from paceline.node.journal.status import Attempt
     from paceline.node.store.home import Answer, Home
 

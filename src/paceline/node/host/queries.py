@@ -18,8 +18,8 @@ from .protocol import end_with_stdin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paceline.contract.messages import Describe, HistoryOf, Logs, Nodes, OfJob, OfJobs, Volumes
     from paceline.contract.records import JobRecord
-    from paceline.contract.requests import Describe, HistoryOf, Logs, Nodes, OfJob, OfJobs, Volumes
     from paceline.node.store.home import Answer, Home
 
 

@@ -23,7 +23,7 @@ from .protocol import send
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from paceline.contract.requests import Beside
+    from paceline.contract.messages import Beside
     from paceline.node.store.home import Answer
 
     Verb = Callable[[Home, Any], "Answer | Generator[Answer, None, None]"]

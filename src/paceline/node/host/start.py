@@ -24,8 +24,8 @@ from .protocol import Bytes, next_order
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.contract.messages import Start
     from paceline.contract.nodejob import RankStreams
-    from paceline.contract.requests import Start
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
     from paceline.node.store.lifecycle import AgentProcess

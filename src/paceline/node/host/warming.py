@@ -8,7 +8,7 @@ from paceline.node.store import warming
 from paceline.node.store.plan import this_machine
 
 if TYPE_CHECKING:
-    from paceline.contract.requests import WarmAsk, WarmStart
+    from paceline.contract.messages import WarmAsk, WarmStart
     from paceline.node.store.home import Answer, Home
 
 

@@ -25,9 +25,9 @@ from .building import said_by
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from paceline.contract.messages import WantedImage
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import ContainerRecord, DataRecord
-    from paceline.contract.requests import WantedImage
 
     Answer = dict[str, Any]
 

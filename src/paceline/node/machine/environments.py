@@ -28,7 +28,7 @@ from .building import pause, said_by
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.contract.requests import BuildEnvironment
+    from paceline.contract.messages import BuildEnvironment
 
     Answer = dict[str, Any]
 

@@ -20,7 +20,7 @@ from .plan import python_path
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.requests import WarmWanted
+    from paceline.contract.messages import WarmWanted
 
     from .home import Answer, Home
 

@@ -20,7 +20,7 @@ from paceline.node.spec import HOLD
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.contract.requests import OfJobs, Stop, Suspend
+    from paceline.contract.messages import OfJobs, Stop, Suspend
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.host.slurm.look.queue import Entry
     from paceline.node.store.home import Answer, Home

@@ -20,7 +20,7 @@ from .scheduler import STARTING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.requests import Describe, HistoryOf, OfJob, OfJobs, Shell
+    from paceline.contract.messages import Describe, HistoryOf, OfJob, OfJobs, Shell
     from paceline.node.store.home import Answer, Home
 
 

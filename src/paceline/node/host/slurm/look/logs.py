@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from paceline.contract.requests import Logs
+    from paceline.contract.messages import Logs
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.query import LogLines
     from paceline.node.rundir.directory import RunDirectory

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.node.host.slurm.call import call, table
 
 if TYPE_CHECKING:
-    from paceline.contract.requests import Request
+    from paceline.contract.messages import Plain
     from paceline.node.store.home import Answer, Home
 
 _FIELDS = {
@@ -20,7 +20,7 @@ NOT_UP = re.compile(r"down|drain|fail|maint|unk|inval|\*$")  # states in which a
 _MEBIBYTE = 1 << 20
 
 
-def slurm_nodes(home: Home, request: Request) -> Answer:
+def slurm_nodes(home: Home, request: Plain) -> Answer:
     """The nodes of the cluster."""
     return {"nodes": nodes()}
 

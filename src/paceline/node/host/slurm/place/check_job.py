@@ -34,7 +34,7 @@ from . import batch_script
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.contract.requests import SlurmCheck
+    from paceline.contract.messages import SlurmCheck
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.store.home import Answer, Home
 

@@ -34,9 +34,9 @@ from . import batch_script, container, sbatch, step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline.contract.messages import SlurmSubmit
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import AllocationRecord, SlurmOptions
-    from paceline.contract.requests import SlurmSubmit
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.store.home import Answer, Home
 
