@@ -90,5 +90,5 @@ class _Look:
 
     def _look(self) -> None:
         found = node_volumes.look(self.path)
-        self.problem, self.size, self.free = found.problem or self.problem, found.size, found.free
+        self.problem, self.size, self.free = found["problem"] or self.problem, found["size"], found["free"]
         self._answered.set()

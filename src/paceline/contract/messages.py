@@ -1,7 +1,7 @@
-"""What a client asks of a machine, in JSON; `do` names the verb. Types alone: nothing imports this when a program runs.
+"""What a client asks of a machine, and what that answers, in JSON. Types alone: nothing imports this at run time.
 
-`order` is an `Order` of `nodejob`, unless something else is said; `jobs` the folder of the jobs below the root, where
-machines share it.
+In a request, `do` names the verb, `order` is an `Order` of `nodejob` unless something else is said, and `jobs` is the
+folder of the jobs below the root where machines share it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from typing_extensions import NotRequired
+
+    from .records import CodeRecord, DataRecord, JobRecord, NodeHistory, NodeRecord, Report, UsageRecord
+    from .stands import Stand
 
 Json = dict[str, Any]  # of a record of `nodejob`
 
@@ -154,3 +157,61 @@ Request = Union[
     Start, Plan, SlurmSubmit, Preflight, Environment, BuildEnvironment, PruneEnvironments, Container, PrepareContainer,
     WarmStart, WarmAsk, Plain, Nodes, Volumes, SlurmCheck,
 ]  # fmt: skip
+
+# -- the answers -------------------------------------------------------------------------------------------------------
+
+Named = TypedDict("Named", {"names": list[str]})  # those of the jobs that are there
+Described = TypedDict("Described", {"jobs": "list[Report]", "names": list[str]})
+# `problem` is why Slurm does not answer.
+SlurmDescribed = TypedDict(
+    "SlurmDescribed", {"jobs": "Sequence[JobRecord]", "names": list[str], "problem": Optional[str]}
+)
+SpecAnswer = TypedDict("SpecAnswer", {"spec": Json})  # as it is stored
+Events = TypedDict("Events", {"events": list[Json]})
+NodeAnswer = TypedDict("NodeAnswer", {"node": "NodeRecord"})
+Usages = TypedDict("Usages", {"usage": "Mapping[str, UsageRecord]"})
+StandsAnswer = TypedDict("StandsAnswer", {"stands": "list[Stand]"})
+Histories = TypedDict("Histories", {"nodes": "list[NodeHistory]"})
+Losses = TypedDict("Losses", {"losses": "dict[str, list[float]]"})
+Contents = TypedDict("Contents", {"contents": "dict[str, dict[str, int]]"})
+VolumeLook = TypedDict("VolumeLook", {"problem": Optional[str], "size": Optional[int], "free": Optional[int]})
+VolumeLooks = TypedDict("VolumeLooks", {"volumes": dict[str, VolumeLook]})
+Sent = TypedDict("Sent", {"sent": Optional[bool]})  # whether there is an agent; None if it does not know the signal
+Leaves = TypedDict("Leaves", {"leaves": str})
+Url = TypedDict("Url", {"url": str})
+Ran = TypedDict("Ran", {"ran": bool})
+Servers = TypedDict("Servers", {"servers": list[Json]})
+Environments = TypedDict("Environments", {"environments": list[Json]})
+Removed = TypedDict("Removed", {"removed": list[str]})
+Planned = TypedDict("Planned", {"job": Json, "node": Json, "ranks": list[dict[str, str]]})
+ShellPlace = TypedDict("ShellPlace", {"run": str, "id": str, "node": str, "is_over": bool})
+
+
+class SlurmNode(TypedDict):  # cores, bytes of memory and GPUs, in all and allocated
+    name: str
+    address: str  # "" if it is its name
+    partitions: list[str]
+    state: str
+    reason: str
+    cpus: int
+    cpus_allocated: int
+    memory: int
+    memory_allocated: int
+    gpus: int
+    gpus_allocated: int
+
+
+SlurmNodes = TypedDict("SlurmNodes", {"nodes": list[SlurmNode]})
+
+
+class Invitation(TypedDict):  # what another machine needs to take part in a job
+    job: Json
+    job_id: str
+    most: int  # nodes that it can have
+    door: tuple[str, int]  # where its coordinator listens
+    token: str | None
+    secrets: dict[str, str]
+    sources: Sequence[DataRecord]
+    code: CodeRecord | None
+    data: NotRequired[bytes]  # the archive (tar) of the code
+    minor: str | None  # of its Python

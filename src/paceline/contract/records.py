@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import NotRequired
 
+    from .stands import Pace
+
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
 # Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
@@ -392,3 +394,47 @@ class JobState(TypedDict):
 
 class JobRecord(JobFacts, JobState):
     """All that the verbs show of a job."""
+
+
+class Part(TypedDict):
+    """One node's part of a job, as `node.journal.fold.part_of` makes it. Hosts send it to clients."""
+
+    state: State  # what its agent recorded last; PENDING before it recorded anything
+    alive: bool | None  # whether a process works on it; None if that is not known
+    why: str  # why nothing works on it although no end is recorded, or why it is not known whether something does
+    host: str
+    node_rank: int
+    has_begun: bool  # whether it takes part in an attempt, or did
+    is_in_attempt: bool  # whether it takes part in this attempt, or did; else it is about to
+    # nodes, ranks: how many the job has, if its agent knows it
+    nodes: int | None
+    ranks: int | None
+    job_id: str | None  # identifies the job on all its machines
+    hosts: Sequence[str]  # names of the job's nodes as the user gave them; empty if unknown
+    is_elastic: bool  # whether nodes may come and go
+    attempt: int
+    restarts: int
+    exit_code: int | None
+    started: float | None
+    finished: float | None  # when it ended; without a recorded end, when it wrote its last file
+    noticed: float | None  # when it was seen first that it has ended, if it recorded no end
+    instances: list[InstanceRecord]
+    failing_rank: int | None  # the rank that failed first; None if a node failed, or nothing
+    error: str | None
+    cause: Cause | None
+    advice: str | None
+    fault: FaultRecord | None
+    traceback: TracebackRecord | None
+    waiting: str | None  # what it waits for, in one line
+    devices: list[str]
+    progress: ProgressRecord | None
+    checkpoint: CheckpointRecord | None
+    slow: list[str]  # what makes it slow, a line each, the worst first
+    pace: Pace | None  # how much its ranks wait for others; None if that is not known
+
+
+class Report(TypedDict):
+    """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
+
+    job: JobFacts
+    part: Part

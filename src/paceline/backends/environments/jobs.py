@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.contract.nodejob import NodeJob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline.backends.containers import Containers
     from paceline.backends.remote.connection import Host
+    from paceline.contract.messages import Invitation
     from paceline.contract.records import DataRecord
     from paceline.job.spec import JobSpec
 
@@ -45,7 +46,7 @@ def containers_of(
 
 
 def equipped(
-    hosts: Sequence[_Host], invited: Mapping[str, Any], program: str | None, data: tuple[DataRecord, ...]
+    hosts: Sequence[_Host], invited: Invitation, program: str | None, data: tuple[DataRecord, ...]
 ) -> list[_Host]:
     """Machines that join a job, each with the Python of its environment or image, which they get if they lack it."""
     job = NodeJob.from_json(invited["job"])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from paceline.contract.messages import Beside, Request
 
-    Answer = dict[str, Any]
+    Answer = Any  # one of `contract.messages`
     Body = Callable[["Input"], None]  # writes what follows a request
 
 CONNECT_SECONDS = 10

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends import noted
 from paceline.backends.base import Allocation, Backend, History, Listing, Shell
@@ -29,7 +29,18 @@ if TYPE_CHECKING:
     from paceline.backends.base import Installer, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
-    from paceline.contract.messages import Beside, Describe, Logs
+    from paceline.contract.messages import (
+        Beside,
+        Describe,
+        Events,
+        Logs,
+        Losses,
+        ShellPlace,
+        SlurmDescribed,
+        SlurmNode,
+        SlurmNodes,
+        VolumeLooks,
+    )
     from paceline.contract.records import JobRecord
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Usage, Volume
@@ -129,8 +140,8 @@ class Slurm(Backend):
             noted.note(self.name, job.name)
         return job
 
-    def _job(self, record: Mapping[str, Any]) -> Job:
-        return Job.from_record(cast("JobRecord", {**record, "backend": self.name}))
+    def _job(self, record: JobRecord) -> Job:
+        return Job.from_record({**record, "backend": self.name})
 
     def installer(self) -> Installer:
         from paceline.backends.environments.machines import Machines
@@ -145,7 +156,7 @@ class Slurm(Backend):
         }  # fmt: skip
         if names is None:  # a list of all targets waits no longer for one of them than `look`
             request["seconds"] = _SLURMS_PART * self._login.limits.look
-        answer = self._login.ask(request)
+        answer: SlurmDescribed = self._login.ask(request)
         jobs = [self._job(record) for record in answer["jobs"]]
         warnings: tuple[str, ...] = ()
         if answer["problem"]:
@@ -172,15 +183,15 @@ class Slurm(Backend):
         return JobSpec.from_stored(self._login.ask({"do": "spec", "name": name, "jobs": "slurm"})["spec"])
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._login.ask({"do": "slurm_events", "name": name})["events"]
-        return found
+        found: Events = self._login.ask({"do": "slurm_events", "name": name})
+        return found["events"]
 
     def history(self, name: str, since: float = 0.0) -> History:
         return History(self._login.ask({"do": "slurm_history", "name": name, "since": since})["nodes"])
 
     def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = self._login.ask({"do": "slurm_losses", "names": list(names)})["losses"]
-        return found
+        found: Losses = self._login.ask({"do": "slurm_losses", "names": names})
+        return found["losses"]
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         import dataclasses
@@ -193,9 +204,10 @@ class Slurm(Backend):
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The nodes of the cluster; what Slurm has allocated counts as used."""
-        return [self._node(found) for found in self._login.ask({"do": "slurm_nodes"})["nodes"]]
+        answer: SlurmNodes = self._login.ask({"do": "slurm_nodes"})
+        return [self._node(found) for found in answer["nodes"]]
 
-    def _node(self, found: Mapping[str, Any]) -> Node:
+    def _node(self, found: SlurmNode) -> Node:
         state = f"{found['state']}: {found['reason']}" if found["reason"] else found["state"]
         return Node(
             found["name"], (), {}, found["cpus"], found["cpus_allocated"], found["memory"], found["memory_allocated"],
@@ -221,7 +233,8 @@ class Slurm(Backend):
         from paceline.job.settings import load
 
         settings = load()
-        looks = self._login.ask({"do": "volumes", "paths": dict(settings.volumes)})["volumes"]
+        answer: VolumeLooks = self._login.ask({"do": "volumes", "paths": settings.volumes})
+        looks = answer["volumes"]
         found = []
         for name, path in sorted(settings.volumes.items()):
             look, file = looks[name], str(settings.file_of("volumes", name))
@@ -243,7 +256,7 @@ class Slurm(Backend):
 
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command beside a rank, on its node: a step of Slurm that shares the job's resources."""
-        found = self._login.ask({"do": "slurm_shell", "name": name, "rank": rank})
+        found: ShellPlace = self._login.ask({"do": "slurm_shell", "name": name, "rank": rank})
         if found["is_over"]:
             raise UserError(
                 f"job {name} does not run any more, so it has no node; see paceline logs{self.where_of(name)} {name}"

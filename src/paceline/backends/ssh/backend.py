@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         HistoryOf,
         Logs,
         OfJobs,
+        SpecAnswer,
         Stop,
         Suspend,
         Volumes,
@@ -213,7 +214,8 @@ class Ssh(Backend):
     def spec(self, name: str) -> JobSpec:
         from paceline.job.spec import JobSpec
 
-        stored = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
+        answer: SpecAnswer = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})
+        stored = answer["spec"]
         if stored["nodes"] != 1:
             stored.update(node_rank=None, main_address=None, main_port=None)  # as they met, which no user asked for
         return JobSpec.from_stored(stored)

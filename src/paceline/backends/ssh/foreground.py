@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract.messages import Invitation
     from paceline.job.spec import JobSpec
 
     from .parts import Parts
@@ -141,7 +142,7 @@ class RemoteRun:
 
     # -- hosts that come and go ----------------------------------------------------------------------------------------
 
-    def _enter(self, host: Host, invited: Answer) -> None:
+    def _enter(self, host: Host, invited: Invitation) -> None:
         """Start the job's part on a joining host; runs in the recruiter's thread."""
         try:
             [host] = equipped([host], invited, self._containers, sources(invited))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.remote.connection import Answer, Body, Host
     from paceline.contract.messages import Request
-    from paceline.node.journal.fold import Report
+    from paceline.contract.records import Report
 
 
 class Parts:

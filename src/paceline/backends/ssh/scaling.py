@@ -18,10 +18,10 @@ from .parts import Parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.backends.remote.connection import Answer, Body, Host, Input
-    from paceline.contract.messages import Request, Start
+    from paceline.backends.remote.connection import Body, Host, Input
+    from paceline.contract.messages import Invitation, Request, Start
     from paceline.contract.nodejob import RankStreams
-    from paceline.contract.records import CodeRecord, DataRecord
+    from paceline.contract.records import DataRecord
 
     Enter = Callable[[Host, Request, Body | None], None]
 
@@ -29,25 +29,26 @@ _PERIOD = 1.0  # seconds between two looks at which hosts there are, as horovodr
 _AGAIN = 5.0  # seconds until a host that could not come in is tried again
 
 
-def invitation(hosts: Iterable[Host], name: str) -> Answer:
+def invitation(hosts: Iterable[Host], name: str) -> Invitation:
     """What a joining host needs, from the first of these hosts that answers."""
     why = UserError(f"no host of job {name} answers")
     for host in hosts:
         try:
-            return host.ask({"do": "invite", "name": name})
+            found: Invitation = host.ask({"do": "invite", "name": name})
+            return found
         except UserError as error:
             why = error
     raise why
 
 
-def request(invited: Answer, host: Host, rank_streams: RankStreams | None, terminal: dict[str, str]) -> Start:
+def request(invited: Invitation, host: Host, rank_streams: RankStreams | None, terminal: dict[str, str]) -> Start:
     """The request that starts a joining host's part of a job."""
     address, port = invited["door"]
     job = replace(
         NodeJob.from_json(invited["job"]), main_address=address, main_port=port, node_rank=None, local_address=None,
         resume_from=None, detached=rank_streams is None,
     )  # fmt: skip
-    code: CodeRecord | None = invited["code"]
+    code = invited["code"]
     if code is not None:
         code.pop("path", None)
     order = Order(
@@ -67,7 +68,7 @@ def request(invited: Answer, host: Host, rank_streams: RankStreams | None, termi
     return {"do": "start", "order": order.to_json()}
 
 
-def sources(invited: Answer) -> tuple[DataRecord, ...]:
+def sources(invited: Invitation) -> tuple[DataRecord, ...]:
     """The volumes of a job that a host joins."""
     return tuple(
         {"volume": it["volume"], "path": it["path"], "wanted": it["wanted"], "variable": it["variable"]}
@@ -75,9 +76,9 @@ def sources(invited: Answer) -> tuple[DataRecord, ...]:
     )
 
 
-def code_of(invited: Answer) -> Body | None:
+def code_of(invited: Invitation) -> Body | None:
     """A function that sends the code that came with an invitation; None if there is none."""
-    data: bytes = invited.get("data", b"")
+    data = invited.get("data", b"")
 
     def send(stdin: Input) -> None:
         stdin.write(data)
@@ -90,7 +91,7 @@ def taken(name: str, host: Host) -> UserError:
     return UserError(f"another job named {name} is on {host.name}; delete that one first")
 
 
-def join(name: str, hosts: Sequence[Host], invited: Answer, program: str | None) -> None:
+def join(name: str, hosts: Sequence[Host], invited: Invitation, program: str | None) -> None:
     """Start the parts of a running job on hosts that join it; see `invitation`, and `Options.containers`."""
     body, hosts = code_of(invited), equipped(hosts, invited, program, sources(invited))
     with Parts(name, hosts, lambda host: request(invited, host, None, {}), lambda _: body) as parts:
@@ -143,7 +144,7 @@ class Recruiter:
         name: str,
         wanted: Callable[[], Sequence[Host]],
         present: Callable[[], Sequence[Host]],
-        enter: Callable[[Host, Answer], None],  # starts its part on a host
+        enter: Callable[[Host, Invitation], None],  # starts its part on a host
         leave: Callable[[Host], None],  # asks a host to leave
         *,
         least: int,  # hosts that the job needs

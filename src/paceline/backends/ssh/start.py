@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import JobExport, ProgressReporter
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Body, Host, Input
-    from paceline.contract.messages import Plan, Start
+    from paceline.contract.messages import Plan, Planned, Start
 
     from .jobs import RemoteJobs
     from .target import Hosts
@@ -79,7 +79,7 @@ class RemoteStart:
         spec, hosts = self.spec, self._chosen
         order = self._order(self._shown_name, token=None if spec.node_range[1] == 1 else CHOSEN)
 
-        def ask(start: dict[str, Any] | None) -> list[Answer]:
+        def ask(start: dict[str, Any] | None) -> list[Planned]:
             def request(host: Host) -> Plan:
                 attempt = start and {**start, "node_rank": hosts.index(host)}
                 return {"do": "plan", "order": self._of(order, host).to_json(), "start": attempt}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
@@ -13,11 +13,25 @@ from paceline.node.spec import NodeSpec, StoredJob
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
-    from paceline.contract.messages import Leave, OfJob, OfJobs, OpenTensorboard, Signal, Stop, Suspend
-    from paceline.node.store.home import Answer, Home
+    from paceline.contract.messages import (
+        Invitation,
+        Leave,
+        Leaves,
+        Named,
+        OfJob,
+        OfJobs,
+        OpenTensorboard,
+        Ran,
+        Sent,
+        Signal,
+        Stop,
+        Suspend,
+        Url,
+    )
+    from paceline.node.store.home import Home
 
 
-def stop(home: Home, request: Stop) -> Answer:
+def stop(home: Home, request: Stop) -> Named:
     """Stop those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -25,7 +39,7 @@ def stop(home: Home, request: Stop) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def suspend(home: Home, request: Suspend) -> Answer:
+def suspend(home: Home, request: Suspend) -> Named:
     """Have those of the given jobs that are here suspended, or resumed."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -33,12 +47,12 @@ def suspend(home: Home, request: Suspend) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def signal(home: Home, request: Signal) -> Answer:
+def signal(home: Home, request: Signal) -> Sent:
     """Send a signal to the agent of a job here, which passes it on to the ranks that handle it."""
     return {"sent": records.signal_agent(home.run(request["name"]).path, (request["signal"],))}
 
 
-def delete(home: Home, request: OfJobs) -> Answer:
+def delete(home: Home, request: OfJobs) -> Named:
     """Remove those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -49,7 +63,7 @@ def delete(home: Home, request: OfJobs) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def invite(home: Home, request: OfJob) -> Answer:
+def invite(home: Home, request: OfJob) -> Invitation:
     """What another machine needs to take part in a job that runs here, with its code (tar)."""
     import io
     import tarfile
@@ -67,7 +81,8 @@ def invite(home: Home, request: OfJob) -> Answer:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(code["path"], arcname=".")
     return {
-        "job": job.spec.to_json(), "job_id": node.job_id, "most": node.nodes, "door": status["address"],
+        "job": job.spec.to_json(), "job_id": node.job_id, "most": node.nodes,
+        "door": cast("tuple[str, int]", status["address"]),
         "token": env.get("PACELINE_TOKEN"),
         "secrets": {name: env[name] for name in job.spec.secrets if name in env},
         "sources": job.data, "code": code, "data": archive.getvalue(),
@@ -75,7 +90,7 @@ def invite(home: Home, request: OfJob) -> Answer:
     }  # fmt: skip
 
 
-def leave(home: Home, request: Leave) -> Answer:
+def leave(home: Home, request: Leave) -> Leaves:
     """Make this machine leave a job, which continues without it."""
     run = home.run(request["name"])
     node = NodeSpec.load(run.spec)
@@ -90,7 +105,7 @@ def leave(home: Home, request: Leave) -> Answer:
     return {"leaves": run.path.name}
 
 
-def open_tensorboard(home: Home, request: OpenTensorboard) -> Answer:
+def open_tensorboard(home: Home, request: OpenTensorboard) -> Url:
     """The address of a job's TensorBoard, on this machine."""
     from paceline.node import tensorboard
 
@@ -98,7 +113,7 @@ def open_tensorboard(home: Home, request: OpenTensorboard) -> Answer:
     return {"url": tensorboard.open_for_job((sys.executable,), run.path, request["logdir"])}
 
 
-def close_tensorboard(home: Home, request: OfJob) -> Answer:
+def close_tensorboard(home: Home, request: OfJob) -> Ran:
     """End the TensorBoard of a job."""
     from paceline.node import tensorboard
 

@@ -14,7 +14,14 @@ from .protocol import Bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.messages import BuildEnvironment, Environment, Plain, PruneEnvironments
+    from paceline.contract.messages import (
+        BuildEnvironment,
+        Environment,
+        Environments,
+        Plain,
+        PruneEnvironments,
+        Removed,
+    )
     from paceline.node.store.home import Answer, Home
 
 
@@ -34,11 +41,11 @@ def environment_build(home: Home, request: BuildEnvironment) -> Iterator[Answer]
         yield from environments.build(home.root, request, files)
 
 
-def environment_list(home: Home, request: Plain) -> Answer:
+def environment_list(home: Home, request: Plain) -> Environments:
     """The environments of this machine."""
     return {"environments": environments.listed(home.root)}
 
 
-def environment_prune(home: Home, request: PruneEnvironments) -> Answer:
+def environment_prune(home: Home, request: PruneEnvironments) -> Removed:
     """Remove environments."""
     return {"removed": environments.prune(home.root, request["names"])}

@@ -24,13 +24,13 @@ from .start import order_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.contract.messages import Plan, Preflight
+    from paceline.contract.messages import Plan, Planned, Preflight
     from paceline.contract.nodejob import NodeJob
     from paceline.node.journal.status import Attempt
     from paceline.node.store.home import Answer, Home
 
 
-def plan(home: Home, request: Plan) -> Answer:
+def plan(home: Home, request: Plan) -> Planned:
     """What `start` would do: the complete job, this machine's node rank, and its ranks' variables."""
     order = order_of(home, Order.from_json(request["order"]))
     plan = make_plan(home, this_machine(home, order.slots), order)

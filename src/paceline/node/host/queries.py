@@ -18,12 +18,30 @@ from .protocol import end_with_stdin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paceline.contract.messages import Describe, HistoryOf, Logs, Nodes, OfJob, OfJobs, Volumes
+    from paceline.contract.messages import (
+        Contents,
+        Describe,
+        Described,
+        Events,
+        Histories,
+        HistoryOf,
+        Logs,
+        Losses,
+        NodeAnswer,
+        Nodes,
+        OfJob,
+        OfJobs,
+        SpecAnswer,
+        StandsAnswer,
+        Usages,
+        VolumeLooks,
+        Volumes,
+    )
     from paceline.contract.records import JobRecord
     from paceline.node.store.home import Answer, Home
 
 
-def describe(home: Home, request: Describe) -> Answer:
+def describe(home: Home, request: Describe) -> Described:
     """Reports of jobs here, but of those that ended before a time. Removes jobs whose time to live is over, or not."""
     queue = records.queue_of(home.root)
     runs = home.runs(list(records.names(home.jobs)) if request["names"] is None else request["names"])
@@ -50,12 +68,12 @@ def is_shown(record: JobRecord, request: Describe, remove: Callable[[], object])
     return False
 
 
-def spec(home: Home, request: OfJob) -> Answer:
+def spec(home: Home, request: OfJob) -> SpecAnswer:
     """What the user of a job asked for."""
     return {"spec": (read_json(home.run(request["name"]).job) or {})["spec"]}
 
 
-def events(home: Home, request: OfJob) -> Answer:
+def events(home: Home, request: OfJob) -> Events:
     """The events of a job here."""
     return {"events": records.events(home.run(request["name"]))}
 
@@ -85,7 +103,7 @@ def logs(home: Home, request: Logs) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def nodes(home: Home, request: Nodes) -> Answer:
+def nodes(home: Home, request: Nodes) -> NodeAnswer:
     """This machine, and what of it is in use."""
     from paceline.node.machine.nvml import gpus
     from paceline.node.store.plan import this_machine
@@ -95,43 +113,43 @@ def nodes(home: Home, request: Nodes) -> Answer:
     return {"node": node(home.root, home.jobs, devices, gpus, slots=slots)}
 
 
-def usage(home: Home, request: OfJobs) -> Answer:
+def usage(home: Home, request: OfJobs) -> Usages:
     """What jobs use here."""
     from paceline.node.store.usage import of_jobs
 
     return {"usage": of_jobs(home.runs(request["names"]))}
 
 
-def stands(home: Home, request: OfJob) -> Answer:
+def stands(home: Home, request: OfJob) -> StandsAnswer:
     """Where the ranks of a job here are."""
     from paceline.node.watching import live
 
     return {"stands": live.stands(home.run(request["name"]))}
 
 
-def history(home: Home, request: HistoryOf) -> Answer:
+def history(home: Home, request: HistoryOf) -> Histories:
     """What a job has used and logged here."""
     from paceline.node.telemetry.history import history as history_of_run
 
     return {"nodes": [history_of_run(home.run(request["name"]), request["since"])]}
 
 
-def losses(home: Home, request: OfJobs) -> Answer:
+def losses(home: Home, request: OfJobs) -> Losses:
     """Some of the losses that jobs have logged here."""
     from paceline.node.telemetry.history import losses as losses_of_run
 
     return {"losses": {run.path.name: found for run in home.runs(request["names"]) if (found := losses_of_run(run))}}
 
 
-def contents(home: Home, request: OfJobs) -> Answer:
+def contents(home: Home, request: OfJobs) -> Contents:
     """What the removal of jobs would remove here."""
     from paceline.node.store.usage import contents as contents_of_run
 
     return {"contents": {run.path.name: contents_of_run(run) for run in home.runs(request["names"])}}
 
 
-def volumes(home: Home, request: Volumes) -> Answer:
+def volumes(home: Home, request: Volumes) -> VolumeLooks:
     """Whether paths can be read here, and how large their file systems are."""
     from paceline.node.machine.volumes import look
 
-    return {"volumes": {name: look(path)._asdict() for name, path in request["paths"].items()}}
+    return {"volumes": {name: look(path) for name, path in request["paths"].items()}}

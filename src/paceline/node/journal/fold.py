@@ -15,66 +15,23 @@ from .state import FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Literal, TypedDict
+    from typing import Literal
 
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import (
         Cause,
         CheckpointRecord,
-        FaultRecord,
         FinalState,
         InstanceRecord,
         JobFacts,
         JobRecord,
         JobState,
+        Part,
         ProgressRecord,
         State,
         TracebackRecord,
     )
-    from paceline.contract.stands import Pace
     from paceline.node.journal.status import Failure, RankRecord, Status
-
-    class Part(TypedDict):
-        """One node's part of a job, as `part_of` makes it. Hosts send it to clients."""
-
-        state: State  # what its agent recorded last; PENDING before it recorded anything
-        alive: bool | None  # whether a process works on it; None if that is not known
-        why: str  # why nothing works on it although no end is recorded, or why it is not known whether something does
-        host: str
-        node_rank: int
-        has_begun: bool  # whether it takes part in an attempt, or did
-        is_in_attempt: bool  # whether it takes part in this attempt, or did; else it is about to
-        # nodes, ranks: how many the job has, if its agent knows it
-        nodes: int | None
-        ranks: int | None
-        job_id: str | None  # identifies the job on all its machines
-        hosts: Sequence[str]  # names of the job's nodes as the user gave them; empty if unknown
-        is_elastic: bool  # whether nodes may come and go
-        attempt: int
-        restarts: int
-        exit_code: int | None
-        started: float | None
-        finished: float | None  # when it ended; without a recorded end, when it wrote its last file
-        noticed: float | None  # when it was seen first that it has ended, if it recorded no end
-        instances: list[InstanceRecord]
-        failing_rank: int | None  # the rank that failed first; None if a node failed, or nothing
-        error: str | None
-        cause: Cause | None
-        advice: str | None
-        fault: FaultRecord | None
-        traceback: TracebackRecord | None
-        waiting: str | None  # what it waits for, in one line
-        devices: list[str]
-        progress: ProgressRecord | None
-        checkpoint: CheckpointRecord | None
-        slow: list[str]  # what makes it slow, a line each, the worst first
-        pace: Pace | None  # how much its ranks wait for others; None if that is not known
-
-    class Report(TypedDict):
-        """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
-
-        job: JobFacts
-        part: Part
 
 
 ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from paceline.contract.nodejob import Order
-    from paceline.contract.records import CodeRecord
-    from paceline.node.journal.fold import Report
+    from paceline.contract.records import CodeRecord, Report
 
     from . import moving
     from .code_folder import Readable

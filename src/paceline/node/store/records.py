@@ -28,9 +28,8 @@ from paceline.node.spec import StoredJob
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord, ProgressRecord
+    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord, ProgressRecord, Report
     from paceline.node.devicequeue.policy import Entry
-    from paceline.node.journal.fold import Report
     from paceline.node.journal.status import AgentRecord, Status
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

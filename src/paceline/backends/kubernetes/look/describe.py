@@ -24,8 +24,7 @@ from .pods import TAKEN_AWAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord
-    from paceline.node.journal.fold import Part, Report
+    from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord, Part, Report
     from paceline.node.journal.status import Status
 
     from .jobs import Found

@@ -20,10 +20,10 @@ from paceline.node.spec import HOLD
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.contract.messages import OfJobs, Stop, Suspend
+    from paceline.contract.messages import Named, OfJobs, Stop, Suspend
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.host.slurm.look.queue import Entry
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 _ENDED = re.compile(r"invalid job id|already complet|invalid job step|step .*complet", re.IGNORECASE)
 PATIENCE = 30.0  # seconds for which a stop is tried while Slurm does not answer
@@ -39,7 +39,7 @@ class NotStopped(Refused):
         self.why, self.do, self.tried = why, do, tried
 
 
-def slurm_stop(home: Home, request: Stop) -> Answer:
+def slurm_stop(home: Home, request: Stop) -> Named:
     """Stop jobs: those that run are asked to save and to end, unless it is to be at once; others leave the queue."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
@@ -49,7 +49,7 @@ def slurm_stop(home: Home, request: Stop) -> Answer:
     return {"names": [folder.name for folder in folders]}
 
 
-def slurm_suspend(home: Home, request: Suspend) -> Answer:
+def slurm_suspend(home: Home, request: Suspend) -> Named:
     """Have jobs save and give their nodes back, or go on; Slurm holds them until then."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
@@ -111,7 +111,7 @@ def _resume(folder: JobFolder, slurm: _Tries) -> None:
         slurm.forget()
 
 
-def slurm_delete(home: Home, request: OfJobs) -> Answer:
+def slurm_delete(home: Home, request: OfJobs) -> Named:
     """Remove jobs that have ended."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])

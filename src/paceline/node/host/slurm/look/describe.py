@@ -20,14 +20,26 @@ from .scheduler import STARTING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.messages import Describe, HistoryOf, OfJob, OfJobs, Shell
+    from paceline.contract.messages import (
+        Describe,
+        Events,
+        Histories,
+        HistoryOf,
+        Losses,
+        OfJob,
+        OfJobs,
+        Shell,
+        ShellPlace,
+        SlurmDescribed,
+        Usages,
+    )
     from paceline.node.store.home import Answer, Home
 
 
 _LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
 
 
-def slurm_describe(home: Home, request: Describe) -> Answer:
+def slurm_describe(home: Home, request: Describe) -> SlurmDescribed:
     """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
     jobs, queue = Jobs(home.root), Queue(home.root, seconds=request.get("seconds") or QUICK)
     if request["names"] is None:
@@ -46,7 +58,7 @@ def slurm_describe(home: Home, request: Describe) -> Answer:
     return {"jobs": found, "names": [folder.name for folder in folders], "problem": problem}
 
 
-def slurm_events(home: Home, request: OfJob) -> Answer:
+def slurm_events(home: Home, request: OfJob) -> Events:
     """The events of a job on all its nodes, in the order of time."""
     folder = Jobs(home.root).of(request["name"])
     found: list[dict[str, Any]] = []
@@ -60,7 +72,7 @@ def slurm_events(home: Home, request: OfJob) -> Answer:
     return {"events": sorted(found, key=lambda event: event["time"])}
 
 
-def slurm_history(home: Home, request: HistoryOf) -> Answer:
+def slurm_history(home: Home, request: HistoryOf) -> Histories:
     """What a job has used and logged on all its nodes; what of that a start wrote before, the next one goes on with."""
     from paceline.node.telemetry.history import history
 
@@ -68,7 +80,7 @@ def slurm_history(home: Home, request: HistoryOf) -> Answer:
     return {"nodes": [history(run, request["since"]) for _, runs in job_record.runs_of(folder) for run in runs]}
 
 
-def slurm_losses(home: Home, request: OfJobs) -> Answer:
+def slurm_losses(home: Home, request: OfJobs) -> Losses:
     """Some of the losses that jobs have logged: in their last start, which goes on with what was written before."""
     from paceline.node.telemetry.history import losses
 
@@ -79,7 +91,7 @@ def slurm_losses(home: Home, request: OfJobs) -> Answer:
     return {"losses": {name: it for name, it in found.items() if it}}
 
 
-def slurm_usage(home: Home, request: OfJobs) -> Answer:
+def slurm_usage(home: Home, request: OfJobs) -> Usages:
     """What jobs use now, as their nodes have written it last; those that do not run are left out."""
     from paceline.node.telemetry.history import usage
 
@@ -105,7 +117,7 @@ def slurm_wait(home: Home, request: OfJobs) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def slurm_shell(home: Home, request: Shell) -> Answer:
+def slurm_shell(home: Home, request: Shell) -> ShellPlace:
     """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
     folder = Jobs(home.root).of(request["name"])
     for start, runs in reversed(job_record.runs_of(folder)):

@@ -19,9 +19,8 @@ from .scheduler import Reported
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.records import JobFacts, JobRecord
+    from paceline.contract.records import JobFacts, JobRecord, Part, Report
     from paceline.node.host.slurm.job_folder import JobFolder, SlurmJob, Start
-    from paceline.node.journal.fold import Part, Report
     from paceline.node.rundir.directory import RunDirectory
 
     from .queue import Queue

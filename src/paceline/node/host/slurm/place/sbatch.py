@@ -65,12 +65,13 @@ def _missing_nodes(asked: SlurmOrder) -> list[str]:
     """The nodes that are not up and without which the job has too few; empty if it has too few with them, too."""
     job, options = asked.order.job, batch_script.given(asked.options["slurm"])
     partition = options.get("partition", job.queue or "")
-    needed = {"gpus": job.devices if isinstance(job.devices, int) else 0, "cpus": job.cpus or 0}
+    gpus = job.devices if isinstance(job.devices, int) else 0
     fitting = [
         node
         for node in partitions.nodes()
         if (not partition or set(partition.split(",")) & set(node["partitions"]))
-        and all(node[what] >= count for what, count in needed.items())
+        and node["gpus"] >= gpus
+        and node["cpus"] >= (job.cpus or 0)
         and node["memory"] >= (job.memory or 0)
     ]
     if len(fitting) < job.node_range[0]:
