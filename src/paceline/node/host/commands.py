@@ -13,25 +13,11 @@ from paceline.node.spec import NodeSpec, StoredJob
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
-    from paceline.contract.messages import (
-        Invitation,
-        Leave,
-        Leaves,
-        Named,
-        OfJob,
-        OfJobs,
-        OpenTensorboard,
-        Ran,
-        Sent,
-        Signal,
-        Stop,
-        Suspend,
-        Url,
-    )
+    from paceline.contract import messages
     from paceline.node.store.home import Home
 
 
-def stop(home: Home, request: Stop) -> Named:
+def stop(home: Home, request: messages.Stop) -> messages.Named:
     """Stop those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -39,7 +25,7 @@ def stop(home: Home, request: Stop) -> Named:
     return {"names": [run.path.name for run in runs]}
 
 
-def suspend(home: Home, request: Suspend) -> Named:
+def suspend(home: Home, request: messages.Suspend) -> messages.Named:
     """Have those of the given jobs that are here suspended, or resumed."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -47,12 +33,12 @@ def suspend(home: Home, request: Suspend) -> Named:
     return {"names": [run.path.name for run in runs]}
 
 
-def signal(home: Home, request: Signal) -> Sent:
+def signal(home: Home, request: messages.Signal) -> messages.Sent:
     """Send a signal to the agent of a job here, which passes it on to the ranks that handle it."""
     return {"sent": records.signal_agent(home.run(request["name"]).path, (request["signal"],))}
 
 
-def delete(home: Home, request: OfJobs) -> Named:
+def delete(home: Home, request: messages.OfJobs) -> messages.Named:
     """Remove those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -63,7 +49,7 @@ def delete(home: Home, request: OfJobs) -> Named:
     return {"names": [run.path.name for run in runs]}
 
 
-def invite(home: Home, request: OfJob) -> Invitation:
+def invite(home: Home, request: messages.OfJob) -> messages.Invitation:
     """What another machine needs to take part in a job that runs here, with its code (tar)."""
     import io
     import tarfile
@@ -90,7 +76,7 @@ def invite(home: Home, request: OfJob) -> Invitation:
     }  # fmt: skip
 
 
-def leave(home: Home, request: Leave) -> Leaves:
+def leave(home: Home, request: messages.Leave) -> messages.Leaves:
     """Make this machine leave a job, which continues without it."""
     run = home.run(request["name"])
     node = NodeSpec.load(run.spec)
@@ -105,7 +91,7 @@ def leave(home: Home, request: Leave) -> Leaves:
     return {"leaves": run.path.name}
 
 
-def open_tensorboard(home: Home, request: OpenTensorboard) -> Url:
+def open_tensorboard(home: Home, request: messages.OpenTensorboard) -> messages.Url:
     """The address of a job's TensorBoard, on this machine."""
     from paceline.node import tensorboard
 
@@ -113,7 +99,7 @@ def open_tensorboard(home: Home, request: OpenTensorboard) -> Url:
     return {"url": tensorboard.open_for_job((sys.executable,), run.path, request["logdir"])}
 
 
-def close_tensorboard(home: Home, request: OfJob) -> Ran:
+def close_tensorboard(home: Home, request: messages.OfJob) -> messages.Ran:
     """End the TensorBoard of a job."""
     from paceline.node import tensorboard
 
