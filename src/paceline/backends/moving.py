@@ -65,9 +65,7 @@ def fetched_code(export: JobExport, file: Path, progress: ProgressReporter) -> C
     if code is None:
         return None
     export.fetch("code", file, progress)
-    record = code.copy()
-    record.pop("path", None)
-    return record
+    return code
 
 
 def fetched_checkpoint(export: JobExport, file: Path, progress: ProgressReporter) -> None:

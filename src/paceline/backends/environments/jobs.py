@@ -45,9 +45,7 @@ def containers_of(
     return Containers(spec.for_node(), program, data, imports)
 
 
-def equipped(
-    hosts: Sequence[_Host], invited: Invitation, program: str | None, data: tuple[DataRecord, ...]
-) -> list[_Host]:
+def equipped(hosts: Sequence[_Host], invited: Invitation, program: str | None) -> list[_Host]:
     """Machines that join a job, each with the Python of its environment or image, which they get if they lack it."""
     job = NodeJob.from_json(invited["job"])
     if job.image:
@@ -55,7 +53,7 @@ def equipped(
 
         from .machines import Silence
 
-        containers = Containers(job, program, data, ())
+        containers = Containers(job, program, tuple(invited["sources"]), ())
         containers.ask(hosts)
         return [*containers.build(hosts, Silence()).values()]
     if not job.environment_digest:  # a host may run an older version

@@ -15,7 +15,7 @@ from paceline.node.logs.following import Event, Output, Update, update_of
 from paceline.node.signals import LEAVE
 
 from .held import GivenUp
-from .scaling import Cooldown, Recruiter, code_of, request, sources, taken
+from .scaling import Cooldown, Recruiter, code_of, request, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -145,7 +145,7 @@ class RemoteRun:
     def _enter(self, host: Host, invited: Invitation) -> None:
         """Start the job's part on a joining host; runs in the recruiter's thread."""
         try:
-            [host] = equipped([host], invited, self._containers, sources(invited))
+            [host] = equipped([host], invited, self._containers)
         except UserError as error:  # it is tried again
             self._hosts_unknown(f"{host.name} cannot join: {error}")
             if self._recruiter is not None:

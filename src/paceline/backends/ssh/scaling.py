@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from paceline.backends.remote.connection import Body, Host, Input
     from paceline.contract.messages import Invitation, Request, Start
     from paceline.contract.nodejob import RankStreams
-    from paceline.contract.records import DataRecord
 
     Enter = Callable[[Host, Request, Body | None], None]
 
@@ -48,32 +47,21 @@ def request(invited: Invitation, host: Host, rank_streams: RankStreams | None, t
         NodeJob.from_json(invited["job"]), main_address=address, main_port=port, node_rank=None, local_address=None,
         resume_from=None, detached=rank_streams is None,
     )  # fmt: skip
-    code = invited["code"]
-    if code is not None:
-        code.pop("path", None)
     order = Order(
         job=job,
-        data=sources(invited),
+        data=tuple(invited["sources"]),
         joins=True,
         slots=host.slots,
         reconnect=host.reconnect,
         job_id=invited["job_id"],
         token=invited["token"],
         secrets=invited["secrets"],
-        code=code,
+        code=invited["code"],
         bytes=len(invited.get("data", b"")),
         rank_streams=rank_streams,
         terminal=terminal,
     )
     return {"do": "start", "order": order.to_json()}
-
-
-def sources(invited: Invitation) -> tuple[DataRecord, ...]:
-    """The volumes of a job that a host joins."""
-    return tuple(
-        {"volume": it["volume"], "path": it["path"], "wanted": it["wanted"], "variable": it["variable"]}
-        for it in invited["sources"]
-    )
 
 
 def code_of(invited: Invitation) -> Body | None:
@@ -93,7 +81,7 @@ def taken(name: str, host: Host) -> UserError:
 
 def join(name: str, hosts: Sequence[Host], invited: Invitation, program: str | None) -> None:
     """Start the parts of a running job on hosts that join it; see `invitation`, and `Options.containers`."""
-    body, hosts = code_of(invited), equipped(hosts, invited, program, sources(invited))
+    body, hosts = code_of(invited), equipped(hosts, invited, program)
     with Parts(name, hosts, lambda host: request(invited, host, None, {}), lambda _: body) as parts:
         try:
             if (host := parts.start()) is not None:

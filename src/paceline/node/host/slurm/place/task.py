@@ -21,7 +21,7 @@ from paceline.contract.slurm import SlurmContract, agreed_port, expand_hosts
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import call
 from paceline.node.host.slurm.job_folder import JobFolder, current_start, own_number
-from paceline.node.machine import volumes
+from paceline.node.host.start import order_of
 from paceline.node.spec import CURRENT_SECONDS
 from paceline.node.store import make
 from paceline.node.store.home import Home
@@ -127,7 +127,7 @@ def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
     home = Home(folder.root, folder.part(start, placement.node_rank), is_remote=True)
     order = Order(
         job=job,
-        data=tuple(volumes.find(source, str(home.root), job.working_dir) for source in stored.data),
+        data=stored.data,
         job_id=stored.job_id,
         hosts=tuple(hosts),
         first_attempt=_first_attempt(folder, start),
@@ -137,7 +137,7 @@ def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
         secrets={name: os.environ[name] for name in job.secrets if name in os.environ},
         token=os.environ.get(TOKEN),
     )
-    with make.making(make_plan(home, this_machine(home, 0, is_scheduled=True), order)) as new:
+    with make.making(make_plan(home, this_machine(home, 0, is_scheduled=True), order_of(home, order))) as new:
         new.become()
 
 
