@@ -6,7 +6,7 @@ A client sends these records in JSON; nodes keep the job in `job.json`.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -231,6 +231,10 @@ class Order(Circumstances):
     brought: Brought | None = None  # what the client brings of the job that this one resumes, if that ran elsewhere
     # seconds for which a client that follows the job tries to connect again when its connection has broken
     reconnect: float = 0.0
+
+    def with_job(self, **changes: Any) -> Order:
+        """The same with changes of its job."""
+        return replace(self, job=replace(self.job, **changes))
 
     @property
     def resumes(self) -> str | None:

@@ -431,10 +431,10 @@ class JobSpec(Model, frozen=True, kw_only=True):
         placeholders = {"name": job.name, "framework": job.framework}
         return cls.from_stored(replace(job, name="", framework=None).to_json()).changed(placeholders)
 
-    def for_node(self) -> NodeJob:
-        """The job as a node reads it, with the fields of `rendezvous` among its own."""
+    def for_node(self, name: str | None = None) -> NodeJob:
+        """The job as a node reads it, perhaps with another name, with the fields of `rendezvous` among its own."""
         job = self.stored()
-        return NodeJob.from_json({**job, **job["rendezvous"]})
+        return NodeJob.from_json({**job, **job["rendezvous"], "name": self.name if name is None else name})
 
     @property
     def node_range(self) -> tuple[int, int]:

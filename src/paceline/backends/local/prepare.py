@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.backends import moving
@@ -109,7 +109,7 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
     if spec.resume_from is not None and export is None and not is_job(own.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
     order = Order(
-        job=replace(spec.for_node(), name=name), data=data, source=None if source is None else str(source),
+        job=spec.for_node(name), data=data, source=None if source is None else str(source),
         terminal=terminal, brought=brought,
     )  # fmt: skip
     with writing(spec.log_dir), refusals():

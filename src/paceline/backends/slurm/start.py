@@ -72,8 +72,7 @@ class Opened:
 
     def again(self, name: str) -> Opened:
         """Another one, for the same job by another name."""
-        job = replace(self.asked.order.job, name=name)
-        asked = replace(self.asked, order=replace(self.asked.order, job=job))
+        asked = replace(self.asked, order=self.asked.order.with_job(name=name))
         return Opened(self.login, asked, apart=self._apart)
 
     def by(self, login: Login) -> Opened:
@@ -133,7 +132,7 @@ def prepare(
         environments.ask([login])
     asked = SlurmOrder(
         Order(
-            job=replace(spec.for_node(), name=name), data=volumes_of(spec), job_id=CHOSEN,
+            job=spec.for_node(name), data=volumes_of(spec), job_id=CHOSEN,
             terminal={} if detached else terminal_size(),
         ),
         target,
@@ -236,8 +235,7 @@ def start(
         for name in names(spec):
             progress(f"submitting {name}", 0, None)
             order = replace(
-                opened.asked.order,
-                job=replace(opened.asked.order.job, name=name),
+                opened.asked.order.with_job(name=name),
                 job_id=os.urandom(16).hex(),
                 token=secrets.token_hex(16),
                 secrets={name: os.environ[name] for name in spec.secrets},

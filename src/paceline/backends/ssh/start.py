@@ -180,21 +180,21 @@ class RemoteStart:
     def _order(self, name: str, **fields: Any) -> Order:
         """What all hosts are asked to make."""
         hosts = tuple(host.name for host in self._chosen)
-        job = replace(self.spec.for_node(), name=name)
+        job = self.spec.for_node(name)
         return Order(
             job=job, data=self._data, hosts=hosts, terminal=self._terminal, **{"brought": self._brought, **fields}
         )
 
     def _of(self, order: Order, host: Host) -> Order:
         """The same for one host."""
-        job, brought = order.job, order.brought
+        brought = order.brought
         if self.spec.node_range[1] > 1:
             port = self.spec.rendezvous.main_port or self._main["port"]
             number = self._chosen.index(host)
-            job = replace(job, main_address=self._main["address"], main_port=port, node_rank=number)
+            order = order.with_job(main_address=self._main["address"], main_port=port, node_rank=number)
         if brought is not None and host != self._chosen[0]:  # the ranks give it to the other hosts
             brought = replace(brought, bytes=0)
-        return replace(order, job=job, slots=host.slots, reconnect=host.reconnect, brought=brought)
+        return replace(order, slots=host.slots, reconnect=host.reconnect, brought=brought)
 
     def _preflight(self) -> dict[Host, Answer]:
         """Check all hosts and choose those for the job; returns the answers."""

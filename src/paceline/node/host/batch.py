@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract.nodejob import BatchOrder
 from paceline.node.errors import Refused
@@ -55,7 +55,8 @@ def read(path: Path) -> BatchOrder:
         raise Refused(f"no file {path} that describes the job")
     batch = BatchOrder.from_json(stored)
     if batch.address_variable:
-        batch = _changed(batch, local_address=os.environ.get(batch.address_variable) or None)
+        address = os.environ.get(batch.address_variable) or None
+        batch = replace(batch, order=batch.order.with_job(local_address=address))
     if batch.node_rank_variable is None:
         return batch
     value = os.environ.get(batch.node_rank_variable, "")
@@ -63,11 +64,7 @@ def read(path: Path) -> BatchOrder:
     if not number.isdecimal() or bool(dash) != bool(pod):
         raise Refused(f"{batch.node_rank_variable}={value!r} is not a node rank; start this by the job's scheduler")
     first = int(os.environ.get(FIRST_POD) or 0)
-    return _changed(batch, node_rank=first + int(number))
-
-
-def _changed(batch: BatchOrder, **changes: Any) -> BatchOrder:
-    return replace(batch, order=replace(batch.order, job=replace(batch.order.job, **changes)))
+    return replace(batch, order=batch.order.with_job(node_rank=first + int(number)))
 
 
 def _run(batch: BatchOrder, folder: Path) -> NoReturn:

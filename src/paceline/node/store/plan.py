@@ -75,8 +75,7 @@ class Plan:
             working_dir=str(code_path(asked, path) or self.node.working_dir),
             env={**self.node.env, "PACELINE_JOB_ID": job_id},
         )  # fmt: skip
-        order = replace(self.order, job=replace(self.order.job, name=name))
-        return replace(self, order=order, asked=asked, job=job, node=node, path=path)
+        return replace(self, order=self.order.with_job(name=name), asked=asked, job=job, node=node, path=path)
 
     def foreseen_job(self) -> NodeJob:
         """The job, completed as far as possible."""

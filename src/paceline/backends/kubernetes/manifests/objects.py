@@ -158,7 +158,7 @@ def split(files: Mapping[str, bytes], taken: int) -> list[dict[str, bytes]]:
 def request(order: Order) -> nodejob.BatchOrder:
     """What all pods read: each has its number as a variable."""
     spec, nodes, where = order.spec, order.nodes, order.kept_logs()
-    job = replace(spec.for_node(), name=order.name, data=(), options={}, resume_from=None, log_dir=None)
+    job = replace(spec.for_node(order.name), data=(), options={}, resume_from=None, log_dir=None)
     if nodes > 1:
         main_port = spec.rendezvous.main_port or PORT
         job = replace(job, main_address=order.kind.address(order.name, 0), main_port=main_port)

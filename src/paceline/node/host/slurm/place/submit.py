@@ -148,7 +148,7 @@ def _settled(jobs: Jobs, asked: SlurmOrder) -> list[JobFolder] | None:
     with contextlib.ExitStack() as undo:
         for name, task in zip(_names(asked), asked.tasks or [None]):
             job_id = whole if task is None else f"{whole[:-4]}{task:04x}"[-32:]
-            part = replace(asked, order=replace(order, job=replace(order.job, name=name), job_id=job_id))
+            part = replace(asked, order=replace(order.with_job(name=name), job_id=job_id))
             new = _New(part, batch, None if task is None else (whole, task))
             folder = _settled_one(jobs, new, archive, folders[0] if folders else None)
             if folder is None:
