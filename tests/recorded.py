@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.contract.nodejob import Order
 from paceline.job.spec import JobSpec
 from paceline.node.planning.fitting import Here
 from paceline.node.planning.node_part import node_spec
 from paceline.node.rundir.directory import RunDirectory
+from paceline.node.spec import StoredJob
 from paceline.node.store.lifecycle import write_down
 
 if TYPE_CHECKING:
@@ -22,13 +25,13 @@ def ended(paceline: Paceline, *names: str) -> None:
     for number, name in enumerate(names):
         then = int(time.time()) - 1.0 - len(names) + number
         asked = JobSpec(name=name, script="script.py", ranks=2, working_dir=str(paceline.folder), detached=True)
-        job = {**asked.for_node(), "framework": "torch", "start_method": "fork"}
-        record = {"data": [], "spec": asked.for_node(), "framework": None, "created": then}
+        job = replace(asked.for_node(), framework="torch", start_method="fork")
+        record = StoredJob(asked.for_node(), None, then)
         run = RunDirectory(paceline.home / "jobs" / name)
         run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         run.mark()
         run.lock.touch()
-        write_down(run, record, node := node_spec(job, here))
+        write_down(run, record, node := node_spec(Order(), job, here))
         run.prepare_attempt(0)
         run.agent_log.touch()
         run.times(0).write_text(f"={then + 0.3:.3f} 0o:0 1o:0\n{then + 0.5:.3f} 0o:13 1o:13\n")

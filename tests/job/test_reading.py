@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import json
 import pickle
@@ -17,12 +18,13 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 from paceline.contract import CONTRACTS
+from paceline.contract.nodejob import NodeJob
 from paceline.job.errors import UserError
 from paceline.job.flags import field_of, flag_of
 from paceline.job.model import dotted
 from paceline.job.quantities import duration, duration_text
 from paceline.job.reading import read
-from paceline.job.spec import FIXED_NODES, Code, JobSpec, Mount
+from paceline.job.spec import FIXED_NODES, Code, JobSpec, Mount, Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -283,9 +285,15 @@ jobs = st.builds(
 def test_a_job_that_is_written_down_is_read_back(job_file: Any, spec: JobSpec) -> None:
     assert read(job_file(yaml.safe_dump(spec.dumped()))) == spec
     assert JobSpec.from_stored(json.loads(json.dumps(spec.stored()))) == spec
-    assert JobSpec.from_stored(spec.for_node()) == JobSpec.validated(spec.dumped()) == spec
+    assert JobSpec.from_stored(spec.for_node().to_json()) == JobSpec.validated(spec.dumped()) == spec
     again = pickle.loads(pickle.dumps(spec))
     assert (again, again.given) == (spec, spec.given)
+
+
+def test_nodes_read_every_field_and_have_the_same_defaults() -> None:
+    fields = {*JobSpec.__struct_fields__, *Rendezvous.__struct_fields__, "user"} - {"rendezvous"}
+    assert {it.name for it in dataclasses.fields(NodeJob)} == fields
+    assert dataclasses.replace(JobSpec(script="train.py").for_node(), user=None) == NodeJob(script="train.py")
 
 
 @given(st.floats(min_value=0, allow_infinity=False) | st.integers(1, 10**9).map(float))
@@ -323,7 +331,7 @@ def test_the_fields_of_rendezvous_may_stand_among_the_jobs(tmp_path: Path) -> No
     path = tmp_path / "job.yaml"
     path.write_text("script: a.py\nmain_port: 29600\nrun_id: 7\n")
     spec = read(path, {"rendezvous": {"main_port": 29700}})
-    assert (spec.rendezvous.main_port, spec.rendezvous.run_id, spec.for_node()["main_port"]) == (29700, "7", 29700)
+    assert (spec.rendezvous.main_port, spec.rendezvous.run_id, spec.for_node().main_port) == (29700, "7", 29700)
     path.write_text("script: a.py\nnodes: 2\nmain_port: 0\n")
     with pytest.raises(UserError, match=r"job.yaml:3: main_port 0: "):
         read(path)

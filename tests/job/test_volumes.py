@@ -39,7 +39,7 @@ def mounts(*texts: str) -> tuple[Mount, ...]:
 
 
 def resolve(wanted: tuple[Mount, ...], settings: Settings, working_dir: str = "/work") -> list[dict[str, Any]]:
-    return find(wanted, settings, "/home/user/.local/share/paceline", working_dir)
+    return list(find(wanted, settings, "/home/user/.local/share/paceline", working_dir))
 
 
 def test_where_a_job_finds_its_volumes(tmp_path: Path, defined: Callable[..., Settings]) -> None:

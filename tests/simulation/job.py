@@ -28,8 +28,7 @@ from .cluster import Killed, Network, Process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.contract.records import JobRecord
-    from paceline.node.journal.fold import Part
+    from paceline.contract.records import JobRecord, Part
     from paceline.node.rendezvous.messages import Offer
     from paceline.node.spec import NodeSpec
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from paceline.contract.messages import WarmWanted
     from paceline.contract.records import Inventory, NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
@@ -701,8 +702,8 @@ class Forwards(Protocol):
 class Warms(Protocol):
     """Processes that have imported a framework can wait there for the next job; see `node/warm`."""
 
-    def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
-        """Start one on each machine, and wait until they are ready; `wanted` is described in `node/store/warming.py`.
+    def start_warm(self, wanted: WarmWanted, warn: Callable[[str], None]) -> list[WarmServer]:
+        """Start one on each machine, and wait until they are ready.
 
         Raises:
             UserError: one cannot start.

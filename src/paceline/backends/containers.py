@@ -7,11 +7,12 @@ which Python runs in a container of the image.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.backends.base import ImageLook
 from paceline.backends.check.findings import grouped, line, software_findings
 from paceline.backends.remote.crowd import at_once
+from paceline.contract.nodejob import Order
 from paceline.job.errors import UserError
 from paceline.job.text import a_few, printable
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.backends.base import ProgressReporter
-    from paceline.backends.remote.connection import Answer, Host, Request
+    from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract.messages import Container, PrepareContainer, WantedImage
+    from paceline.contract.nodejob import NodeJob
+    from paceline.contract.records import DataRecord
 
 _SAID = 40  # letters of what each machine says
 _Host = TypeVar("_Host", bound="Host")
@@ -28,17 +32,16 @@ _Host = TypeVar("_Host", bound="Host")
 class Containers:
     """The containers of a job, on each of its machines."""
 
-    def __init__(
-        self, job: Mapping[str, Any], program: str | None, data: Sequence[Mapping[str, Any]], imports: Sequence[str]
-    ) -> None:
-        """Ask nothing yet; `job` is as nodes get it, `imports` what its script imports as far as the client has it."""
-        self._job, self.image, self._data, self._imports = job, str(job["image"]), data, imports
-        self.request: Request = {"image": self.image, "program": program, "needs_devices": job["devices"] != 0}
+    def __init__(self, job: NodeJob, program: str | None, data: tuple[DataRecord, ...], imports: Sequence[str]) -> None:
+        """Ask nothing yet; `imports` is what its script imports as far as the client has it."""
+        self._order, self.image, self._imports = Order(job=job, data=data), str(job.image), imports
+        self.request: WantedImage = {"image": self.image, "program": program, "needs_devices": job.devices != 0}
         self._looks: dict[Host, Answer] = {}
 
     def ask(self, hosts: Sequence[Host]) -> dict[Host, Answer]:
         """Ask machines what would run it; the first one that cannot is an error."""
-        looks = _all(at_once(hosts, lambda host: host.ask({"do": "container", **self.request})))
+        request: Container = {"do": "container", **self.request}
+        looks = _all(at_once(hosts, lambda host: host.ask(request)))
         self.choose(looks)
         return looks
 
@@ -69,9 +72,9 @@ class Containers:
         return {host: replace(host, inside=tuple(found[host]["inside"])) for host in hosts}
 
     def _prepare(self, host: Host, said: dict[Host, str], progress: ProgressReporter) -> Answer:
-        request = {
-            **self.request, "do": "container_prepare", "job": self._job, "data": self._data, "imports": self._imports,
-            "slots": host.slots,
+        request: PrepareContainer = {
+            **self.request, "do": "container_prepare", "imports": self._imports,
+            "order": replace(self._order, slots=host.slots).to_json(),
         }  # fmt: skip
         does = "looking into" if all(it["is_there"] for it in self._looks.values()) else "pulling"
         with host.listen(request) as answers:
@@ -98,7 +101,7 @@ class Containers:
 
 def look(hosts: Sequence[Host], image: str, program: str | None) -> list[ImageLook]:
     """What machines have for an image; see `base.RunsImages`."""
-    request = {"do": "container", "image": image, "program": program, "needs_devices": True}
+    request: Container = {"do": "container", "image": image, "program": program, "needs_devices": True}
     found = _all(at_once(hosts, lambda host: host.ask(request)))
     return [
         ImageLook(host.name, it.get("program", ""), it.get("is_there", False), it.get("problem", ""))

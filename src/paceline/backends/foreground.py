@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.contract.nodejob import RankStreams
 from paceline.node.logs.following import STREAM_BITS, Event, Output, Update
 from paceline.node.signals import PASSED_ON, call_on
 
@@ -25,29 +25,6 @@ __all__ = [
     "how_it_ended",
     "obey_signals",
 ]
-
-
-@dataclass(frozen=True)
-class RankStreams:
-    """Which streams of which local ranks are shown, in torchrun's numbers: 1 stdout, 2 stderr, 3 both.
-
-    Attributes:
-        first: on the host of rank 0.
-        others: on the other hosts of a run.
-        split: the local ranks whose stderr is separate from stdout.
-        several: whether more than one rank is shown.
-        stdin: the local rank that reads this process's standard input; None if no rank does.
-    """
-
-    first: dict[int, int]
-    others: dict[int, int]
-    split: tuple[int, ...]
-    several: bool
-    stdin: int | None = None
-
-    def of(self, rank: int, local_rank: int) -> int:
-        """The streams of a rank."""
-        return (self.others if rank else self.first).get(local_rank, 0)
 
 
 class Foreground(Protocol):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paceline.contract.nodejob import Brought
 from paceline.job.errors import UserError
 
 from .base import JobExport
@@ -15,24 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO, Literal
 
-    from paceline.contract.records import Inventory
+    from paceline.contract.records import CodeRecord, Inventory
     from paceline.job.spec import JobSpec
     from paceline.node.store.moving import Writable
 
     from .base import ProgressReporter
 
 
-def brought(spec: JobSpec, export: JobExport) -> dict[str, Any]:
-    """What its machines are asked to do with the checkpoint, as `plan.Brought`.
+def brought(spec: JobSpec, export: JobExport) -> Brought:
+    """What its machines are asked to do with the checkpoint.
 
     The folder for checkpoints is that of the old job: its own folder, the same place in its copy of the code, the same
     path or volume; or what the user names for the new job.
     """
     found = export.inventory
     checkpoint, saved = found["checkpoint"], found["saved"]
-    nothing: dict[str, Any] = {"into": "", "path": "", "volume": None, "ids": {}, "saved": None}
     if spec.fresh:
-        return nothing
+        return Brought()
     if checkpoint is None:
         if saved is not None:
             raise UserError(
@@ -40,20 +40,14 @@ def brought(spec: JobSpec, export: JobExport) -> dict[str, Any]:
                 "whole checkpoint is there any more; to begin anew, add --fresh"
             )
         has_files = found["place"] == "run" and found["files"]  # that the script has saved there itself
-        return {**nothing, "into": "run", "path": found["path"]} if has_files else nothing
+        return Brought("run", found["path"]) if has_files else Brought()
     into: str = found["place"]
-    path, volume = found["path"], found["volume"]
+    path, volume = found["path"], None if found["volume"] is None else (found["volume"][0], found["volume"][1])
     if spec.checkpoint_dir is not None and spec.checkpoint_dir != found["checkpoint_dir"]:
         into, path, volume = "folder", spec.checkpoint_dir, None
     elif into == "code":
         into = ""
-    return {
-        "into": into,
-        "path": path,
-        "volume": volume,
-        "ids": checkpoint["ids"],
-        "saved": {"step": checkpoint["step"], "folder": path},
-    }
+    return Brought(into, path, volume, checkpoint["ids"], {"step": checkpoint["step"], "folder": path})
 
 
 def notes(spec: JobSpec, export: JobExport) -> list[str]:
@@ -65,13 +59,13 @@ def notes(spec: JobSpec, export: JobExport) -> list[str]:
     return found
 
 
-def fetched_code(export: JobExport, file: Path, progress: ProgressReporter) -> dict[str, Any] | None:
+def fetched_code(export: JobExport, file: Path, progress: ProgressReporter) -> CodeRecord | None:
     """Get the archive of a job's code; returns its record, None if the job has no copy of its code."""
     code = export.inventory["code"]
     if code is None:
         return None
     export.fetch("code", file, progress)
-    return {key: value for key, value in code.items() if key != "path"}
+    return code
 
 
 def fetched_checkpoint(export: JobExport, file: Path, progress: ProgressReporter) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from paceline.contract.code_folder import source_name
 from paceline.job import settings_files
@@ -20,6 +20,8 @@ from .refusals import kind_of_program
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from gzip import GzipFile
+
+    from paceline.contract.records import CodeRecord, DataRecord
 
     from .base import ProgressReporter
 
@@ -102,10 +104,10 @@ def kept_warm(spec: JobSpec) -> JobSpec:
     return spec if said is None else spec.changed({"keep_warm": said})
 
 
-def volumes_of(spec: JobSpec) -> list[dict[str, Any]]:
+def volumes_of(spec: JobSpec) -> tuple[DataRecord, ...]:
     """The paths of a job's volumes on its nodes, from the settings; see `volumes.sources`."""
     if not spec.data:
-        return []
+        return ()
     from paceline.job.settings import load
 
     from .volumes import sources
@@ -124,21 +126,23 @@ def _current_folder() -> Path:
 # -- code --------------------------------------------------------------------------------------------------------------
 
 
-def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> dict[str, Any]:
+def fetched(spec: JobSpec, destination: Path, progress: ProgressReporter) -> CodeRecord:
     """Copy the code of a job to an empty folder; returns the record of it."""
     assert spec.code is not None
     from paceline.job.code import bring
     from paceline.node.telemetry import origin
 
     here = _current_folder()
-    record = bring.fetch(spec.code, here, destination, progress, progress.say, credentials=spec.git_credentials)
+    record: CodeRecord = bring.fetch(
+        spec.code, here, destination, progress, progress.say, credentials=spec.git_credentials
+    )
     if spec.code.mode != "git":
         with contextlib.suppress(OSError):
             origin.note(destination, bring.find(spec.code, here))
     return record
 
 
-def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressReporter) -> dict[str, Any]:
+def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressReporter) -> CodeRecord:
     """Write the code of a job to an archive (tar), for machines elsewhere; returns the record of it."""
     import tarfile  # these take long to import, and a job on this machine needs neither
     import tempfile

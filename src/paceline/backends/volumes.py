@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError, nearest
 from paceline.job.job import Volume
@@ -15,6 +15,7 @@ from paceline.node.machine import volumes as node_volumes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.contract.records import DataRecord
     from paceline.job.settings import Settings
     from paceline.job.spec import Mount
 
@@ -51,13 +52,15 @@ def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
     return {name: settings.volumes[name] for name in variables.values()}
 
 
-def sources(mounts: Sequence[Mount], settings: Settings) -> list[dict[str, Any]]:
+def sources(mounts: Sequence[Mount], settings: Settings) -> tuple[DataRecord, ...]:
     """A job's volumes in a request: volume, path, wanted (where the job wants it), variable (with the path)."""
     paths = check(mounts, settings)
-    return [{"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in mounts]
+    return tuple(
+        {"volume": m.volume, "path": paths[m.volume], "wanted": m.path, "variable": m.variable} for m in mounts
+    )
 
 
-def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: str) -> list[dict[str, Any]]:
+def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: str) -> tuple[DataRecord, ...]:
     """The same for a job on this machine, with what `node.machine.volumes.find` adds."""
     found = sources(mounts, settings)
     looks = {source["volume"]: _Look(source["path"]) for source in found}
@@ -66,7 +69,7 @@ def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: st
         if look.problem is not None:
             file = settings.file_of("volumes", name)
             raise UserError(printable(f"volume {name}, {look.path}: {look.problem}; correct it in {file}"))
-    return [node_volumes.placed(source, root, working_dir) for source in found]
+    return tuple(node_volumes.placed(source, root, working_dir) for source in found)
 
 
 class _Look:
@@ -87,5 +90,5 @@ class _Look:
 
     def _look(self) -> None:
         found = node_volumes.look(self.path)
-        self.problem, self.size, self.free = found.problem or self.problem, found.size, found.free
+        self.problem, self.size, self.free = found["problem"] or self.problem, found["size"], found["free"]
         self._answered.set()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
+from typing import TYPE_CHECKING, Literal, TypedDict, Union
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from typing_extensions import NotRequired
+
+    from .stands import Pace
 
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
@@ -53,9 +55,9 @@ class KeptCheckpoint(TypedDict):
 class Inventory(TypedDict):
     """What a job has on a machine, for a job that resumes it on other machines."""
 
-    code: Mapping[str, Any] | None  # the record of its copy of the code; None if it has none
+    code: CodeRecord | None  # of its copy of the code; None if it has none
     checkpoint_dir: str | None  # the folder for checkpoints that its user named; None if it is the job's own
-    saved: Mapping[str, Any] | None  # the step and folder that the library has saved last; None if it has saved nothing
+    saved: CheckpointRecord | None  # the step and folder that the library has saved last; None if it has saved nothing
     checkpoint: KeptCheckpoint | None  # the newest one; None if there is none
     bytes: int  # of what is sent: the checkpoints, and other files beside them
     files: int  # how many these are
@@ -131,26 +133,67 @@ class ProgressRecord(TypedDict, total=False):
 
 
 class CodeRecord(TypedDict, total=False):
-    """The copy of the code; `ref` and `commit` are git's."""
+    """The copy of the code; `ref` and `commit` are git's, `secret` is what holds its credentials in a cluster."""
 
     path: str
     mode: str
     source: str
     ref: str | None
     commit: str | None
+    secret: str | None
     files: int
     bytes: int
 
 
 class DataRecord(TypedDict, total=False):
-    """A volume of a job; `problem` is why it is not visible where it is wanted."""
+    """A volume of a job; `problem` is why it is not visible where it is wanted, `mount` whether it is mounted there."""
 
     volume: str
     path: str
     wanted: str
     visible: bool
+    mount: bool
     variable: str
     problem: str | None
+
+
+class ContainerRecord(TypedDict):
+    """The container in which a job's agent and ranks run; see `node.machine.containers`."""
+
+    program: str
+    image: str
+    binds: Sequence[str]  # folders that it shows
+    devices: NotRequired[bool]  # whether it shows the machine's accelerators
+
+
+class AllocationRecord(TypedDict):
+    """An allocation of Slurm's that the user of a job has made: its number, and how many of its nodes the job uses."""
+
+    id: str
+    nodes: int
+
+
+class SlurmOptions(TypedDict):
+    """What only Slurm knows of a job; `no_kill` is whether it goes on without a node that is lost."""
+
+    slurm: Mapping[str, str | int | bool]  # options of sbatch
+    chain: bool
+    array: str | None
+    no_kill: bool
+    container: ContainerRecord | None
+    python: str
+    limit: NotRequired[float | None]  # the time limit that Slurm sets, in seconds
+
+
+class SlurmOutcome(TypedDict, total=False):
+    """What the batch script of a Slurm job, or what waits for its step, has decided at the end of a start."""
+
+    next: str | None
+    state: FinalState
+    exit_code: int
+    why: str
+    cause: Cause
+    time: float
 
 
 class GpuRecord(TypedDict):
@@ -351,3 +394,47 @@ class JobState(TypedDict):
 
 class JobRecord(JobFacts, JobState):
     """All that the verbs show of a job."""
+
+
+class Part(TypedDict):
+    """One node's part of a job, as `node.journal.fold.part_of` makes it. Hosts send it to clients."""
+
+    state: State  # what its agent recorded last; PENDING before it recorded anything
+    alive: bool | None  # whether a process works on it; None if that is not known
+    why: str  # why nothing works on it although no end is recorded, or why it is not known whether something does
+    host: str
+    node_rank: int
+    has_begun: bool  # whether it takes part in an attempt, or did
+    is_in_attempt: bool  # whether it takes part in this attempt, or did; else it is about to
+    # nodes, ranks: how many the job has, if its agent knows it
+    nodes: int | None
+    ranks: int | None
+    job_id: str | None  # identifies the job on all its machines
+    hosts: Sequence[str]  # names of the job's nodes as the user gave them; empty if unknown
+    is_elastic: bool  # whether nodes may come and go
+    attempt: int
+    restarts: int
+    exit_code: int | None
+    started: float | None
+    finished: float | None  # when it ended; without a recorded end, when it wrote its last file
+    noticed: float | None  # when it was seen first that it has ended, if it recorded no end
+    instances: list[InstanceRecord]
+    failing_rank: int | None  # the rank that failed first; None if a node failed, or nothing
+    error: str | None
+    cause: Cause | None
+    advice: str | None
+    fault: FaultRecord | None
+    traceback: TracebackRecord | None
+    waiting: str | None  # what it waits for, in one line
+    devices: list[str]
+    progress: ProgressRecord | None
+    checkpoint: CheckpointRecord | None
+    slow: list[str]  # what makes it slow, a line each, the worst first
+    pace: Pace | None  # how much its ranks wait for others; None if that is not known
+
+
+class Report(TypedDict):
+    """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
+
+    job: JobFacts
+    part: Part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +15,7 @@ from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
 from paceline.contract import CONTRACTS, GIT_CREDENTIALS
+from paceline.contract.nodejob import NodeJob
 
 from .errors import nearest
 from .flags import ELSEWHERE
@@ -424,15 +426,15 @@ class JobSpec(Model, frozen=True, kw_only=True):
         return cls.validated({**fields, **{name: duration_text(value) for name, value in seconds.items()}})
 
     @classmethod
-    def planned(cls, job: Mapping[str, Any]) -> JobSpec:
+    def planned(cls, job: NodeJob) -> JobSpec:
         """A job as a node has completed it; its name and framework may be placeholders."""
-        placeholders = {"name": job["name"], "framework": job["framework"]}
-        return cls.from_stored({**job, "name": "", "framework": None}).changed(placeholders)
+        placeholders = {"name": job.name, "framework": job.framework}
+        return cls.from_stored(replace(job, name="", framework=None).to_json()).changed(placeholders)
 
-    def for_node(self) -> dict[str, Any]:
-        """The job as a node reads it: as it is stored, with the fields of `rendezvous` among its own."""
+    def for_node(self, name: str | None = None) -> NodeJob:
+        """The job as a node reads it, perhaps with another name, with the fields of `rendezvous` among its own."""
         job = self.stored()
-        return {**job, **job.pop("rendezvous")}
+        return NodeJob.from_json({**job, **job["rendezvous"], "name": self.name if name is None else name})
 
     @property
     def node_range(self) -> tuple[int, int]:

@@ -102,7 +102,7 @@ def test_a_job_of_min_to_max_pods_ends_with_pod_0_where_the_server_can_end_it() 
         job = it.kind.manifest(it)  # type: ignore[attr-defined]
         check(job, "1.31")
         assert job["spec"].get("successPolicy") == wanted
-        assert objects.request(it)["ends_with_first"] == (wanted is not None)
+        assert objects.request(it).ends_with_first == (wanted is not None)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.conftest import GENEROUS, eventually
 from tests.late import job_spec
 from tests.tiers import examples
 
+from paceline.contract.nodejob import Order
 from paceline.node.devicequeue.policy import Entry, explain, impossible, turn
 from paceline.node.devicequeue.ticket import POLL_SECONDS, Ticket, Watch, overview
 from paceline.node.machine.processes import descendants
@@ -31,7 +32,7 @@ from paceline.node.planning import node_part
 from paceline.node.ranks.placement import shell_of
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import Staging
-from paceline.node.spec import NodeSpec, Request
+from paceline.node.spec import NodeSpec, Request, StoredJob
 from paceline.node.store import lifecycle
 from paceline.node.watching.live import stands
 
@@ -387,13 +388,13 @@ class Machine:
         slots, priority = fields.pop("slots", False), fields.pop("priority", 0)
         spec = job_spec.JobSpec(name=job, framework="torch", working_dir=str(self.folder), detached=True, **fields)
         request = Request(str(self.queue), need, of, share, priority, slots)
-        node = node_part.node_spec(spec.for_node(), prepare.here())
+        node = node_part.node_spec(Order(job=spec.for_node()), spec.for_node(), prepare.here())
         return spec, replace(node, devices=None, request=request)
 
     def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> Started:
         spec, node = self.spec(job, need, *args, **more)
         with Staging(self.home / "jobs" / job) as staging:
-            record = {"spec": spec.dumped(), "created": time.time()}
+            record = StoredJob(spec.for_node(), None, time.time())
             lifecycle.write_down(staging.directory, record, node)
             run = staging.settle()
             self.runs[job] = Started(run, lifecycle.start_agent(staging, node.python, os.environ))

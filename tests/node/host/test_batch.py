@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,13 +18,14 @@ from tests.conftest import eventually, free_port
 from tests.late import job_spec
 
 from paceline.backends.packing import archive
+from paceline.contract.nodejob import BatchOrder, Order
 from paceline.node.host import batch
 from paceline.node.journal.fold import fold
 from paceline.node.journal.state import cached
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store import lifecycle, make, records
 from paceline.node.store.home import Home
-from paceline.node.store.plan import Order, make_plan, this_machine
+from paceline.node.store.plan import make_plan, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +44,7 @@ class Scheduler:
         self._program = folder / archive().name
         self._program.write_bytes(archive().data)
 
-    def request(self, code: str | None = None, **fields: Any) -> dict[str, Any]:
+    def request(self, code: str | None = None, **fields: Any) -> BatchOrder:
         """A part, with code of its own where some is given."""
         spec = job_spec.JobSpec.validated({
             "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1,
@@ -53,16 +55,15 @@ class Scheduler:
                 member = tarfile.TarInfo("train.py")
                 member.size = len(code)
                 tar.addfile(member, io.BytesIO(code.encode()))
-        return {
-            "job": spec.for_node(), "data": [], "job_id": "1234", "hosts": [], "joins": False, "rank_streams": None,
-            "terminal": {}, "secrets": {}, "token": None, "slots": 0, "root": str(self.folder / "home"),
-            "code": None if code is None else {"mode": "snapshot", "source": "/there"},
-            "archive": None if code is None else "code.tar", "node_rank_variable": None,
-        }  # fmt: skip
+        order = Order(job=spec.for_node(), job_id="1234")
+        if code is None:
+            return BatchOrder(order, str(self.folder / "home"))
+        order = replace(order, code={"mode": "snapshot", "source": "/there"})
+        return BatchOrder(order, str(self.folder / "home"), "code.tar")
 
-    def start(self, request: dict[str, Any], **env: str) -> subprocess.Popen[str]:
+    def start(self, request: BatchOrder, **env: str) -> subprocess.Popen[str]:
         file = self.folder / "part.json"
-        file.write_text(json.dumps(request))
+        file.write_text(json.dumps(request.to_json()))
         command = [sys.executable, str(self._program), "batch", str(file)]
         part = subprocess.Popen(
             command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -86,16 +87,16 @@ def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
 @pytest.fixture
 def refused(
     scheduler: Scheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[dict[str, Any] | None], str]:
+) -> Callable[[BatchOrder | None], str]:
     """What is said of a request that cannot run; without one, of what was written last."""
     monkeypatch.setattr(
         lifecycle, "become_agent", lambda *_: pytest.fail("it can run")
     )  # else this process would be its agent
 
-    def said(request: dict[str, Any] | None) -> str:
+    def said(request: BatchOrder | None) -> str:
         file = scheduler.folder / "part.json"
         if request is not None:
-            file.write_text(json.dumps(request))
+            file.write_text(json.dumps(request.to_json()))
         with pytest.raises(SystemExit) as end:
             batch.main(str(file))
         assert end.value.code == 2
@@ -131,8 +132,9 @@ def test_signals_of_the_scheduler_are_the_jobs(scheduler: Scheduler) -> None:
 def test_nodes_get_their_ranks_from_a_variable(scheduler: Scheduler) -> None:
     port = free_port()
     meeting = {"main_address": "127.0.0.1", "main_port": port}
-    request = {**scheduler.request(SAY, nodes="2", rendezvous=meeting), "token": "t", "node_rank_variable": "INDEX"}
-    homes = [{**request, "root": str(scheduler.folder / name)} for name in ("a", "b")]
+    request = scheduler.request(SAY, nodes="2", rendezvous=meeting)
+    request = replace(request, order=replace(request.order, token="t"), node_rank_variable="INDEX")
+    homes = [replace(request, root=str(scheduler.folder / name)) for name in ("a", "b")]
     parts = []
     for number, request in enumerate(homes):
         parts.append(scheduler.start(request, INDEX=str(number)))
@@ -153,7 +155,7 @@ def test_nodes_get_their_ranks_from_a_variable(scheduler: Scheduler) -> None:
 )
 def test_what_cannot_run_is_refused_and_leaves_nothing(
     scheduler: Scheduler,
-    refused: Callable[[dict[str, Any]], str],
+    refused: Callable[[BatchOrder], str],
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
     env: dict[str, str],
@@ -161,7 +163,7 @@ def test_what_cannot_run_is_refused_and_leaves_nothing(
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    said = refused({**scheduler.request("print()"), **changes})
+    said = refused(replace(scheduler.request("print()"), **changes))
     assert why in said
     assert said.startswith("paceline: ")
     assert said.count("\n") == 1
@@ -175,11 +177,12 @@ def test_a_request_that_is_none_is_refused(scheduler: Scheduler, refused: Callab
     assert "that describes the job" in refused(None)
 
 
-def test_the_scheduler_grants_the_devices(scheduler: Scheduler, refused: Callable[[dict[str, Any]], str]) -> None:
+def test_the_scheduler_grants_the_devices(scheduler: Scheduler, refused: Callable[[BatchOrder], str]) -> None:
     # Without accelerators, devices are mere slots, of which the request declares none.
     said = refused(scheduler.request("print()", devices=2))
     assert said == "paceline: the job needs 2 devices on each node, and its scheduler granted 0 here\n"
-    part = scheduler.start({**scheduler.request("print()", devices=2), "slots": 2})
+    request = scheduler.request("print()", devices=2)
+    part = scheduler.start(replace(request, order=replace(request.order, slots=2)))
     assert ended(part) == (0, "")
     assert not (scheduler.folder / "home" / "queue").exists(), "nothing waits in a queue"
 
@@ -188,7 +191,7 @@ def test_a_scheduler_that_knows_better_says_whether_a_job_lives(tmp_path: Path) 
     home = Home(tmp_path / "home")
     (tmp_path / "train.py").write_text("print()")
     spec = job_spec.JobSpec.validated({"name": "it", "script": "train.py", "start_method": "exec", "ranks": 1})
-    order = Order({**spec.for_node(), "working_dir": str(tmp_path)})
+    order = Order(job=replace(spec.for_node(), working_dir=str(tmp_path)))
     with make.making(make_plan(home, this_machine(home, 0), order)) as new:
         made = new.start()
     assert made.agent.wait(60) == 0

@@ -17,6 +17,7 @@ from tests.late import job_spec
 
 from paceline.backends.kubernetes.manifests.bootstrap import START
 from paceline.backends.packing import archive
+from paceline.contract.nodejob import BatchOrder, Order
 from paceline.node.host import pod
 from paceline.node.host.pod_format import MARK
 from paceline.node.rundir.directory import RunDirectory
@@ -44,12 +45,9 @@ class Container:
             "name": "it", "script": "train.py", "start_method": "exec", "ranks": 1, "code": {"mode": "snapshot"},
             **fields,
         })  # fmt: skip
-        request = {
-            "job": spec.for_node(), "data": [], "job_id": "1234", "hosts": [], "joins": False, "rank_streams": None,
-            "terminal": {}, "secrets": {}, "token": None, "slots": 0, "root": str(self.work / "jobs"),
-            "code": {"mode": "snapshot", "source": "/there"}, "archive": "code.tar", "node_rank_variable": None,
-        }  # fmt: skip
-        (self.here / "part.json").write_text(json.dumps(request))
+        order = Order(job=spec.for_node(), job_id="1234", code={"mode": "snapshot", "source": "/there"})
+        request = BatchOrder(order, str(self.work / "jobs"), "code.tar")
+        (self.here / "part.json").write_text(json.dumps(request.to_json()))
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
             member = tarfile.TarInfo("train.py")

@@ -6,8 +6,9 @@ import shlex
 import string
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -21,11 +22,16 @@ from paceline.node.host.slurm.look import reasons
 from paceline.node.host.slurm.look.partitions import gpus
 from paceline.node.host.slurm.place import batch_script
 
-OPTIONS: dict[str, Any] = {"slurm": {}, "no_kill": False, "container": None, "python": "python3"}
+if TYPE_CHECKING:
+    from paceline.contract.nodejob import NodeJob
+
+OPTIONS: Any = {
+    "slurm": {}, "chain": False, "array": None, "no_kill": False, "container": None, "python": "python3",
+}  # fmt: skip
 
 
-def job(**fields: Any) -> dict[str, Any]:
-    return {**job_spec.JobSpec(script="train.py", **fields).for_node(), "name": "it"}
+def job(**fields: Any) -> NodeJob:
+    return replace(job_spec.JobSpec(script="train.py", **fields).for_node(), name="it")
 
 
 def text(folder: Path = Path("/shared/slurm/it"), slurm: dict[str, Any] | None = None, **fields: Any) -> str:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.conftest import GENEROUS
 from tests.late import job_spec
 
+from paceline.contract.nodejob import NodeJob
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.end import stop as stopping
-from paceline.node.host.slurm.job_folder import Identity, JobFolder, Start
+from paceline.node.host.slurm.job_folder import Identity, JobFolder, SlurmJob, Start
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import describe, queue, scheduler
 from paceline.node.host.slurm.look.queue import _FIELDS, Queue
@@ -219,7 +220,8 @@ def job(folder: Path, name: str = "it", **fields: Any) -> JobFolder:
     """A job, made as a client does it."""
     jobs = Jobs(folder / "root")
     new = jobs.new(name)
-    new.job.write_text(json.dumps({"job_id": "abc", "task": None, "allocation": None, **fields}))
+    usual: Any = {"job_id": "abc", "created": 1.0, "spec": {}, "node": {}, "options": {}}
+    new.job.write_text(json.dumps({**usual, **fields}))
     (new.path / "lives").mkdir()
     made = jobs.settle(new)
     assert made is not None
@@ -271,7 +273,9 @@ def test_that_a_job_has_left_the_queue_is_seen_at_once(
 
 def test_a_job_of_an_array_is_known_by_the_arrays_name(tmp_path: Path) -> None:
     it = JobFolder(tmp_path / "slurm" / "sweep-3")
-    assert it.identity({"job_id": "x", "task": ["abc", 3]}) == Identity("abc", "sweep", str(tmp_path / "slurm"))
+    asked: Any = {}
+    of_array = SlurmJob("x", 1.0, NodeJob(), NodeJob(), asked, task=("abc", 3))
+    assert it.identity(of_array) == Identity("abc", "sweep", str(tmp_path / "slurm"))
 
 
 def test_stop_is_tried_for_a_while_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +333,7 @@ def test_a_suspended_job_can_only_be_ended(tmp_path: Path, monkeypatch: pytest.M
 def test_a_stop_of_several_jobs_says_how_many_were_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suspended: str
 ) -> None:
-    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py").for_node().to_json(), "name": "it"}
     rows = []
     for name, number in (("one", "7"), ("two", "8")):
         it = job(tmp_path, name, job_id=number, spec=spec, created=1.0, options={}, data=[], node={"working_dir": "/"})
@@ -351,7 +355,7 @@ def test_a_stop_of_several_jobs_says_how_many_were_asked(
 
 
 def test_a_requeued_job_whose_agents_were_killed_has_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py").for_node().to_json(), "name": "it"}
     it = job(tmp_path, spec=spec, created=1.0, options={"slurm": {}}, data=[], node={"working_dir": "/"})
     it.add_id("7")
     run = RunDirectory(it.part(Start("7", 0), 0) / "it")

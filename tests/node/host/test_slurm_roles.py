@@ -106,7 +106,7 @@ def stopped(folder: JobFolder, number: str, saved: bool = False) -> None:
     run = folder.part(Start(number, 0), 0) / "it"
     run.mkdir(parents=True)
     (folder.of(Start(number, 0)) / "warned").write_text("limit\n")
-    spec = {**job_spec.JobSpec(script="train.py", nodes=2).for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py", nodes=2).for_node().to_json(), "name": "it"}
     (run / "job.json").write_text(json.dumps({"created": 1.0, "framework": None, "spec": spec}))
     (run / "spec.json").write_text(json.dumps({**NODE, "job_id": "id"}))
     status = {"state": "STOPPED", "exit_code": 143, "ranks": [], "attempt": 0, "start": {}, "agent": None}
@@ -174,7 +174,7 @@ def test_slurm_decides_when_it_has_killed_the_agents(folder: JobFolder, state: s
     (folder.path.parent.parent / "bin" / "scontrol").write_text(f"#!/bin/sh\necho JobState={state} Restarts=0\n")
     run = folder.part(START, 0) / "it"
     run.mkdir(parents=True)
-    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py").for_node().to_json(), "name": "it"}
     (run / "spec.json").write_text(json.dumps(spec))
     agent = {"pid": 1, "host": "n0", "boot": "x", "start_time": 1}
     status = {"job": "it", "state": "RUNNING", "ranks": [], "agent": agent, "attempt": 0}
@@ -201,7 +201,7 @@ def test_the_cause_of_a_failure_decides_whether_slurm_requeues_the_job(
     now = Start("7", losses)
     run = folder.part(now, 0) / "it"
     run.mkdir(parents=True)
-    spec = {**job_spec.JobSpec(script="train.py").for_node(), "name": "it"}
+    spec = {**job_spec.JobSpec(script="train.py").for_node().to_json(), "name": "it"}
     (run / "spec.json").write_text(json.dumps(spec))
     (run / "job.json").write_text(json.dumps({"created": 1.0, "framework": None, "spec": spec}))
     failure = {"rank": None, "message": message, "cause": cause}

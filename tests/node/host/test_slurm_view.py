@@ -23,7 +23,7 @@ from .test_slurm_queue import job, line, squeue
 if TYPE_CHECKING:
     from pathlib import Path
 
-SPEC = {**job_spec.JobSpec(script="train.py", nodes=2).for_node(), "name": "it"}
+SPEC = {**job_spec.JobSpec(script="train.py", nodes=2).for_node().to_json(), "name": "it"}
 NODE = {
     "framework": "torch", "expected": None, "nodes": 2, "least": 2, "nproc": 1, "max_restarts": 0, "grace": 30.0,
     "program": {"kind": "script", "target": "train.py", "args": []}, "working_dir": "/", "hosts": [], "job_id": "abc",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.nodejob import NodeJob
 from paceline.node.host.slurm.place.batch_script import notes_on_limit
 
 
@@ -20,5 +21,5 @@ from paceline.node.host.slurm.place.batch_script import notes_on_limit
     ],
 )
 def test_a_limit_is_named_of_which_half_is_needed_to_end(limit: float | None, options: Any, last: str) -> None:
-    notes = notes_on_limit({"grace": 30.0, "time_limit": limit}, options)
+    notes = notes_on_limit(NodeJob(grace=30.0, time_limit=limit), options)
     assert [note.startswith(last) for note in notes] == [True] * bool(last)

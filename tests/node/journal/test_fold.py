@@ -16,8 +16,7 @@ from paceline.node.journal.state import FINAL, reduce
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.contract.records import JobFacts, JobRecord
-    from paceline.node.journal.fold import Part
+    from paceline.contract.records import JobFacts, JobRecord, Part
 
 JOB: JobFacts = {
     "name": "job", "backend": "local", "framework": "torch", "nodes": 2, "ranks": 2, "created": 1.0, "max_restarts": 2,

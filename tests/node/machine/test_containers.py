@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.contract.nodejob import NodeJob
 from paceline.node.errors import Refused
 from paceline.node.machine import containers
 
@@ -130,12 +132,12 @@ def test_another_container_like_the_one_around(monkeypatch: pytest.MonkeyPatch) 
 def test_folders_that_a_container_shows(tmp_path: Path) -> None:
     for name in ("home/jobs", "data", "work"):
         (tmp_path / name).mkdir(parents=True)
-    job = {"code": None, "working_dir": str(tmp_path / "work"), "checkpoint_dir": str(tmp_path / "new/saved")}
+    job = NodeJob(working_dir=str(tmp_path / "work"), checkpoint_dir=str(tmp_path / "new/saved"))
     own = [tmp_path / "home/jobs", tmp_path / "home"]
-    source = {"path": str(tmp_path / "data")}
+    source: Any = {"path": str(tmp_path / "data")}
     assert containers.binds_of("docker", own, job, [source]) == [str(tmp_path)]
-    job["checkpoint_dir"] = "relative"
+    job = replace(job, checkpoint_dir="relative")
     assert containers.binds_of("docker", own, job, [source]) == [str(tmp_path / it) for it in ("data", "home", "work")]
     (tmp_path / "a:b").mkdir()
     with pytest.raises(Refused, match="cannot show a folder with"):
-        containers.binds_of("docker", own, {**job, "working_dir": str(tmp_path / "a:b")}, [])
+        containers.binds_of("docker", own, replace(job, working_dir=str(tmp_path / "a:b")), [])

@@ -15,8 +15,9 @@ from paceline.node.spec import NodeSpec, Program
 
 def test_a_framework_that_needs_equal_nodes_is_foreseen_with_equal_nodes() -> None:
     spec = NodeSpec(
-        "it", "1234", Program("script", "train.py"), "horovod", 2, ("python3",), "/", nodes=2, least=2, node_rank=None
-    )
+        job="it", job_id="1234", program=Program("script", "train.py"), framework="horovod", nproc=2,
+        python=("python3",), working_dir="/", nodes=2, least=2, node_rank=None,
+    )  # fmt: skip
     ranks = foreseen(spec, RunDirectory(Path("/run")))
     assert [rank["HOROVOD_LOCAL_SIZE"] for rank in ranks] == ["2", "2"]
     nodes = [{"address": "h1", "slots": 2, "ports": []}, {"address": "h2", "slots": 3, "ports": []}]

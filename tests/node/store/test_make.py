@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import eventually, free_port
 from tests.late import job_spec
 
+from paceline.contract.nodejob import Order
 from paceline.job.code.snapshot import is_for_code
 from paceline.node.errors import Refused
 from paceline.node.lifeline import IN_DOUBT, KEPT
@@ -25,7 +26,7 @@ from paceline.node.signals import LEAVE
 from paceline.node.store import make
 from paceline.node.store.code_folder import unpack
 from paceline.node.store.home import Home
-from paceline.node.store.plan import Order, Plan, Taken, link_notes, make_plan, this_machine
+from paceline.node.store.plan import Plan, Taken, link_notes, make_plan, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def archive(text: str, name: str = "train.py") -> io.BytesIO:
 
 def order(**fields: Any) -> Order:
     spec = job_spec.JobSpec.validated({"name": "it", "script": "train.py", "start_method": "exec", **fields})
-    return Order(spec.for_node(), job_id="1234")
+    return Order(job=spec.for_node(), job_id="1234")
 
 
 def start(plan: Plan, code: io.BytesIO | None = None, lifeline: socket.socket | None = None) -> make.Made:
@@ -194,7 +195,7 @@ def test_what_only_the_code_can_tell_is_open(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     asked = order(code={"mode": "git", "source": "https://example.org/it"}, ranks=2)
     plan = make_plan(home, this_machine(home, 0), asked)
-    assert plan.foreseen_job()["framework"] == "<chosen at start>"
+    assert plan.foreseen_job().framework == "<chosen at start>"
     ranks = plan.ranks()
     assert [rank["PACELINE_RANK"] for rank in ranks] == ["0", "1"]
     assert "TF_CONFIG" not in ranks[0]
@@ -209,11 +210,11 @@ class Growing:
         self.folder, self.end = folder, folder / "end"
         wait_for_end = "import os, time\nwhile not os.path.exists('end'):\n    time.sleep(0.02)\n"
         (folder / "train.py").write_text(wait_for_end)
-        address = {"main_address": "127.0.0.1", "main_port": free_port()}
+        address: dict[str, Any] = {"main_address": "127.0.0.1", "main_port": free_port()}
         self.name = f"grows-{os.getpid()}"
         asked = order(name=self.name, nodes="1:2", working_dir=str(folder))
         self.order = replace(asked, token="secret", hosts=("first",))
-        self.order = replace(self.order, job={**self.order.job, **address, "node_rank": 0, "detached": True})
+        self.order = replace(self.order, job=replace(asked.job, node_rank=0, detached=True, **address))
         self.home, self.other_home = Home(folder / "first"), Home(folder / "other")
         self.first = start(make_plan(self.home, this_machine(self.home, 0), self.order))
         self.started = [self.first]
@@ -221,7 +222,7 @@ class Growing:
 
     def join(self, *words: bytes) -> tuple[make.Made, socket.socket]:
         """Start the other node, and say this to its agent."""
-        asked = replace(self.order, job={**self.order.job, "node_rank": None}, joins=True, hosts=())
+        asked = replace(self.order, job=replace(self.order.job, node_rank=None), joins=True, hosts=())
         lifeline, theirs = socket.socketpair()
         with theirs:
             if make.is_back(self.other_home, asked):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from paceline.contract.nodejob import NodeJob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline.backends.containers import Containers
     from paceline.backends.remote.connection import Host
+    from paceline.contract.messages import Invitation
+    from paceline.contract.records import DataRecord
     from paceline.job.spec import JobSpec
 
     from .machines import Environments
@@ -28,7 +32,7 @@ def environments_of(spec: JobSpec) -> tuple[Environments | None, JobSpec]:
 
 
 def containers_of(
-    spec: JobSpec, program: str | None, data: Sequence[Mapping[str, Any]], imports: Sequence[str]
+    spec: JobSpec, program: str | None, data: tuple[DataRecord, ...], imports: Sequence[str]
 ) -> Containers | None:
     """The containers of a job, if it has an image; see `Containers` for the arguments."""
     if spec.image is None:
@@ -41,25 +45,23 @@ def containers_of(
     return Containers(spec.for_node(), program, data, imports)
 
 
-def equipped(
-    hosts: Sequence[_Host], invited: Mapping[str, Any], program: str | None, data: Sequence[Mapping[str, Any]]
-) -> list[_Host]:
+def equipped(hosts: Sequence[_Host], invited: Invitation, program: str | None) -> list[_Host]:
     """Machines that join a job, each with the Python of its environment or image, which they get if they lack it."""
-    job = invited["job"]
-    if job.get("image"):
+    job = NodeJob.from_json(invited["job"])
+    if job.image:
         from paceline.backends.containers import Containers
 
         from .machines import Silence
 
-        containers = Containers(job, program, data, ())
+        containers = Containers(job, program, tuple(invited["sources"]), ())
         containers.ask(hosts)
         return [*containers.build(hosts, Silence()).values()]
-    if not job.get("environment_digest"):  # a host may run an older version
+    if not job.environment_digest:  # a host may run an older version
         return list(hosts)
     from paceline.job.spec import JobSpec
 
     from .machines import Environments, Silence
 
-    found = Environments(JobSpec.validated({key: job[key] for key in _OWN}))
+    found = Environments(JobSpec.validated({key: getattr(job, key) for key in _OWN}))
     found.ask(hosts, invited.get("minor"))
     return [*found.build(hosts, Silence()).values()]

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.backends.base import ProgressReporter
-    from paceline.backends.remote.connection import Answer, Host, Input, Request
+    from paceline.backends.remote.connection import Answer, Host, Input
+    from paceline.contract.messages import BuildEnvironment, WantedEnvironment
+    from paceline.contract.messages import Environment as AskEnvironment
 
 _INDEXES = (
     "PIP_INDEX_URL",
@@ -78,13 +80,14 @@ class Environments:
         self._pythons: dict[Host, _Python] = {}
 
     @property
-    def request(self) -> Request:
+    def request(self) -> WantedEnvironment:
         """What a machine is asked."""
         return {"digest": self.digest, "index": _index()}
 
     def ask(self, hosts: Sequence[Host], minor: str | None = None) -> dict[Host, Answer]:
         """Ask machines what they have; the first one that cannot have it, with this minor of Python, is an error."""
-        looks = _all(at_once(hosts, lambda host: host.ask({"do": "environment", **self.request})))
+        request: AskEnvironment = {"do": "environment", **self.request}
+        looks = _all(at_once(hosts, lambda host: host.ask(request)))
         self.choose(looks, minor)
         return looks
 
@@ -227,7 +230,7 @@ class Environments:
 
     def _build(self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter) -> dict[str, Any]:
         python, size = self._pythons[host], os.fstat(load.archive.fileno()).st_size
-        request = {
+        request: BuildEnvironment = {
             "do": "environment_build", "digest": self.digest, "source": self.source, "python": python.path,
             "minor": python.minor, "lines": load.lines, "is_closed": load.is_closed, "index": load.variables,
             "is_complete": load.is_complete, "conda": python.path if self._found.form == "conda" else None,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
+    from paceline.contract.messages import Describe, OfJob, OpenTensorboard, Request
     from paceline.contract.stands import Stand
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -168,7 +169,7 @@ class Kubernetes(Backend):
             return found
         when, answers = self._answers.get(job.name, (0.0, {}))
         if not self._cluster.is_mirrored or time.monotonic() > when + _ASKED_SECONDS:
-            request = {"do": "describe", "names": [job.name], "since": None}
+            request: Describe = {"do": "describe", "names": [job.name], "since": None}
             answers = asked(self._cluster, running, request, job.python)
             self._answers[job.name] = time.monotonic(), answers
         reports = {index: answer["jobs"][0] for index, answer in sorted(answers.items()) if answer.get("jobs")}
@@ -190,7 +191,7 @@ class Kubernetes(Backend):
             raise UserError(f"no pod of job {name} answers")
         return [stand for answer in answers.values() for stand in answer["stands"]]
 
-    def _ask_pods(self, job: Found, request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    def _ask_pods(self, job: Found, request: Request) -> dict[int, dict[str, Any]]:
         """Node rank → the answer of the program in its pod, of those that run and answer."""
         from .look.inside import asked
 
@@ -321,7 +322,7 @@ class Kubernetes(Backend):
         from .look.inside import answer_of
 
         job, pod = self._with_board(name)
-        request = {"do": "open_tensorboard", "name": name, "logdir": logdir}
+        request: OpenTensorboard = {"do": "open_tensorboard", "name": name, "logdir": logdir}
         return str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
 
     def forward_tensorboard(
@@ -343,7 +344,7 @@ class Kubernetes(Backend):
         job, pod = self._first(name)
         if pod is None:  # it has ended with its pod
             return False
-        request = {"do": "close_tensorboard", "name": name}
+        request: OfJob = {"do": "close_tensorboard", "name": name}
         return bool(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["ran"])
 
     def _with_board(self, name: str) -> tuple[Found, Pod]:
@@ -381,9 +382,9 @@ class Kubernetes(Backend):
         for name, job in found.items():
             if not job.kind.can_suspend(job.object):
                 raise job.kind.refusal("suspend", f"of {job.kind.api_version} here cannot be suspended; stop it")
-            if not job.spec.get("detached", True):
+            if not job.spec.detached:
                 raise UserError(f"job {name} belongs to the paceline run that started it; stop it with Ctrl-C there")
-            it, asked = self.describe([name]).jobs[0], job.spec.get("checkpoint_dir") or "a folder"
+            it, asked = self.describe([name]).jobs[0], job.spec.checkpoint_dir or "a folder"
             folder = it.checkpoint["folder"] if it.checkpoint is not None else asked
             if (it.checkpoint or it.progress) is not None and not outlasts(job, folder):
                 raise UserError(
@@ -403,7 +404,7 @@ class Kubernetes(Backend):
         for job in find(self._cluster, names).values():
             if job.is_suspended and STOPPED not in job.annotations:
                 changes: dict[str, Any] = {"metadata": {"annotations": {SUSPENDED: None}}}
-                queue = job.spec.get("queue")
+                queue = job.spec.queue
                 if queue and queues.version(self._cluster) is not None:
                     changes["metadata"]["labels"] = queues.activate(self._cluster, job.object, queue)
                 else:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import Installer, JobExport, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import RankStreams
+    from paceline.contract.messages import WarmWanted
     from paceline.contract.records import JobRecord
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
@@ -286,7 +287,7 @@ class Local(Backend):
         runs = [run for name in names if (run := records.find(self._jobs, name)) is not None]
         return {name: Usage(**usage) for name, usage in of_jobs(runs).items()}
 
-    def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
+    def start_warm(self, wanted: WarmWanted, warn: Callable[[str], None]) -> list[WarmServer]:
         from paceline.job.job import WarmServer
         from paceline.node.store import warming
 

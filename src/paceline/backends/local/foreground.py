@@ -36,7 +36,7 @@ class LocalRun:
         line = what_stays(prepared.plan.home.root) if says else ""
         self._lifeline, theirs = socket.socketpair()
         with theirs:
-            started = start(prepared, progress, lifeline=theirs, split=rank_streams.split, stdin=rank_streams.stdin)
+            started = start(prepared, progress, lifeline=theirs, rank_streams=rank_streams)
         self._directory, self._process = started.run, started.agent
         if line:
             progress.say(line)

@@ -7,18 +7,19 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends import moving
 from paceline.backends.base import Prepared
 from paceline.backends.environments.jobs import environments_of
 from paceline.backends.refusals import refusals
 from paceline.backends.submission import checked, kept_warm
+from paceline.contract.nodejob import Order
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.planning import fitting
 from paceline.node.store.home import Home
-from paceline.node.store.plan import Brought, Order, Plan, make_plan
+from paceline.node.store.plan import Plan, make_plan
 from paceline.node.store.records import is_job
 
 from .at_hand import SECONDS, is_at_hand
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import JobExport
     from paceline.backends.environments.machines import Environments
+    from paceline.contract.records import DataRecord
     from paceline.job.spec import JobSpec
 
 
@@ -81,7 +83,7 @@ class LocalPrepared(Prepared):
 
 def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) -> LocalPrepared:
     """Check a job and complete it; writes and fetches nothing."""
-    brought = None if export is None else Brought(**moving.brought(spec, export))
+    brought = None if export is None else moving.brought(spec, export)
     spec = kept_warm(spec)
     is_usual = spec.keep_warm is None and not detached and is_at_hand()
     if is_usual:
@@ -92,8 +94,8 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
         from paceline.backends.environments.machines import this_machine  # brings along connections
 
         environments.ask([this_machine()])
-    job, own = {**spec.for_node(), "name": name}, home()
-    data: list[dict[str, Any]] = []
+    own = home()
+    data: tuple[DataRecord, ...] = ()
     if spec.data:
         from paceline.backends.volumes import find
         from paceline.job.settings import load
@@ -106,7 +108,10 @@ def prepared(spec: JobSpec, *, detached: bool, export: JobExport | None = None) 
         terminal = terminal_size()
     if spec.resume_from is not None and export is None and not is_job(own.jobs / spec.resume_from):
         raise UserError(f"no job {spec.resume_from!r} to resume from; see paceline list -A")
-    order = Order(job, data, source=source, terminal=terminal, brought=brought)
+    order = Order(
+        job=spec.for_node(name), data=data, source=None if source is None else str(source),
+        terminal=terminal, brought=brought,
+    )  # fmt: skip
     with writing(spec.log_dir), refusals():
         plan = make_plan(own, here(), order)
     complete = spec.planned(plan.foreseen_job())

@@ -7,7 +7,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.backends import moving
 from paceline.backends.refusals import refusals
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.backends.base import Prepared, ProgressReporter
+    from paceline.backends.foreground import RankStreams
+    from paceline.contract.records import CodeRecord
     from paceline.job.spec import JobSpec
 
 
@@ -34,8 +36,7 @@ def start(
     progress: ProgressReporter,
     *,
     lifeline: socket.socket | None = None,
-    split: tuple[int, ...] = (),
-    stdin: int | None = None,
+    rank_streams: RankStreams | None = None,
 ) -> make.Made:
     """Start a job."""
     assert isinstance(prepared, LocalPrepared)
@@ -56,8 +57,9 @@ def start(
         lines += notes(plan.order.data)
     for line in lines:
         progress.say(line)
+    stdin = None if rank_streams is None else rank_streams.stdin
     reader = None if stdin is None else (stdin, f"/proc/{os.getpid()}/fd/0")  # the job ends with this process
-    plan = replace(plan, order=replace(plan.order, split=split, stdin=reader))
+    plan = replace(plan, order=replace(plan.order, rank_streams=rank_streams, stdin=reader))
     with _moved(prepared, progress) as moved, writing(spec.log_dir), refusals():
         for name in names(spec):
             try:
@@ -82,7 +84,7 @@ def start(
 class _Moved(NamedTuple):
     """What a job gets of one on another target: the record of its code, and archives of that and of its checkpoint."""
 
-    code: dict[str, Any] | None = None
+    code: CodeRecord | None = None
     archive: Path | None = None
     checkpoint: Path | None = None
 
@@ -100,7 +102,7 @@ def _moved(prepared: LocalPrepared, progress: ProgressReporter) -> Iterator[_Mov
         archive, checkpoint = Path(folder, "code.tar"), Path(folder, "checkpoint.tar")
         code = moving.fetched_code(export, archive, progress)
         is_needed = order.brought is not None and order.brought.into != ""
-        if is_needed and not has_checkpoint(order, Path(order.job["working_dir"])):
+        if is_needed and not has_checkpoint(order, Path(order.job.working_dir)):
             moving.fetched_checkpoint(export, checkpoint, progress)
         yield _Moved(code, archive, checkpoint if checkpoint.exists() else None)
 

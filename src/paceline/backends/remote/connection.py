@@ -30,11 +30,12 @@ from .crowd import AT_ONCE, need_files, not_started
 from .patience import Alarm, Limit, Patience, alarms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import IO
 
-    Request = dict[str, Any]
-    Answer = dict[str, Any]
+    from paceline.contract.messages import Beside, Request
+
+    Answer = Any  # one of `contract.messages`
     Body = Callable[["Input"], None]  # writes what follows a request
 
 CONNECT_SECONDS = 10
@@ -159,7 +160,7 @@ class Host:
         key = [] if self.identity_file is None else ["-i", self.identity_file]
         return shlex.join(["ssh", *port, *key, *options, self.name])
 
-    def shell_command(self, request: Request, terminal: bool) -> list[str]:
+    def shell_command(self, request: Beside, terminal: bool) -> list[str]:
         """The argument vector that runs a command where a rank runs, once the archive is there."""
         path = f"{self.root.rstrip('/')}/{archive().name}"
         argument = base64.urlsafe_b64encode(json.dumps({**request, "root": self.root}).encode()).decode()
@@ -181,19 +182,20 @@ class Host:
         if body is not None or self.inside or not is_followed:
             with self.listen(request, body, opened, patience=patience) as answers:
                 return next(answers)
-        request, patience = {**request, "stays": True}, patience or self.patience(request)
+        staying: Mapping[str, object] = {**request, "stays": True}
+        patience = patience or self.patience(request)
         if kept := _kept.take(self):
             answers, closing = kept
             try:
                 with closing:
-                    answers.request(request, opened, patience)
+                    answers.request(staying, opened, patience)
                     answer = next(answers)
                     _kept.put(self, answers, closing)
                     return answer
             except Unreachable as error:  # it may have broken before
                 if isinstance(error, Silent) or not patience.prompt:
                     raise
-        with self._connection(request, None, opened, apart=False, patience=patience) as (answers, closing):
+        with self._connection(staying, None, opened, apart=False, patience=patience) as (answers, closing):
             answer = next(answers)
             _kept.put(self, answers, closing)
             return answer
@@ -226,7 +228,12 @@ class Host:
 
     @contextlib.contextmanager
     def _connection(
-        self, request: Request, body: Body | None, opened: Callable[[Answers], None], apart: bool, patience: Patience
+        self,
+        request: Mapping[str, object],
+        body: Body | None,
+        opened: Callable[[Answers], None],
+        apart: bool,
+        patience: Patience,
     ) -> Iterator[tuple[Answers, contextlib.ExitStack]]:
         """A connection with a request on its way, and what closes it when the block ends."""
         with contextlib.ExitStack() as closing:
@@ -319,7 +326,7 @@ class Answers:
         finally:
             self._limit.end()
 
-    def request(self, request: Request, opened: Callable[[Answers], None], patience: Patience) -> None:
+    def request(self, request: Mapping[str, object], opened: Callable[[Answers], None], patience: Patience) -> None:
         """Send another request, when the one before has been answered."""
         assert self._process.stdin is not None
         self._patience, self._is_first, self._is_fresh = patience, True, True

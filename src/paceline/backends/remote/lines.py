@@ -10,7 +10,9 @@ from paceline.backends.base import LogLines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .connection import Answer, Answers, Host, Request
+    from paceline.contract.messages import Request
+
+    from .connection import Answer, Answers, Host
 
 
 def lines_of(answer: Answer) -> LogLines:

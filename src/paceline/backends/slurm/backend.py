@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.backends import noted
 from paceline.backends.base import Allocation, Backend, History, Listing, Shell
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import Installer, LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
+    from paceline.contract import messages
     from paceline.contract.records import JobRecord
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Usage, Volume
@@ -128,8 +129,8 @@ class Slurm(Backend):
             noted.note(self.name, job.name)
         return job
 
-    def _job(self, record: Mapping[str, Any]) -> Job:
-        return Job.from_record(cast("JobRecord", {**record, "backend": self.name}))
+    def _job(self, record: JobRecord) -> Job:
+        return Job.from_record({**record, "backend": self.name})
 
     def installer(self) -> Installer:
         from paceline.backends.environments.machines import Machines
@@ -139,11 +140,12 @@ class Slurm(Backend):
     # -- look ----------------------------------------------------------------------------------------------------------
 
     def describe(self, names: Sequence[str] | None = None, since: float | None = None) -> Listing:
-        request = {"do": "slurm_describe", "names": None if names is None else list(names), "since": since}
-        request["keeps"] = self._keeps_expired
+        request: messages.Describe = {
+            "do": "slurm_describe", "names": names, "since": since, "keeps": self._keeps_expired,
+        }  # fmt: skip
         if names is None:  # a list of all targets waits no longer for one of them than `look`
             request["seconds"] = _SLURMS_PART * self._login.limits.look
-        answer = self._login.ask(request)
+        answer: messages.SlurmDescribed = self._login.ask(request)
         jobs = [self._job(record) for record in answer["jobs"]]
         warnings: tuple[str, ...] = ()
         if answer["problem"]:
@@ -170,15 +172,15 @@ class Slurm(Backend):
         return JobSpec.from_stored(self._login.ask({"do": "spec", "name": name, "jobs": "slurm"})["spec"])
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._login.ask({"do": "slurm_events", "name": name})["events"]
-        return found
+        found: messages.Events = self._login.ask({"do": "slurm_events", "name": name})
+        return found["events"]
 
     def history(self, name: str, since: float = 0.0) -> History:
         return History(self._login.ask({"do": "slurm_history", "name": name, "since": since})["nodes"])
 
     def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = self._login.ask({"do": "slurm_losses", "names": list(names)})["losses"]
-        return found
+        found: messages.Losses = self._login.ask({"do": "slurm_losses", "names": names})
+        return found["losses"]
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         import dataclasses
@@ -186,14 +188,15 @@ class Slurm(Backend):
         from paceline.backends.follow import lines
         from paceline.backends.remote.lines import RemoteLines
 
-        request = {"do": "slurm_logs", "name": name, "query": dataclasses.asdict(query)}
+        request: messages.Logs = {"do": "slurm_logs", "name": name, "query": dataclasses.asdict(query)}
         return lines({name: RemoteLines(self._login, request)}, UserError)
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The nodes of the cluster; what Slurm has allocated counts as used."""
-        return [self._node(found) for found in self._login.ask({"do": "slurm_nodes"})["nodes"]]
+        answer: messages.SlurmNodes = self._login.ask({"do": "slurm_nodes"})
+        return [self._node(found) for found in answer["nodes"]]
 
-    def _node(self, found: Mapping[str, Any]) -> Node:
+    def _node(self, found: messages.SlurmNode) -> Node:
         state = f"{found['state']}: {found['reason']}" if found["reason"] else found["state"]
         return Node(
             found["name"], (), {}, found["cpus"], found["cpus_allocated"], found["memory"], found["memory_allocated"],
@@ -219,7 +222,8 @@ class Slurm(Backend):
         from paceline.job.settings import load
 
         settings = load()
-        looks = self._login.ask({"do": "volumes", "paths": dict(settings.volumes)})["volumes"]
+        answer: messages.VolumeLooks = self._login.ask({"do": "volumes", "paths": settings.volumes})
+        looks = answer["volumes"]
         found = []
         for name, path in sorted(settings.volumes.items()):
             look, file = looks[name], str(settings.file_of("volumes", name))
@@ -241,7 +245,7 @@ class Slurm(Backend):
 
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         """A command beside a rank, on its node: a step of Slurm that shares the job's resources."""
-        found = self._login.ask({"do": "slurm_shell", "name": name, "rank": rank})
+        found: messages.ShellPlace = self._login.ask({"do": "slurm_shell", "name": name, "rank": rank})
         if found["is_over"]:
             raise UserError(
                 f"job {name} does not run any more, so it has no node; see paceline logs{self.where_of(name)} {name}"
@@ -250,7 +254,7 @@ class Slurm(Backend):
             "srun", "--overlap", f"--jobid={found['id']}", f"--nodelist={found['node']}", "--nodes=1",
             "--ntasks=1", "--cpu-bind=none", "--chdir=/", "--quiet", *(["--pty"] if terminal else []),
         ]  # fmt: skip
-        request = {"run": found["run"], "rank": rank, "command": list(command)}
+        request: messages.Beside = {"run": found["run"], "rank": rank, "command": list(command)}
         line = self._login.beside(step, request)
         return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
 

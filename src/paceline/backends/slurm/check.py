@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.base import ProgressReporter
+    from paceline.contract.messages import SlurmCheck
 
     from .login import Login
     from .options import Options
@@ -37,7 +38,7 @@ _NODE_REPORT = re.compile(r"paceline-check (\S+) (folder|python|failed)([^;]*)")
 def check(login: Login, options: Options, target: str, progress: ProgressReporter) -> Report:
     """Try what a job needs, by a short job."""
     seconds = _PATIENCE * login.limits.act
-    request = {"do": "slurm_check", "slurm": options.slurm, "seconds": seconds}
+    request: SlurmCheck = {"do": "slurm_check", "slurm": options.slurm, "seconds": seconds}
     facts: Facts | None = None
     with login.listen(request) as answers:
         for answer in answers:

@@ -6,14 +6,16 @@ import base64
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends import limits
 from paceline.backends.packing import archive
 from paceline.backends.remote.connection import Host, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from paceline.contract.messages import Beside
 
     from .options import Options
 
@@ -26,7 +28,7 @@ class Login(Host):
         """What its messages begin with."""
         return "" if self.is_here else super().says
 
-    def beside(self, step: Sequence[str], request: Mapping[str, Any]) -> str:
+    def beside(self, step: Sequence[str], request: Beside) -> str:
         """A line of its shell that runs a command beside a rank, in a step of Slurm."""
         argument = base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
         path = f"{self.root.rstrip('/')}/{archive().name}"

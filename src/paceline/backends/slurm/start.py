@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import secrets
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.base import MOST_RANKS, Prepared
 from paceline.backends.environments.jobs import environments_of
 from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken, check_script, checked, names, packed, volumes_of
+from paceline.contract.nodejob import Order, SlurmOrder
 from paceline.job.errors import UserError
 from paceline.node.ranks.placement import CHOSEN
 
 from .options import indices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.backends.base import Allocation, ProgressReporter
     from paceline.backends.environments.machines import Environments
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer
+    from paceline.contract.messages import SlurmSubmit
+    from paceline.contract.records import ContainerRecord
     from paceline.job.spec import JobSpec
 
     from .login import Login
@@ -42,7 +42,6 @@ _MOST_NAME = 50  # letters of the name of an array
 class SlurmPrepared(Prepared):
     """A job that Slurm would take."""
 
-    job: dict[str, Any] = dataclasses.field(default_factory=dict)  # the specification as the login node gets it
     opened: Opened | None = None  # has checked it
     environments: Environments | None = None
 
@@ -56,11 +55,12 @@ class SlurmPrepared(Prepared):
 class Opened:
     """A connection to the login node that has checked a job, and waits for the order to submit it."""
 
-    def __init__(self, login: Login, request: dict[str, Any], *, apart: bool) -> None:
+    def __init__(self, login: Login, asked: SlurmOrder, *, apart: bool) -> None:
         """Check the job; writes nothing."""
-        self.login, self._request, self._apart = login, request, apart
+        self.login, self.asked, self._apart = login, asked, apart
+        request: SlurmSubmit = {"do": "slurm_submit", "order": asked.to_json()}
         with contextlib.ExitStack() as stack:
-            self.answers = stack.enter_context(login.listen({**request, "do": "slurm_submit"}, apart=apart))
+            self.answers = stack.enter_context(login.listen(request, apart=apart))
             self.checked = self._next()  # `script`, the batch script, and `notes`, lines for the user
             self._connection = stack.pop_all()
 
@@ -72,18 +72,19 @@ class Opened:
 
     def again(self, name: str) -> Opened:
         """Another one, for the same job by another name."""
-        return Opened(self.login, {**self._request, "job": {**self._request["job"], "name": name}}, apart=self._apart)
+        asked = replace(self.asked, order=self.asked.order.with_job(name=name))
+        return Opened(self.login, asked, apart=self._apart)
 
     def by(self, login: Login) -> Opened:
         """The same job, checked by another Python; this connection is closed."""
         self._connection.close()
-        return Opened(login, self._request, apart=self._apart)
+        return Opened(login, self.asked, apart=self._apart)
 
-    def order(self, order: Mapping[str, Any], archive: Path | None = None) -> Answer:
-        """The answer to an order, with the archive of the code."""
+    def order(self, order: Order, archive: Path | None = None) -> Answer:
+        """The answer to a complete order, with the archive of the code."""
         with contextlib.suppress(BrokenPipeError):  # the answer says why
             stdin = self.answers.send()
-            stdin.write(f"{json.dumps(order)}\n".encode())
+            stdin.write(f"{json.dumps(order.to_json())}\n".encode())
             if archive is not None:
                 with open(archive, "rb") as source:
                     shutil.copyfileobj(source, stdin)
@@ -129,25 +130,26 @@ def prepare(
     environments, spec = environments_of(spec)
     if environments is not None:
         environments.ask([login])
-    request: dict[str, Any] = {
-        "job": {**spec.for_node(), "name": name},
-        "data": volumes_of(spec),
-        "job_id": CHOSEN,
-        "terminal": {} if detached else terminal_size(),
-        "target": target,
-        "tasks": [] if options.array is None else indices(options.array),
-        "allocation": allocation and {"id": allocation.id, "nodes": min(spec.node_range[1], len(allocation.hosts))},
-        "options": {
+    asked = SlurmOrder(
+        Order(
+            job=spec.for_node(name), data=volumes_of(spec), job_id=CHOSEN,
+            terminal={} if detached else terminal_size(),
+        ),
+        target,
+        {
             "slurm": options.slurm, "chain": options.chain, "array": options.array,
             "no_kill": spec.node_range[0] < spec.node_range[1], "container": _container(spec, options),
             "python": options.python or "python3",
         },
-    }  # fmt: skip
+        () if options.array is None else tuple(indices(options.array)),
+        None if allocation is None
+        else {"id": allocation.id, "nodes": min(spec.node_range[1], len(allocation.hosts))},
+    )  # fmt: skip
     ranks = spec.ranks if isinstance(spec.ranks, int) else MOST_RANKS
-    opened = Opened(login, request, apart=not detached)
+    opened = Opened(login, asked, apart=not detached)
     notes = tuple(opened.checked["notes"])
     return SlurmPrepared(
-        spec, (), ranks, notes=notes, job=request["job"], opened=opened, environments=environments,
+        spec, (), ranks, notes=notes, opened=opened, environments=environments,
         installs="" if environments is None else environments.foreseen(),
     )  # fmt: skip
 
@@ -195,7 +197,7 @@ def _refuse_in(allocation: Allocation, spec: JobSpec) -> None:
         )
 
 
-def _container(spec: JobSpec, options: Options) -> dict[str, str] | None:
+def _container(spec: JobSpec, options: Options) -> ContainerRecord | None:
     """What runs the job's image, and the image; None without one."""
     if spec.image is None:
         return None
@@ -206,7 +208,7 @@ def _container(spec: JobSpec, options: Options) -> dict[str, str] | None:
             f"--image {image}: it is looked for on the login node; give its whole path there, or for example"
             f" docker://{image}"
         )
-    return {"program": program, "image": os.path.abspath(image) if is_path else image}
+    return {"program": program, "image": os.path.abspath(image) if is_path else image, "binds": []}
 
 
 def start(
@@ -232,15 +234,15 @@ def start(
         to: Opened | None = opened
         for name in names(spec):
             progress(f"submitting {name}", 0, None)
-            order = {
-                "job": {**prepared.job, "name": name},
-                "job_id": os.urandom(16).hex(),
-                "token": secrets.token_hex(16),
-                "secrets": {name: os.environ[name] for name in spec.secrets},
-                "code": record,
-                "bytes": archive.stat().st_size if archive is not None else 0,
-                "rank_streams": rank_streams and dataclasses.asdict(rank_streams),
-            }
+            order = replace(
+                opened.asked.order.with_job(name=name),
+                job_id=os.urandom(16).hex(),
+                token=secrets.token_hex(16),
+                secrets={name: os.environ[name] for name in spec.secrets},
+                code=record,
+                bytes=archive.stat().st_size if archive is not None else 0,
+                rank_streams=rank_streams,
+            )
             try:
                 to = to or stack.enter_context(opened.again(name))
                 answer = to.order(order, archive)

@@ -14,8 +14,9 @@ from paceline.job.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
 
-    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Host
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.messages import Request
 
 _BRIEFLY = 0.5  # seconds that a host that was silent a moment ago is waited for longer than the others
 MANY = 32  # hosts of which a few do not hold up the others

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.report import Survey
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract import messages
     from paceline.contract.records import NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Job
@@ -190,7 +191,7 @@ class Ssh(Backend):
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
         """What `delete` would remove of these jobs on the hosts that answer; each may have a part of a checkpoint."""
-        request = {"do": "contents", "names": list(names)}
+        request: messages.OfJobs = {"do": "contents", "names": list(names)}
         answers, _ = self._hosts.ask(_distinct(self._jobs.hosts_of(name) for name in names), lambda _: request)
         found: dict[str, Contents] = {}
         for answer in answers.values():
@@ -202,7 +203,8 @@ class Ssh(Backend):
     def spec(self, name: str) -> JobSpec:
         from paceline.job.spec import JobSpec
 
-        stored = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})["spec"]
+        answer: messages.SpecAnswer = self._jobs.hosts_of(name)[0].ask({"do": "spec", "name": name})
+        stored = answer["spec"]
         if stored["nodes"] != 1:
             stored.update(node_rank=None, main_address=None, main_port=None)  # as they met, which no user asked for
         return JobSpec.from_stored(stored)
@@ -231,7 +233,7 @@ class Ssh(Backend):
 
     def usage(self, names: Sequence[str], warn: Callable[[str], None]) -> dict[str, Usage]:
         """What these jobs use now, on the hosts that answer; those that do not run are left out."""
-        request = {"do": "usage", "names": list(names)}
+        request: messages.OfJobs = {"do": "usage", "names": list(names)}
         answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
         for line in left_out(failed):
             warn(line)
@@ -250,7 +252,7 @@ class Ssh(Backend):
     def history(self, name: str, since: float = 0.0) -> History:
         hosts = self._jobs.hosts_of(name)
         warnings: list[str] = []
-        request = {"do": "history", "name": name, "since": since}
+        request: messages.HistoryOf = {"do": "history", "name": name, "since": since}
         answers = self._hosts.some(hosts, lambda _: request, warnings.append)
         nodes: list[NodeHistory] = []
         for host, answer in answers.items():
@@ -258,7 +260,7 @@ class Ssh(Backend):
         return History(sorted(nodes, key=lambda node: node["node_rank"]), tuple(warnings))
 
     def losses(self, names: Sequence[str]) -> dict[str, list[float]]:
-        request = {"do": "losses", "names": list(names)}
+        request: messages.OfJobs = {"do": "losses", "names": list(names)}
         answers, _ = self._hosts.ask(self._hosts.all, lambda _: request)
         return {name: found for answer in answers.values() for name, found in answer["losses"].items()}
 
@@ -268,9 +270,11 @@ class Ssh(Backend):
         answers = self._hosts.answers(hosts, lambda _: {"do": "stands", "name": name})
         return [stand for answer in answers.values() for stand in answer["stands"]]
 
-    def start_warm(self, wanted: Mapping[str, Any], warn: Callable[[str], None]) -> list[WarmServer]:
-        request = {"do": "warm_start", **wanted}
-        return _servers(self._hosts.answers(self._hosts.all, lambda host: {**request, "slots": host.slots}))
+    def start_warm(self, wanted: messages.WarmWanted, warn: Callable[[str], None]) -> list[WarmServer]:
+        def request(host: Host) -> messages.WarmStart:
+            return {"do": "warm_start", **wanted, "slots": host.slots}
+
+        return _servers(self._hosts.answers(self._hosts.all, request))
 
     def ask_warm(self, what: Literal["describe", "stop"], warn: Callable[[str], None]) -> list[WarmServer]:
         return _servers(self._hosts.some(self._hosts.all, lambda _: {"do": "warm_ask", "what": what}, warn))
@@ -280,7 +284,7 @@ class Ssh(Backend):
         from paceline.job.settings import load
 
         settings = load()
-        request = {"do": "volumes", "paths": dict(settings.volumes)}
+        request: messages.Volumes = {"do": "volumes", "paths": dict(settings.volumes)}
         answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
         if not answers:
             raise next(iter(failed.values()))
@@ -311,18 +315,17 @@ class Ssh(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop, on all hosts that answer; returns why others did not."""
-        return self._tell(names, {"do": "stop", "now": now})
+        return self._tell(names, {"do": "stop", "names": names, "now": now})
 
     def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
-        return self._tell(names, {"do": "suspend", "resumes": False})
+        return self._tell(names, {"do": "suspend", "names": names, "resumes": False})
 
     def resume(self, names: Sequence[str]) -> Mapping[str, str]:
-        return self._tell(names, {"do": "suspend", "resumes": True})
+        return self._tell(names, {"do": "suspend", "names": names, "resumes": True})
 
-    def _tell(self, names: Sequence[str], order: Mapping[str, Any]) -> Mapping[str, str]:
+    def _tell(self, names: Sequence[str], request: messages.Stop | messages.Suspend) -> Mapping[str, str]:
         """Send an order for jobs to all their hosts that answer; returns why others did not get it."""
         hosts = {name: self._jobs.seen(name).all for name in names}
-        request = {**order, "names": list(names)}
         answers, failed = self._hosts.ask(_distinct(hosts.values()), lambda _: request)
         for error in failed.values():
             if not answers or not isinstance(error, Unreachable):
@@ -368,7 +371,7 @@ class Ssh(Backend):
     def shell(self, name: str, rank: int, command: Sequence[str], *, terminal: bool = False) -> Shell:
         seen = self._jobs.seen(name)
         host = seen.ranks.get(rank, seen.hosts[0])  # that of node 0 if it is not known
-        request = {"name": name, "rank": rank, "command": list(command)}
+        request: messages.Beside = {"name": name, "rank": rank, "command": list(command)}
         return Shell(tuple(host.shell_command(request, terminal)), dict(os.environ), os.getcwd())
 
     def open_tensorboard(self, name: str, logdir: str | None, warn: Callable[[str], None]) -> str:
@@ -399,7 +402,12 @@ class Ssh(Backend):
         seen = self._jobs.seen(name)
         hosts = seen.last if query.attempt is None else seen.hosts
         need_files(len(hosts))
-        request = {"do": "logs", "name": name, "query": dataclasses.asdict(query), "checked": len(hosts) == 1}
+        request: messages.Logs = {
+            "do": "logs",
+            "name": name,
+            "query": dataclasses.asdict(query),
+            "checked": len(hosts) == 1,
+        }
         if query.follow and len(hosts) > 1:
             return arriving(Followed(hosts, request), Unreachable)
         return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable)

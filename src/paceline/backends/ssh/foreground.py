@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 from typing import TYPE_CHECKING
@@ -16,13 +15,14 @@ from paceline.node.logs.following import Event, Output, Update, update_of
 from paceline.node.signals import LEAVE
 
 from .held import GivenUp
-from .scaling import Cooldown, Recruiter, code_of, order, sources, taken
+from .scaling import Cooldown, Recruiter, code_of, request, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract.messages import Invitation
     from paceline.job.spec import JobSpec
 
     from .parts import Parts
@@ -47,7 +47,7 @@ class RemoteRun:
     ) -> None:
         """Take over a job that has been started, and go on with it."""
         self.name, self.max_restarts = parts.name, spec.max_restarts
-        self._rank_streams = dataclasses.asdict(rank_streams)
+        self._rank_streams = rank_streams
         self._streams = parts.streams
         self._containers = containers
         ranks = sum(answer["ranks"] for answer in parts.started.values())
@@ -142,16 +142,16 @@ class RemoteRun:
 
     # -- hosts that come and go ----------------------------------------------------------------------------------------
 
-    def _enter(self, host: Host, invited: Answer) -> None:
+    def _enter(self, host: Host, invited: Invitation) -> None:
         """Start the job's part on a joining host; runs in the recruiter's thread."""
         try:
-            [host] = equipped([host], invited, self._containers, sources(invited))
+            [host] = equipped([host], invited, self._containers)
         except UserError as error:  # it is tried again
             self._hosts_unknown(f"{host.name} cannot join: {error}")
             if self._recruiter is not None:
                 self._recruiter.is_gone(host)
             return
-        self._streams.add(host, order(invited, host, self._rank_streams, terminal_size()), code_of(invited))
+        self._streams.add(host, request(invited, host, self._rank_streams, terminal_size()), code_of(invited))
 
     def _hosts_unknown(self, why: str | None) -> None:
         """Report why the present hosts are unknown, or that they are known again; runs in the recruiter's thread."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from paceline.backends.remote.connection import Unreachable
 
 if TYPE_CHECKING:
-    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Host
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.messages import Rejoin, Request
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between two tries; each takes twice the one before
 _LEAST = 1.0  # seconds for a try
@@ -28,7 +29,7 @@ class Held:
     def __init__(self, host: Host, name: str, job_id: str, answers: Answers) -> None:
         """Begin with the connection that started the part."""
         self._host = replace(host, inside=())  # the process there has the container
-        self._request: Request = {"do": "rejoin", "name": name, "job_id": job_id}
+        self._request: Rejoin = {"do": "rejoin", "name": name, "job_id": job_id, "seen": 0}
         self._answers: Answers | None = answers
         self._words: list[str] = []
         self._seen = self._acknowledged = self._bytes = 0
@@ -90,7 +91,7 @@ class Held:
         if self._ends.wait(max(0.0, min(self._pause, remaining))):
             raise self._why
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        request = {**self._request, "seen": self._seen}
+        request: Rejoin = {**self._request, "seen": self._seen}
         patience = self._host.patience(request)
         return request, patience.shortened(max(_LEAST, min(patience.login, remaining)))
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.backends.remote.connection import Host
-    from paceline.contract.records import JobRecord
-    from paceline.node.journal.fold import Report
+    from paceline.contract.messages import Describe, Described
+    from paceline.contract.records import JobRecord, Report
 
     from .target import Hosts
 
@@ -78,8 +78,8 @@ class RemoteJobs:
         return found if is_it and time.monotonic() - when < _FRESH else self._ask(names, since)
 
     def _ask(self, names: Sequence[str] | None, since: float | None) -> Listing:
-        request = {"do": "describe", "names": None if names is None else list(names), "since": since}
-        request["keeps"] = self.keeps_expired
+        request: Describe = {"do": "describe", "names": names, "since": since, "keeps": self.keeps_expired}
+        answers: dict[Host, Described]
         answers, failed = self._hosts.ask(self._hosts.all, lambda _: request)
         parts: dict[tuple[str, str | None], list[Reported]] = {}
         for host, answer in answers.items():

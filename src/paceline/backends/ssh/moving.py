@@ -13,9 +13,11 @@ from .streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal
 
     from paceline.backends.base import JobExport
     from paceline.backends.remote.connection import Host
+    from paceline.contract.messages import OfJob
     from paceline.contract.records import Inventory
     from paceline.node.store.moving import Writable
 
@@ -24,7 +26,7 @@ def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *,
     """Its code and newest checkpoint: the newest checkpoint of all, and the code of the same host."""
     answers: dict[Host, Inventory] = {}
     silent = list(missing)
-    request = {"do": "inventory", "name": name}
+    request: OfJob = {"do": "inventory", "name": name}
     with contextlib.closing(Streams(hosts, lambda _: request)) as streams:
         while (news := streams.take()) is not None:
             host, answer = news
@@ -50,7 +52,7 @@ def export_of_hosts(hosts: Sequence[Host], missing: Sequence[str], name: str, *,
             f"{silent[0]}; it may have the checkpoints of job {name}; try later, or begin anew with --fresh"
         )
 
-    def write(what: str, ids: dict[str, str], out: Writable) -> None:
+    def write(what: Literal["code", "checkpoint"], ids: dict[str, str], out: Writable) -> None:
         with host.listen({"do": "carry", "name": name, "what": what, "ids": ids, "fresh": fresh}) as pieces:
             for piece in pieces:
                 if "end" in piece:

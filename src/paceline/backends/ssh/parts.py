@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.check.findings import grouped
 from paceline.backends.remote.connection import Silent
+from paceline.backends.remote.patience import Patience
 from paceline.job.errors import UserError
 
 from .streams import Streams
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from paceline.backends.remote.connection import Answer, Body, Host, Request
-    from paceline.node.journal.fold import Report
+    from paceline.backends.remote.connection import Answer, Body, Host
+    from paceline.contract.messages import Request
+    from paceline.contract.records import Report
 
 
 class Parts:
@@ -89,7 +91,7 @@ class Parts:
     @property
     def _patience(self) -> float:
         """Seconds in which a host does what it is told."""
-        return max(host.patience({"do": "start"}).copy for host in self.hosts)
+        return max(Patience.of("start", host.limits).copy for host in self.hosts)
 
     def _answers(self, hosts: Iterable[Host], seconds: float | None = None) -> dict[Host, Answer | UserError]:
         """The next answer of each of these hosts, or that it does not come in time."""

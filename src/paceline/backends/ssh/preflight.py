@@ -10,6 +10,7 @@ import json
 import secrets
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.backends.check.findings import disk_findings, grouped, host_findings, line
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from paceline.backends.remote.connection import Answer, Answers, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Host
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.messages import PeerRecord, Route, WantedEnvironment, WantedImage
+    from paceline.contract.messages import Preflight as PreflightRequest
+    from paceline.contract.nodejob import Order
 
     from .target import Hosts
 
@@ -45,19 +49,27 @@ class Preflight:
         peers: the hosts with the addresses and ports for each other.
     """
 
-    def __init__(self, hosts: Hosts, request: Callable[[Host], Request], least: int = 0, most: int = 0) -> None:
-        """Make no connection yet; a job needs `least` hosts and can use `most`, 0 if there is none."""
+    def __init__(
+        self,
+        hosts: Hosts,
+        order: Order | None = None,
+        environment: WantedEnvironment | WantedImage | None = None,
+        imports: Sequence[str] = (),
+    ) -> None:
+        """Make no connection yet; see `PreflightRequest`."""
         self.answers: dict[Host, Answer] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
-        self._target, self._hosts, self._request = hosts, list(hosts.all), request
-        self._least, self._most = least, most
+        self._target, self._hosts = hosts, list(hosts.all)
+        self._order, self._environment, self._imports = order, environment, imports
+        # How many hosts the job needs and can use; 0 if there is none.
+        self._least, self._most = (0, 0) if order is None else order.job.node_range
         self._token = secrets.token_hex(16)
         self._open = {host: contextlib.ExitStack() for host in self._hosts}
         self._conversations: dict[Host, Answers] = {}
         self._is_closed = False
         self._tried: Mapping[Host, Collection[Host]] = {}
-        self.peers: dict[Host, dict[str, Any]] = {}
+        self.peers: dict[Host, PeerRecord] = {}
 
     def __enter__(self) -> Preflight:
         need_files(len(self._hosts))
@@ -85,15 +97,19 @@ class Preflight:
         self._is_closed = True
         at_once(self._open, lambda host: self._open[host].close())
 
-    def _order(self, host: Host) -> Request:
-        return {**self._request(host), "do": "preflight", "name": host.name, "token": self._token}
+    def _request(self, host: Host) -> PreflightRequest:
+        return {
+            "do": "preflight", "name": host.name, "token": self._token,
+            "order": None if self._order is None else replace(self._order, slots=host.slots).to_json(),
+            "environment": self._environment, "imports": self._imports,
+        }  # fmt: skip
 
     def _patience(self, host: Host) -> Patience:
-        return host.patience(self._order(host)).for_many(len(self._hosts))
+        return host.patience(self._request(host)).for_many(len(self._hosts))
 
     def _begin(self, host: Host, silent: int | None) -> None:
         """Ask a host what it has, and read its clock; `silent`: how many were silent a moment ago, if this one was."""
-        order, patience = self._order(host), self._patience(host)
+        order, patience = self._request(host), self._patience(host)
         others = -1 if silent is None else len(self._hosts) - silent
         if others >= self._most:
             patience = patience.shortened(min(_BRIEF, patience.login))
@@ -119,7 +135,7 @@ class Preflight:
         if host not in self.clocks or half < self.clocks[host].uncertainty:
             self.clocks[host] = Clock(now - before - half, half)
 
-    def _ask(self, host: Host, order: Request) -> Answer:
+    def _ask(self, host: Host, order: Route) -> Answer:
         conversation = self._conversations[host]
         conversation.say(json.dumps(order))
         return next(conversation)
@@ -138,14 +154,14 @@ class Preflight:
                 self.failed[host] = answer
                 self.answers.pop(host, None)
 
-    def ask(self, orders: Mapping[Host, Request]) -> dict[Host, Answer]:
+    def ask(self, orders: Mapping[Host, Route]) -> dict[Host, Answer]:
         """The answers to a request for each host, of the hosts that answer."""
         return self._on_all(orders, lambda host: self._ask(host, orders[host]))
 
     def broken(self, hosts: Iterable[Host]) -> dict[tuple[Host, Host], str]:
         """The tried pairs of these hosts that cannot connect, and why; see `routes_of`."""
         self._tried = routes_of([host for host in hosts if host in self.answers])
-        orders = {
+        orders: dict[Host, Route] = {
             host: {"do": "reach", "peers": [self.peers[peer] for peer in peers]} for host, peers in self._tried.items()
         }
         by_name = {host.name: host for host in self._tried}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from paceline.backends.environments.jobs import equipped
+from paceline.contract.nodejob import NodeJob, Order
 from paceline.job.errors import UserError
 from paceline.job.text import counted
 
@@ -16,7 +18,9 @@ from .parts import Parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
+    from paceline.backends.remote.connection import Body, Host, Input
+    from paceline.contract.messages import Invitation, Request, Start
+    from paceline.contract.nodejob import RankStreams
 
     Enter = Callable[[Host, Request, Body | None], None]
 
@@ -24,48 +28,45 @@ _PERIOD = 1.0  # seconds between two looks at which hosts there are, as horovodr
 _AGAIN = 5.0  # seconds until a host that could not come in is tried again
 
 
-def invitation(hosts: Iterable[Host], name: str) -> Answer:
+def invitation(hosts: Iterable[Host], name: str) -> Invitation:
     """What a joining host needs, from the first of these hosts that answers."""
     why = UserError(f"no host of job {name} answers")
     for host in hosts:
         try:
-            return host.ask({"do": "invite", "name": name})
+            found: Invitation = host.ask({"do": "invite", "name": name})
+            return found
         except UserError as error:
             why = error
     raise why
 
 
-def order(invited: Answer, host: Host, rank_streams: dict[str, Any] | None, terminal: dict[str, str]) -> Request:
+def request(invited: Invitation, host: Host, rank_streams: RankStreams | None, terminal: dict[str, str]) -> Start:
     """The request that starts a joining host's part of a job."""
     address, port = invited["door"]
-    meeting = {"main_address": address, "main_port": port, "node_rank": None, "local_address": None}
-    code = invited["code"]
-    return {
-        "do": "start",
-        "joins": True,
-        "job": {**invited["job"], **meeting, "resume_from": None, "detached": rank_streams is None},
-        "slots": host.slots,
-        "reconnect": host.reconnect,
-        "job_id": invited["job_id"],
-        "token": invited["token"],
-        "secrets": invited["secrets"],
-        "data": sources(invited),
-        "code": code and {key: value for key, value in code.items() if key != "path"},
-        "bytes": len(invited.get("data", b"")),
-        "hosts": [],
-        "rank_streams": rank_streams,
-        "terminal": terminal,
-    }
+    job = replace(
+        NodeJob.from_json(invited["job"]), main_address=address, main_port=port, node_rank=None, local_address=None,
+        resume_from=None, detached=rank_streams is None,
+    )  # fmt: skip
+    order = Order(
+        job=job,
+        data=tuple(invited["sources"]),
+        joins=True,
+        slots=host.slots,
+        reconnect=host.reconnect,
+        job_id=invited["job_id"],
+        token=invited["token"],
+        secrets=invited["secrets"],
+        code=invited["code"],
+        bytes=len(invited.get("data", b"")),
+        rank_streams=rank_streams,
+        terminal=terminal,
+    )
+    return {"do": "start", "order": order.to_json()}
 
 
-def sources(invited: Answer) -> list[dict[str, Any]]:
-    """The volumes of a job that a host joins."""
-    return [{key: source[key] for key in ("volume", "path", "wanted", "variable")} for source in invited["sources"]]
-
-
-def code_of(invited: Answer) -> Body | None:
+def code_of(invited: Invitation) -> Body | None:
     """A function that sends the code that came with an invitation; None if there is none."""
-    data: bytes = invited.get("data", b"")
+    data = invited.get("data", b"")
 
     def send(stdin: Input) -> None:
         stdin.write(data)
@@ -78,10 +79,10 @@ def taken(name: str, host: Host) -> UserError:
     return UserError(f"another job named {name} is on {host.name}; delete that one first")
 
 
-def join(name: str, hosts: Sequence[Host], invited: Answer, program: str | None) -> None:
+def join(name: str, hosts: Sequence[Host], invited: Invitation, program: str | None) -> None:
     """Start the parts of a running job on hosts that join it; see `invitation`, and `Options.containers`."""
-    body, hosts = code_of(invited), equipped(hosts, invited, program, sources(invited))
-    with Parts(name, hosts, lambda host: order(invited, host, None, {}), lambda _: body) as parts:
+    body, hosts = code_of(invited), equipped(hosts, invited, program)
+    with Parts(name, hosts, lambda host: request(invited, host, None, {}), lambda _: body) as parts:
         try:
             if (host := parts.start()) is not None:
                 raise taken(name, host)
@@ -131,7 +132,7 @@ class Recruiter:
         name: str,
         wanted: Callable[[], Sequence[Host]],
         present: Callable[[], Sequence[Host]],
-        enter: Callable[[Host, Answer], None],  # starts its part on a host
+        enter: Callable[[Host, Invitation], None],  # starts its part on a host
         leave: Callable[[Host], None],  # asks a host to leave
         *,
         least: int,  # hosts that the job needs

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from paceline.backends import moving
 from paceline.backends.environments.jobs import containers_of, environments_of
 from paceline.backends.foreground import terminal_size
 from paceline.backends.submission import NameTaken, check_script, checked, kept_warm, names, packed, volumes_of
+from paceline.contract.nodejob import NodeJob, Order
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
 from paceline.node.planning import fitting
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import JobExport, ProgressReporter
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
+    from paceline.backends.remote.connection import Answer, Body, Host, Input
+    from paceline.contract.messages import Plan, Planned, Start
 
     from .jobs import RemoteJobs
     from .target import Hosts
@@ -55,7 +57,7 @@ class RemoteStart:
         self._check_name(self.spec.name)
         self._main = looks[self._chosen[0]]
         is_there = any(looks[host]["has_checkpoint"] for host in self._chosen)
-        self._sends_checkpoint = bool(self._brought and self._brought["into"]) and not is_there
+        self._sends_checkpoint = bool(self._brought and self._brought.into) and not is_there
 
     def _asked(self, spec: JobSpec, detached: bool) -> JobSpec:
         """What the user asked for, in the form that hosts get."""
@@ -75,16 +77,12 @@ class RemoteStart:
     def plan(self) -> dict[str, Any]:
         """The complete job, and the variables of its ranks on the hosts."""
         spec, hosts = self.spec, self._chosen
-        common = {
-            **self._common(self._shown_name),
-            "do": "plan",
-            "job_id": None,
-            "token": None if spec.node_range[1] == 1 else CHOSEN,
-        }
+        order = self._order(self._shown_name, token=None if spec.node_range[1] == 1 else CHOSEN)
 
-        def ask(start: dict[str, Any] | None) -> list[Answer]:
-            def request(host: Host) -> Request:
-                return {**self._request(common, host), "start": start and {**start, "node_rank": hosts.index(host)}}
+        def ask(start: dict[str, Any] | None) -> list[Planned]:
+            def request(host: Host) -> Plan:
+                attempt = start and {**start, "node_rank": hosts.index(host)}
+                return {"do": "plan", "order": self._of(order, host).to_json(), "start": attempt}
 
             return list(self._hosts.answers(hosts, request).values())
 
@@ -95,11 +93,14 @@ class RemoteStart:
         main = {"main_address": nodes[0]["address"], "main_port": port, "attempt": 0}
         if spec.node_range[1] == 1:
             main["main_address"] = nodes[0]["address"] = "127.0.0.1"
-        answers = ask({**main, "nodes": nodes, "job": spec.rendezvous.run_id or common["job"]["name"]})
-        asked = spec.for_node()
-        same = {name: asked[name] for name in ("nodes", "ranks", "node_rank", "main_address", "main_port")}
+        answers = ask({**main, "nodes": nodes, "job": spec.rendezvous.run_id or order.job.name})
+        asked, planned = spec.for_node(), NodeJob.from_json(answers[0]["job"])
+        planned = replace(
+            planned, nodes=asked.nodes, ranks=asked.ranks, node_rank=asked.node_rank,
+            main_address=asked.main_address, main_port=asked.main_port,
+        )  # fmt: skip
         return {
-            "job": JobSpec.planned({**answers[0]["job"], **same}).dumped(),
+            "job": JobSpec.planned(planned).dumped(),
             "python": [] if spec.command else [self._python(host) for host in hosts],
             "ranks": [rank for answer in answers for rank in answer["ranks"]],
         }
@@ -133,19 +134,17 @@ class RemoteStart:
                 try:
                     self._check_name(name)
                     progress(f"starting {name}", 0, None)
-                    common = {
-                        **self._common(name),
-                        "do": "start",
-                        "code": record,
-                        "bytes": _size(archive),
-                        "rank_streams": rank_streams and dataclasses.asdict(rank_streams),
-                        "job_id": os.urandom(16).hex(),
-                        "token": secrets.token_hex(16) if spec.node_range[1] > 1 else None,
-                        "secrets": {name: os.environ[name] for name in spec.secrets},
-                    }
-                    if self._brought is not None:
-                        common["brought"] = {**self._brought, "bytes": _size(checkpoint)}
-                    return self._start(name, common, archive, checkpoint)
+                    order = self._order(
+                        name,
+                        code=record,
+                        bytes=_size(archive),
+                        rank_streams=rank_streams,
+                        job_id=os.urandom(16).hex(),
+                        token=secrets.token_hex(16) if spec.node_range[1] > 1 else None,
+                        secrets={name: os.environ[name] for name in spec.secrets},
+                        brought=self._brought and replace(self._brought, bytes=_size(checkpoint)),
+                    )
+                    return self._start(order, archive, checkpoint)
                 except NameTaken as error:
                     taken = error
             raise taken
@@ -156,14 +155,18 @@ class RemoteStart:
             where = self._taken[name].name
             raise NameTaken(f"a job named {name} is on {where}; choose another --name, or delete that job")
 
-    def _start(self, name: str, common: Request, archive: Path, checkpoint: Path) -> Parts:
+    def _start(self, order: Order, archive: Path, checkpoint: Path) -> Parts:
         """Start a job's agents, which connect at the address of the first host."""
         first = self._chosen[0]
 
         def body(host: Host) -> Body | None:
             return _sender(*(file for file in (archive, *([checkpoint] if host == first else [])) if file.exists()))
 
-        parts = Parts(name, self._chosen, lambda host: self._request(common, host), body)
+        def request(host: Host) -> Start:
+            return {"do": "start", "order": self._of(order, host).to_json()}
+
+        name = order.job.name
+        parts = Parts(name, self._chosen, request, body)
         try:
             taken = parts.start()
             if taken is not None:
@@ -174,43 +177,31 @@ class RemoteStart:
             raise
         return parts
 
-    def _common(self, name: str) -> dict[str, Any]:
-        """The part of the request that is the same for all hosts, without what only a start has."""
-        return {
-            "job": {**self.spec.for_node(), "name": name},
-            "data": self._data,
-            "code": None,
-            "bytes": 0,
-            "rank_streams": None,
-            "terminal": self._terminal,
-            "joins": False,
-            "hosts": [host.name for host in self._chosen],
-            "secrets": {},
-            "brought": self._brought and {**self._brought, "bytes": 0},
-        }
+    def _order(self, name: str, **fields: Any) -> Order:
+        """What all hosts are asked to make."""
+        hosts = tuple(host.name for host in self._chosen)
+        job = self.spec.for_node(name)
+        return Order(
+            job=job, data=self._data, hosts=hosts, terminal=self._terminal, **{"brought": self._brought, **fields}
+        )
 
-    def _request(self, common: Request, host: Host) -> Request:
-        """The request for one host."""
-        job = common["job"]
+    def _of(self, order: Order, host: Host) -> Order:
+        """The same for one host."""
+        brought = order.brought
         if self.spec.node_range[1] > 1:
             port = self.spec.rendezvous.main_port or self._main["port"]
             number = self._chosen.index(host)
-            job = {**job, "main_address": self._main["address"], "main_port": port, "node_rank": number}
-        brought = common["brought"]
-        if brought and host != self._chosen[0]:  # the ranks give it to the other hosts
-            brought = {**brought, "bytes": 0}
-        return {**common, "job": job, "slots": host.slots, "reconnect": host.reconnect, "brought": brought}
+            order = order.with_job(main_address=self._main["address"], main_port=port, node_rank=number)
+        if brought is not None and host != self._chosen[0]:  # the ranks give it to the other hosts
+            brought = replace(brought, bytes=0)
+        return replace(order, slots=host.slots, reconnect=host.reconnect, brought=brought)
 
     def _preflight(self) -> dict[Host, Answer]:
         """Check all hosts and choose those for the job; returns the answers."""
         wanted = None if self._packages is None else self._packages.request
-        common = {
-            "job": self.spec.for_node(), "data": self._data, "brought": self._brought, "environment": wanted,
-            "imports": self._imported,
-        }  # fmt: skip
-        least, most = self.spec.node_range
-        with Preflight(self._hosts, lambda host: {**common, "slots": host.slots}, least, most) as preflight:
-            self._chosen = preflight.choose(least, most, self._preferred, self.notes.append)
+        order = Order(job=self.spec.for_node(), data=self._data, brought=self._brought)
+        with Preflight(self._hosts, order, wanted, self._imported) as preflight:
+            self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
             answers = dict(preflight.answers)
         if self._packages is not None:
             self._packages.choose({host: answers[host]["environment"] for host in self._chosen})

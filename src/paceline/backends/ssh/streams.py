@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from paceline.backends.base import LogLines
-    from paceline.backends.remote.connection import Answer, Answers, Body, Host, Request
+    from paceline.backends.remote.connection import Answer, Answers, Body, Host
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.messages import Request
 
     Take = Callable[[Answers], bool]
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import ProgressReporter
     from paceline.backends.check.report import Clock
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract.messages import Route
 
     from .target import Hosts
 
@@ -26,7 +27,7 @@ def survey(target: Hosts, progress: ProgressReporter) -> Survey:
     """Check hosts, and test and measure the routes between them; starts no job."""
     progress("asking the hosts", 0, None)
     hosts = target.all
-    with Preflight(target, lambda host: {"job": None, "environment": None}) as preflight:
+    with Preflight(target) as preflight:
         for _ in range(_READINGS - 1):
             preflight.read_clocks()
         answers, clocks = dict(preflight.answers), dict(preflight.clocks)
@@ -63,7 +64,7 @@ def _measure(
         progress("measuring the network", number, None)
         values: dict[tuple[Host, Host], dict[str, Any]] = {pair: {} for pair in turn}
         for do in ("latency", "bandwidth"):  # one after the other on all hosts: what is sent would delay messages
-            orders = {source: {"do": do, "peer": preflight.peers[target]} for source, target in turn}
+            orders: dict[Host, Route] = {source: {"do": do, "peer": preflight.peers[target]} for source, target in turn}
             answered = preflight.ask(orders)
             for pair in turn:
                 values[pair].update(answered.get(pair[0], {}))

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.backends.limits import Limits
-    from paceline.backends.remote.connection import Answer, Request
+    from paceline.backends.remote.connection import Answer
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.messages import Request
 
     from .asking import Outcome
 
@@ -203,7 +204,7 @@ class Hosts:
         self._silences.note(outcomes, waited)
         answers = {host: found[host] for host in hosts if not isinstance(found[host], UserError)}
         failed = {host: found[host] for host in hosts if isinstance(found[host], UserError)}
-        return answers, failed  # type: ignore[return-value]  # mypy does not narrow what is looked up twice
+        return answers, failed
 
     def _at_most(self, seconds: float) -> float:
         return max(_LEAST, min(seconds, self._deadline - time.monotonic()))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.backends.remote.connection import Host
+    from paceline.contract.messages import OfJobs
 
     from .jobs import RemoteJobs
 
@@ -70,7 +71,7 @@ class Waiting:
     def _wait_for(self, parts: set[Part]) -> bool:
         """Wait until these parts have ended, or no connected host knows of a job any more; returns False if in vain."""
         look = math.inf  # when to ask whether jobs that have ended somewhere are over
-        request = {"do": "wait", "names": self._names}
+        request: OfJobs = {"do": "wait", "names": self._names}
         with contextlib.closing(Streams(dict.fromkeys(host for host, _ in parts), lambda _: request)) as streams:
             while parts:
                 until = min(self._deadline, look)

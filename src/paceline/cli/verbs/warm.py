@@ -16,6 +16,7 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_duration, show_size
 
 if TYPE_CHECKING:
+    from paceline.contract.messages import WarmWanted
     from paceline.job.job import WarmServer
 
 _DEFAULT = "10m"
@@ -55,7 +56,8 @@ def _warm(
         period = duration(seconds or _DEFAULT, usual="m", zero=f"give a time such as {_DEFAULT}")
     except ValueError as error:
         raise UserError(f"--for: {error}") from None
-    wanted = {
+    assert period is not None
+    wanted: WarmWanted = {
         "framework": framework or "torch", "preload": [name for name in (preload or "").split(",") if name],
         "ranks": ranks or 1, "seconds": period,
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from paceline.job.errors import UserError, nearest
 from paceline.job.secret_values import split_source
@@ -15,6 +15,8 @@ from .transfer import printable, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from paceline.contract.records import CodeRecord
 
     from .transfer import OnProgress
 
@@ -76,7 +78,7 @@ def fetch(
     warn: Callable[[str], None] = lambda line: None,
     *,
     credentials: Mapping[str, str] = os.environ,
-) -> dict[str, Any]:
+) -> CodeRecord:
     """Copy the code into an empty folder; returns the record of the copy."""
     _check_named(code)
     folder = Path(os.path.abspath(folder))

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
@@ -23,6 +23,8 @@ from .transfer import Result, printable, reason, require, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from paceline.contract.records import CodeRecord
 
     from .transfer import OnProgress
 
@@ -48,7 +50,7 @@ _SAFE = (
 
 def fetch(
     source: str, folder: Path, destination: Path, progress: OnProgress, credentials: Mapping[str, str]
-) -> dict[str, Any]:
+) -> CodeRecord:
     """Fetch a repository with its submodules into an empty folder, with as little history as the server allows.
 
     `credentials` are GIT_SYNC_USERNAME and GIT_SYNC_PASSWORD, as far as there are some.

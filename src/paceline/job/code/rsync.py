@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 
@@ -17,6 +17,8 @@ from .transfer import Result, printable, reason, require, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from paceline.contract.records import CodeRecord
 
     from .transfer import OnProgress
 
@@ -50,7 +52,7 @@ def find(source: str, folder: Path) -> Path | None:
 
 def fetch(
     source: str, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None]
-) -> dict[str, Any]:
+) -> CodeRecord:
     """Copy all of a folder but `.git`, `__pycache__`, what its .pacelineignore names and what paceline made there."""
     require("rsync")
     root = find(source, folder)

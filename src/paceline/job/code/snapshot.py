@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import found
 from paceline.contract.code_folder import GITIGNORE
@@ -20,6 +20,8 @@ from .transfer import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from paceline.contract.records import CodeRecord
 
     from .transfer import OnProgress
 
@@ -35,7 +37,7 @@ _OURS = re.compile(r"\..+\.paceline(\.[0-9a-f]{8})?", re.DOTALL)
 
 def fetch(
     source: str, folder: Path, destination: Path, progress: OnProgress, warn: Callable[[str], None]
-) -> dict[str, Any]:
+) -> CodeRecord:
     """Copy the files that git lists in a folder, or without git all but `.git` and `__pycache__`.
 
     Folders that paceline made there are left out.

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paceline.contract.nodejob import BatchOrder
 from paceline.node.errors import Refused
 from paceline.node.files import load_json
 from paceline.node.store import make
 from paceline.node.store.code_folder import take, unpack
 from paceline.node.store.home import Home
-from paceline.node.store.plan import Order, Plan, make_plan, this_machine
+from paceline.node.store.plan import Plan, make_plan, this_machine
 
 from .pod_format import FIRST_POD
 from .start import order_of
@@ -25,7 +27,8 @@ from .start import order_of
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .protocol import BatchRequest
+    from paceline.contract.nodejob import Order
+    from paceline.contract.records import CodeRecord
 
 _REFUSED = 2  # the exit code if a job cannot run
 
@@ -42,57 +45,55 @@ def main(file: str) -> NoReturn:
     sys.exit(_REFUSED)
 
 
-def read(path: Path) -> BatchRequest:
-    """The request in a file, completed with the numbers from the scheduler's variables."""
+def read(path: Path) -> BatchOrder:
+    """The order in a file, completed with the numbers from the scheduler's variables."""
     try:
-        request: BatchRequest | None = load_json(path)  # type: ignore[assignment]  # what our own client has written
+        stored = load_json(path)
     except ValueError as error:
         raise Refused(str(error)) from None
-    if request is None:
+    if stored is None:
         raise Refused(f"no file {path} that describes the job")
-    if request.get("address_variable"):
-        address = os.environ.get(request["address_variable"] or "")
-        request = {**request, "job": {**request["job"], "local_address": address or None}}
-    variable = request["node_rank_variable"]
-    if variable is None:
-        return request
-    value = os.environ.get(variable, "")
+    batch = BatchOrder.from_json(stored)
+    if batch.address_variable:
+        address = os.environ.get(batch.address_variable) or None
+        batch = replace(batch, order=batch.order.with_job(local_address=address))
+    if batch.node_rank_variable is None:
+        return batch
+    value = os.environ.get(batch.node_rank_variable, "")
     pod, dash, number = value.rpartition("-")  # NAME-worker-3 is the name of a pod
     if not number.isdecimal() or bool(dash) != bool(pod):
-        raise Refused(f"{variable}={value!r} is not a node rank; start this by the job's scheduler")
+        raise Refused(f"{batch.node_rank_variable}={value!r} is not a node rank; start this by the job's scheduler")
     first = int(os.environ.get(FIRST_POD) or 0)
-    return {**request, "job": {**request["job"], "node_rank": first + int(number)}}
+    return replace(batch, order=batch.order.with_job(node_rank=first + int(number)))
 
 
-def _run(request: BatchRequest, folder: Path) -> NoReturn:
+def _run(batch: BatchOrder, folder: Path) -> NoReturn:
     """Become the agent."""
-    home = home_of(request)
-    order = order_of(home, request)
+    home = home_of(batch)
+    order = order_of(home, batch.order)
     if make.is_back(home, order):
         make.become_again(home, order)
-    with make.making(plan_of(home, request, order)) as new:
-        new.become(code_at(new.code, request, folder))
+    with make.making(plan_of(home, order)) as new:
+        new.become(code_at(new.code, batch, folder))
 
 
-def home_of(request: BatchRequest) -> Home:
+def home_of(batch: BatchOrder) -> Home:
     """Where this machine's jobs are."""
-    return Home(Path(request["root"]).expanduser())
+    return Home(Path(batch.root).expanduser())
 
 
-def plan_of(home: Home, request: BatchRequest, order: Order) -> Plan:
+def plan_of(home: Home, order: Order) -> Plan:
     """This node's part of the job before anything of it is made."""
-    return make_plan(home, this_machine(home, request["slots"], is_scheduled=True), order)
+    return make_plan(home, this_machine(home, order.slots, is_scheduled=True), order)
 
 
-def code_at(destination: Path | None, request: BatchRequest, folder: Path) -> dict[str, Any] | None:
-    """Put the job's own code there, from an archive or a folder beside the request; returns the record of it."""
+def code_at(destination: Path | None, batch: BatchOrder, folder: Path) -> CodeRecord | None:
+    """Put the job's own code there, from an archive or a folder beside the order; returns the record of it."""
     if destination is None:
         return None
-    record = dict(request["code"] or {})
-    if cloned := request.get("cloned"):
-        record["commit"] = (folder / "commit").read_text().strip()
-        take(folder / cloned, destination)
-    else:
-        with open(folder / (request["archive"] or ""), "rb") as archive:
-            unpack(archive, destination)
-    return record
+    if batch.cloned:
+        take(folder / batch.cloned, destination)
+        return {**(batch.order.code or {}), "commit": (folder / "commit").read_text().strip()}
+    with open(folder / (batch.archive or ""), "rb") as archive:
+        unpack(archive, destination)
+    return batch.order.code or {}

@@ -28,6 +28,8 @@ from . import routes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from paceline.contract.messages import Route
+
 FACTS, ROUTES = "facts", "routes"
 _PATIENCE = 120.0  # seconds without an order after which the client counts as gone
 _NODE_PATIENCE = 40.0  # seconds until another node counts as lost
@@ -95,14 +97,14 @@ def converse(token: bytes, name: str, first: Mapping[str, Any]) -> Iterator[dict
         listener.close()
 
 
-def _next() -> dict[str, Any] | None:
+def _next() -> Route | None:
     """The next order; None at the end of stdin. If the client hangs, this process ends."""
     watch = threading.Timer(_PATIENCE, os._exit, (1,))
     watch.daemon = True
     watch.start()
     line = sys.stdin.buffer.readline()
     watch.cancel()
-    order: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+    order: Route | None = json.loads(line) if line.endswith(b"\n") else None
     return order
 
 

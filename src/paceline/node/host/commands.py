@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.journal.state import FINAL
 from paceline.node.signals import LEAVE
-from paceline.node.spec import NodeSpec
+from paceline.node.spec import NodeSpec, StoredJob
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract import messages
+    from paceline.node.store.home import Home
 
 
-def stop(home: Home, request: Request) -> Answer:
+def stop(home: Home, request: messages.Stop) -> messages.Named:
     """Stop those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -24,7 +25,7 @@ def stop(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def suspend(home: Home, request: Request) -> Answer:
+def suspend(home: Home, request: messages.Suspend) -> messages.Named:
     """Have those of the given jobs that are here suspended, or resumed."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -32,12 +33,12 @@ def suspend(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def signal(home: Home, request: Request) -> Answer:
+def signal(home: Home, request: messages.Signal) -> messages.Sent:
     """Send a signal to the agent of a job here, which passes it on to the ranks that handle it."""
     return {"sent": records.signal_agent(home.run(request["name"]).path, (request["signal"],))}
 
 
-def delete(home: Home, request: Request) -> Answer:
+def delete(home: Home, request: messages.OfJobs) -> messages.Named:
     """Remove those of the given jobs that are here."""
     runs = home.runs(request["names"])
     for run in runs:
@@ -48,7 +49,7 @@ def delete(home: Home, request: Request) -> Answer:
     return {"names": [run.path.name for run in runs]}
 
 
-def invite(home: Home, request: Request) -> Answer:
+def invite(home: Home, request: messages.OfJob) -> messages.Invitation:
     """What another machine needs to take part in a job that runs here, with its code (tar)."""
     import io
     import tarfile
@@ -56,25 +57,26 @@ def invite(home: Home, request: Request) -> Answer:
     from paceline.node.machine import environments, processes
 
     run = home.run(request["name"])
-    node, job, status = NodeSpec.load(run.spec), read_json(run.job) or {}, run.read_status() or {}
+    node, job, status = NodeSpec.load(run.spec), StoredJob.from_json(read_json(run.job) or {}), run.read_status() or {}
     _check_elastic(node)
     if not run.is_held or status.get("state") in FINAL or not status.get("coordinator"):
         raise Refused(f"job {node.job} does not run here, or has not started yet")
     env = processes.environment(status["agent"]["pid"])
-    code, archive = job.get("code"), io.BytesIO()
+    code, archive = job.code, io.BytesIO()
     if code is not None:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             tar.add(code["path"], arcname=".")
     return {
-        "job": job["spec"], "job_id": node.job_id, "most": node.nodes, "door": status["address"],
+        "job": job.spec.to_json(), "job_id": node.job_id, "most": node.nodes,
+        "door": cast("tuple[str, int]", status["address"]),
         "token": env.get("PACELINE_TOKEN"),
-        "secrets": {name: env[name] for name in job["spec"]["secrets"] if name in env},
-        "sources": job["data"], "code": code, "data": archive.getvalue(),
+        "secrets": {name: env[name] for name in job.spec.secrets if name in env},
+        "sources": job.data, "code": code, "data": archive.getvalue(),
         "minor": environments.minor_of(node.python[0]),
     }  # fmt: skip
 
 
-def leave(home: Home, request: Request) -> Answer:
+def leave(home: Home, request: messages.Leave) -> messages.Leaves:
     """Make this machine leave a job, which continues without it."""
     run = home.run(request["name"])
     node = NodeSpec.load(run.spec)
@@ -89,7 +91,7 @@ def leave(home: Home, request: Request) -> Answer:
     return {"leaves": run.path.name}
 
 
-def open_tensorboard(home: Home, request: Request) -> Answer:
+def open_tensorboard(home: Home, request: messages.OpenTensorboard) -> messages.Url:
     """The address of a job's TensorBoard, on this machine."""
     from paceline.node import tensorboard
 
@@ -97,7 +99,7 @@ def open_tensorboard(home: Home, request: Request) -> Answer:
     return {"url": tensorboard.open_for_job((sys.executable,), run.path, request["logdir"])}
 
 
-def close_tensorboard(home: Home, request: Request) -> Answer:
+def close_tensorboard(home: Home, request: messages.OfJob) -> messages.Ran:
     """End the TensorBoard of a job."""
     from paceline.node import tensorboard
 

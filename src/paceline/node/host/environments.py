@@ -14,15 +14,16 @@ from .protocol import Bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract import messages
+    from paceline.node.store.home import Answer, Home
 
 
-def environment(home: Home, request: Request) -> Answer:
+def environment(home: Home, request: messages.Environment) -> Answer:
     """What this machine has for an environment, and whether it has that."""
     return environments.look(home.root, request["digest"], request["index"])
 
 
-def environment_build(home: Home, request: Request) -> Iterator[Answer]:
+def environment_build(home: Home, request: messages.BuildEnvironment) -> Iterator[Answer]:
     """Build an environment; an archive (tar) of `bytes` bytes with what it needs follows on stdin."""
     place = environments.folder(home.root)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -33,11 +34,11 @@ def environment_build(home: Home, request: Request) -> Iterator[Answer]:
         yield from environments.build(home.root, request, files)
 
 
-def environment_list(home: Home, request: Request) -> Answer:
+def environment_list(home: Home, request: messages.Plain) -> messages.Environments:
     """The environments of this machine."""
     return {"environments": environments.listed(home.root)}
 
 
-def environment_prune(home: Home, request: Request) -> Answer:
+def environment_prune(home: Home, request: messages.PruneEnvironments) -> messages.Removed:
     """Remove environments."""
     return {"removed": environments.prune(home.root, request["names"])}

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
+    from paceline.contract.messages import Rejoin
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
     from paceline.node.store.lifecycle import AgentProcess
 
-    from .protocol import RejoinRequest
 
 _LONGER = 5.0  # seconds that the client is waited for when it has stopped trying: the first to give up says why
 _PIECE = 4096  # bytes that a pipe takes at once when it takes any
@@ -236,7 +236,7 @@ class HeldClient:
         self._listen_to(connection)
 
 
-def rejoin(home: Home, request: RejoinRequest) -> Iterator[Answer]:
+def rejoin(home: Home, request: Rejoin) -> Iterator[Answer]:
     """Give this connection to the process that a client has lost its own to; the answers come from there."""
     run = home.run(request["name"])
     job_id = (read_json(run.spec) or {}).get("job_id")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.contract.machine import machine_id
+from paceline.contract.nodejob import Order
 from paceline.node.devicequeue import ticket
 from paceline.node.errors import Refused
 from paceline.node.machine import containers, environments, software, volumes
@@ -14,31 +16,32 @@ from paceline.node.machine.network import own_address
 from paceline.node.machine.ports import Reservation
 from paceline.node.planning import fitting
 from paceline.node.store import records
-from paceline.node.store.plan import Order, check_writable, has_checkpoint, link_notes, make_plan, this_machine
+from paceline.node.store.plan import check_writable, has_checkpoint, link_notes, make_plan, this_machine
 
 from .check import converse, disks, machine_facts, software_facts
-from .start import brought_by, found_volumes, order_of
+from .start import order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterator, Sequence
 
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract.messages import Plan, Planned, Preflight
+    from paceline.contract.nodejob import NodeJob
+    from paceline.node.journal.status import Attempt
+    from paceline.node.store.home import Answer, Home
 
-    from .protocol import PlanRequest
 
-
-def plan(home: Home, request: PlanRequest) -> Answer:
+def plan(home: Home, request: Plan) -> Planned:
     """What `start` would do: the complete job, this machine's node rank, and its ranks' variables."""
-    plan = make_plan(home, this_machine(home, request["slots"]), order_of(home, request))
+    order = order_of(home, Order.from_json(request["order"]))
+    plan = make_plan(home, this_machine(home, order.slots), order)
     return {
-        "job": plan.foreseen_job(),
+        "job": plan.foreseen_job().to_json(),
         "node": {"address": own_address(), "slots": plan.node.nproc},
-        "ranks": plan.ranks(request["start"]),
+        "ranks": plan.ranks(cast("Attempt | None", request["start"])),
     }
 
 
-def preflight(home: Home, request: Request) -> Iterator[Answer]:
+def preflight(home: Home, request: Preflight) -> Iterator[Answer]:
     """What decides where a job runs, and `refused` if it cannot run here; then see `check.converse`.
 
     Without a job, everything that this machine has.
@@ -48,36 +51,38 @@ def preflight(home: Home, request: Request) -> Iterator[Answer]:
         facts["environment"] = found = (containers if "image" in wanted else environments).look(home.root, **wanted)
         if "problem" in found:
             facts["refused"] = found["problem"]
-    if request["job"] is None:
+    if request["order"] is None:
         facts.update(software_facts(home.root), **machine_facts(), disks=disks(home.root, home.jobs))
     else:
-        facts.update(_look(home, request))
+        order = Order.from_json(request["order"])
+        facts.update(_look(home, order))
         try:
-            facts["has_checkpoint"] = _has_checkpoint(home, request)
-            facts["notes"] = [*volumes.notes(found_volumes(home, request)), *link_notes(home, request["job"])]
-            facts.update(software_of(home, request), disks=disks(home.root, home.jobs))
+            order = order_of(home, order)
+            facts["has_checkpoint"] = has_checkpoint(order, Path(os.path.expanduser(order.job.working_dir)))
+            facts["notes"] = [*volumes.notes(order.data), *link_notes(home, order.job)]
+            facts.update(software_of(home, order, request["imports"]), disks=disks(home.root, home.jobs))
         except Refused as error:
             facts["refused"] = str(error)
     return converse(request["token"].encode(), request["name"], facts)
 
 
-def software_of(home: Home, request: Request) -> Answer:
+def software_of(home: Home, order: Order, imports: Sequence[str]) -> Answer:
     """Python, the framework of a job and what its script imports, as they are here; `refused` if that does not fit."""
     try:
-        framework = _framework(home, request)
+        framework = _framework(home, order)
     except Refused as error:
         return {"refused": str(error)}
-    if this_machine(home, request["slots"]).chooses_python(request["job"]):  # what is installed here says nothing
+    if this_machine(home, order.slots).chooses_python(order.job):  # what is installed here says nothing
         framework = None
     facts = software_facts(home.root, [framework] if framework else [])
     if framework:
-        facts["imports"] = software.versions(request["imports"] or _imported(request["job"]))
+        facts["imports"] = software.versions(imports or _imported(order.job))
     return facts
 
 
-def _look(home: Home, request: Request) -> Answer:
+def _look(home: Home, order: Order) -> Answer:
     """What decides where a job runs: names that are taken, devices that are free, and ports for the nodes."""
-    devices, _ = this_machine(home, request["slots"]).devices
+    devices, _ = this_machine(home, order.slots).devices
     try:
         held = {device for entry in ticket.overview(ticket.folder_of(home.root)) for device in entry.devices}
     except OSError:
@@ -94,25 +99,19 @@ def _look(home: Home, request: Request) -> Answer:
     }
 
 
-def _has_checkpoint(home: Home, request: Request) -> bool:
-    """Whether the checkpoint that the job goes on from is here already."""
-    order = Order(request["job"], data=found_volumes(home, request), brought=brought_by(request))
-    return has_checkpoint(order, Path(os.path.expanduser(request["job"]["working_dir"])))
-
-
-def _imported(job: Mapping[str, Any]) -> list[str]:
+def _imported(job: NodeJob) -> list[str]:
     """What a job imports whose code is here already."""
-    return fitting.imported(job, Path(os.path.expanduser(job["working_dir"]))) if job["code"] is None else []
+    return fitting.imported(job, Path(os.path.expanduser(job.working_dir))) if job.code is None else []
 
 
-def _framework(home: Home, request: Request) -> str | None:
+def _framework(home: Home, order: Order) -> str | None:
     """The framework that a job's ranks import, None if they import none. Ports are checked at the start."""
-    job = {**request["job"], "node_rank": None, "main_address": "127.0.0.1", "main_port": None}
-    if job["code"] is None or job["working_dir"] != ".":
-        job["working_dir"] = os.path.expanduser(job["working_dir"])
+    job = replace(order.job, node_rank=None, main_address="127.0.0.1", main_port=None)
+    if job.code is None or job.working_dir != ".":
+        job = replace(job, working_dir=os.path.expanduser(job.working_dir))
     try:
         check_writable(home.jobs)
     except OSError as error:
         raise Refused(f"{error.filename}: {error.strerror}; choose another root in the target's settings") from None
-    job = fitting.complete(job, this_machine(home, request["slots"]), None)
-    return None if job["command"] is not None else fitting.PACKAGES.get(job["framework"])
+    job = fitting.complete(job, this_machine(home, order.slots), None)
+    return None if job.command is not None else fitting.PACKAGES.get(job.framework or "")

@@ -77,14 +77,14 @@ def main(file: str, message: str) -> int:
         write_message(message, report)
         return int(report["exit_code"])
     try:
-        request = read(path)
-        home = home_of(request)
-        restarts, began = before(request.get("kept_logs"))
-        kept = KeptLog(request.get("kept_logs"), request["job"].get("node_rank") or 0)  # its name has the time
-        order = replace(order_of(home, request), restarts=restarts, began=began)
+        batch = read(path)
+        home, node_rank = home_of(batch), batch.order.job.node_rank or 0
+        restarts, began = before(batch.kept_logs)
+        kept = KeptLog(batch.kept_logs, node_rank)  # its name has the time
+        order = replace(order_of(home, batch.order), restarts=restarts, began=began)
         lifeline, theirs = socket.socketpair()
-        with theirs, make.making(plan_of(home, request, order)) as new:
-            made = new.start(code_at(new.code, request, path.parent), theirs)
+        with theirs, make.making(plan_of(home, order)) as new:
+            made = new.start(code_at(new.code, batch, path.parent), theirs)
             with contextlib.suppress(OSError):  # it has ended already
                 lifeline.send(TOGETHER)
     except Refused as error:
@@ -92,7 +92,7 @@ def main(file: str, message: str) -> int:
     except OSError as error:
         return refuse(message, f"{error.filename or path}: {error.strerror or error}")
     is_told = _forward_signals(made.agent)
-    relay = _Relay(sys.stdout.buffer, kept, leaves=bool(request.get("peers")))
+    relay = _Relay(sys.stdout.buffer, kept, leaves=bool(order.peers))
     for update in updates(made.run, lifeline.fileno(), tracebacks=True):
         if isinstance(update, Output):
             relay.output(update)
@@ -110,9 +110,9 @@ def main(file: str, message: str) -> int:
     with contextlib.suppress(OSError):
         write_json(ended, report)
     write_message(message, report)
-    if request.get("late_nodes") and state == "SUCCEEDED":
-        stay(made.run, is_told, ends_with_first=bool(request.get("ends_with_first")))
-    if failure is not None and failure["node"] != (request["job"].get("node_rank") or 0):
+    if batch.late_nodes and state == "SUCCEEDED":
+        stay(made.run, is_told, ends_with_first=batch.ends_with_first)
+    if failure is not None and failure["node"] != node_rank:
         is_told.wait(_LATER)
     if record is not None and record["cause"] == "nodes missing" and exit_code == EXIT_REPLACED:
         return KILLED  # it counts, so that pods that miss the others again and again come to an end

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.node.errors import Refused
 from paceline.node.machine.environments import activate
@@ -23,9 +23,10 @@ from .protocol import send
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from paceline.node.store.home import Answer, Request
+    from paceline.contract.messages import Beside
+    from paceline.node.store.home import Answer
 
-    Verb = Callable[[Home, Request], "Answer | Generator[Answer, None, None]"]
+    Verb = Callable[[Home, Any], "Answer | Generator[Answer, None, None]"]
 
 # The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.
 _VERBS = {
@@ -62,7 +63,7 @@ def main(root: str, line: bytes) -> None:
         line = sys.stdin.buffer.readline() if request.get("stays") else b""
 
 
-def _answer(root: Path, request: Request) -> None:
+def _answer(root: Path, request: dict[str, Any]) -> None:
     name = request["do"]
     try:
         activate(root)
@@ -93,9 +94,9 @@ def shell(argument: str) -> None:
     from paceline.node.ranks.placement import container_of, shell_of
     from paceline.node.rundir.directory import RunDirectory
 
-    request = json.loads(base64.urlsafe_b64decode(argument))
+    request: Beside = json.loads(base64.urlsafe_b64decode(argument))
     try:
-        if request.get("run"):  # a path that all machines share
+        if "run" in request:  # a path that all machines share
             run = RunDirectory(Path(request["run"]))
         else:
             run = Home(Path(os.path.expanduser(request["root"]))).run(request["name"])

@@ -6,45 +6,48 @@ import contextlib
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from paceline.contract.nodejob import Order
 from paceline.node.files import is_disk_full
 from paceline.node.lifeline import ALL_STARTED, DOUBT_SECONDS, IN_DOUBT, KEPT
 from paceline.node.logs.following import Event, answer_of, shown_by, updates
 from paceline.node.machine import volumes
 from paceline.node.store import make, records
 from paceline.node.store.code_folder import unpack
-from paceline.node.store.plan import Brought, Order, Taken, make_plan, this_machine
+from paceline.node.store.plan import Taken, make_plan, this_machine
 
 from .held import HeldClient
 from .protocol import Bytes, next_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from paceline.contract.messages import Start
+    from paceline.contract.nodejob import RankStreams
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.home import Answer, Home
     from paceline.node.store.lifecycle import AgentProcess
 
-    from .protocol import Part, StartRequest
-
 _MORE_SECONDS = 15.0  # for the agent to end itself, after the time that it has if the client is gone
 
 
-def start(home: Home, request: StartRequest) -> Iterator[Answer]:
+def start(home: Home, request: Start) -> Iterator[Answer]:
     """Make a job, and start its agent; then do as stdin says.
 
-    An archive (tar) of the job's code, of `bytes` bytes, follows on stdin, unless it is another job's code; then one of
-    the checkpoint that the job is to resume from, of `brought["bytes"]` bytes. Then orders follow, one per line.
+    An archive (tar) of the job's code, of `order.bytes` bytes, follows on stdin, unless it is another job's code; then
+    one of the checkpoint that the job is to resume from, of `order.brought.bytes` bytes. Then words follow, one per
+    line.
     "keep": the job continues without this connection if "done" follows, which says that all nodes have this order, or
     if its ranks start soon. "hold": the job ends with the client, to which this connection, or a later one in its place
     (`held.py`), carries its output and events; "signal N" forwards a signal. "drop", or the end of stdin before "keep":
     remove the job.
     """
-    lifeline, theirs = socket.socketpair()
+    order, (lifeline, theirs) = order_of(home, Order.from_json(request["order"])), socket.socketpair()
     try:
         with theirs:
-            made = _make(home, request, theirs)
+            made = _make(home, order, theirs)
     except Taken as taken:
         yield {"taken": str(taken.path)}
         yield {"end": True}
@@ -55,21 +58,21 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
         if node.request is not None:  # its devices count as taken, or waited for, before another job looks for a host
             _await(run, lifeline, begin, ("queued", "granted"))
         yield {"started": node.job, "ranks": node.nproc, "host": socket.gethostname(), "report": first}
-        order = next_order()
-        if order == "keep":
+        word = next_order()
+        if word == "keep":
             is_kept = True
             _notify(lifeline, IN_DOUBT)
             yield {"kept": records.look(run.path, records.queue_of(home.root)) or first}  # it may be gone
-            order = next_order()
-            is_kept = order != "drop"
-            if order == "done":
+            word = next_order()
+            is_kept = word != "drop"
+            if word == "done":
                 is_decided = True
                 _notify(lifeline, KEPT)
-        elif order == "hold" and request["rank_streams"] is not None:
+        elif word == "hold" and order.rank_streams is not None:
             is_decided = True
             _notify(lifeline, ALL_STARTED)
-            HeldClient(run, agent, lifeline, request["reconnect"]).serve(
-                _updates(run, agent, lifeline, request["rank_streams"], begin)
+            HeldClient(run, agent, lifeline, order.reconnect).serve(
+                _updates(run, agent, lifeline, order.rank_streams, begin)
             )
     finally:  # also if the client is gone and an answer cannot be sent
         if is_kept and not is_decided:
@@ -79,10 +82,10 @@ def start(home: Home, request: StartRequest) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def found_volumes(home: Home, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The volumes of a client's job on this machine."""
-    working_dir = os.path.expanduser(request["job"]["working_dir"])
-    return [volumes.find(source, str(home.root), working_dir) for source in request["data"]]
+def order_of(home: Home, order: Order) -> Order:
+    """What a client asks this machine to make, with where its volumes are here."""
+    work = os.path.expanduser(order.job.working_dir)
+    return replace(order, data=tuple(volumes.find(it, str(home.root), work) for it in order.data))
 
 
 def _notify(lifeline: socket.socket, word: bytes) -> None:
@@ -90,47 +93,15 @@ def _notify(lifeline: socket.socket, word: bytes) -> None:
         lifeline.send(word)
 
 
-def order_of(home: Home, request: Part) -> Order:
-    """What a client asks this machine to make."""
-    return Order(
-        request["job"],
-        data=found_volumes(home, request),
-        job_id=request["job_id"],
-        hosts=tuple(request["hosts"]),
-        joins=request["joins"],
-        split=tuple(request["rank_streams"]["split"]) if request["rank_streams"] else (),
-        terminal=request["terminal"],
-        secrets=request["secrets"],
-        token=request["token"],
-        brought=brought_by(request),
-        peers=peers_of(request),
-    )
-
-
-def peers_of(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where the agents of a job listen, if its scheduler replaces nodes."""
-    return tuple(request.get("peers") or ())
-
-
-def brought_by(request: Mapping[str, Any]) -> Brought | None:
-    """What a client brings of a job from elsewhere."""
-    brought = request.get("brought")
-    if brought is None:
-        return None
-    fields = {key: value for key, value in brought.items() if key != "bytes"}
-    return Brought(**{**fields, "volume": fields["volume"] and tuple(fields["volume"])})
-
-
-def _make(home: Home, request: StartRequest, lifeline: socket.socket) -> make.Made:
-    order, archive = order_of(home, request), Bytes(request["bytes"])
-    size = (request.get("brought") or {}).get("bytes", 0)
+def _make(home: Home, order: Order, lifeline: socket.socket) -> make.Made:
+    archive, size = Bytes(order.bytes), order.brought.bytes if order.brought is not None else 0
     if make.is_back(home, order):
         archive.skip()
         return make.restart_part(home, order, lifeline)
-    with make.making(make_plan(home, this_machine(home, request["slots"]), order)) as new:
+    with make.making(make_plan(home, this_machine(home, order.slots), order)) as new:
         if new.code is not None:
             unpack(archive, new.code)
-        return new.start(request["code"], lifeline, Bytes(size, "the checkpoint") if size else None)
+        return new.start(order.code, lifeline, Bytes(size, "the checkpoint") if size else None)
 
 
 def _has_begun(run: RunDirectory, lifeline: socket.socket, begin: int) -> bool:
@@ -153,7 +124,7 @@ def _await(run: RunDirectory, lifeline: socket.socket, begin: int, events: tuple
 
 
 def _updates(
-    run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, rank_streams: Mapping[str, Any], begin: int
+    run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, rank_streams: RankStreams, begin: int
 ) -> Iterator[Answer]:
     """The output of a job that the client shows, and its events, until its agent is gone."""
     for update in updates(run, lifeline.fileno(), shown_by(rank_streams), begin):

@@ -8,72 +8,30 @@ from __future__ import annotations
 
 import shlex
 import signal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .pace import across
 from .state import FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Literal, TypedDict
+    from collections.abc import Sequence
+    from typing import Literal
 
+    from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import (
         Cause,
         CheckpointRecord,
-        FaultRecord,
         FinalState,
         InstanceRecord,
         JobFacts,
         JobRecord,
         JobState,
+        Part,
         ProgressRecord,
         State,
         TracebackRecord,
     )
-    from paceline.contract.stands import Pace
     from paceline.node.journal.status import Failure, RankRecord, Status
-
-    class Part(TypedDict):
-        """One node's part of a job, as `part_of` makes it. Hosts send it to clients."""
-
-        state: State  # what its agent recorded last; PENDING before it recorded anything
-        alive: bool | None  # whether a process works on it; None if that is not known
-        why: str  # why nothing works on it although no end is recorded, or why it is not known whether something does
-        host: str
-        node_rank: int
-        has_begun: bool  # whether it takes part in an attempt, or did
-        is_in_attempt: bool  # whether it takes part in this attempt, or did; else it is about to
-        # nodes, ranks: how many the job has, if its agent knows it
-        nodes: int | None
-        ranks: int | None
-        job_id: str | None  # identifies the job on all its machines
-        hosts: Sequence[str]  # names of the job's nodes as the user gave them; empty if unknown
-        is_elastic: bool  # whether nodes may come and go
-        attempt: int
-        restarts: int
-        exit_code: int | None
-        started: float | None
-        finished: float | None  # when it ended; without a recorded end, when it wrote its last file
-        noticed: float | None  # when it was seen first that it has ended, if it recorded no end
-        instances: list[InstanceRecord]
-        failing_rank: int | None  # the rank that failed first; None if a node failed, or nothing
-        error: str | None
-        cause: Cause | None
-        advice: str | None
-        fault: FaultRecord | None
-        traceback: TracebackRecord | None
-        waiting: str | None  # what it waits for, in one line
-        devices: list[str]
-        progress: ProgressRecord | None
-        checkpoint: CheckpointRecord | None
-        slow: list[str]  # what makes it slow, a line each, the worst first
-        pace: Pace | None  # how much its ranks wait for others; None if that is not known
-
-    class Report(TypedDict):
-        """What a machine knows of a job: a host sends it to a client, which folds the reports of all hosts."""
-
-        job: JobFacts
-        part: Part
 
 
 ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"
@@ -105,23 +63,23 @@ class Scheduler(NamedTuple):
     was_to_go_on: bool = False  # whether it ended while it was to start again, so after what its nodes recorded
 
 
-def facts_of(spec: Mapping[str, Any]) -> JobFacts:
+def facts_of(spec: NodeJob) -> JobFacts:
     """What a job's specification says of it, which anybody may have written; the rest is for those who know it."""
-    target = spec.get("module") or spec.get("script") or spec.get("command")
-    program = [*(["-m"] if spec.get("module") else []), *([target] if target else [])]
-    asked, ttl, limit = spec.get("devices"), spec.get("ttl"), spec.get("time_limit")
+    kind, target = spec.program
+    program = [*(["-m"] if kind == "module" else []), *([target] if target else [])]
+    asked = spec.devices
     return {
-        "name": "", "backend": "", "framework": spec.get("framework"), "nodes": 0, "ranks": 0, "created": 0.0,
-        "max_restarts": int(spec.get("max_restarts") or 0), "priority": int(spec.get("priority") or 0),
+        "name": "", "backend": "", "framework": spec.framework, "nodes": 0, "ranks": 0, "created": 0.0,
+        "max_restarts": int(spec.max_restarts), "priority": int(spec.priority),
         "devices_asked": asked if isinstance(asked, int) or asked is None else list(asked),
-        "resume_from": None if spec.get("fresh") else spec.get("resume_from"), "queue": spec.get("queue"),
-        "image": spec.get("image"),
-        "labels": dict(spec.get("labels") or {}), "options": dict(spec.get("options") or {}),
-        "ttl": None if ttl is None else float(ttl), "grace": float(spec.get("grace", 30.0)),
-        "command": " ".join(shlex.quote(str(it)) for it in [*program, *(spec.get("args") or ())]),
-        "working_dir": str(spec.get("working_dir") or "."), "folder": "", "code": None, "data": [],
-        "tensorboard": None, "environment": spec.get("environment"),
-        "time_limit": None if limit is None else float(limit), "user": str(spec["user"]) if spec.get("user") else None,
+        "resume_from": None if spec.fresh else spec.resume_from, "queue": spec.queue, "image": spec.image,
+        "labels": dict(spec.labels), "options": dict(spec.options),
+        "ttl": None if spec.ttl is None else float(spec.ttl), "grace": float(spec.grace),
+        "command": " ".join(shlex.quote(str(it)) for it in [*program, *spec.args]),
+        "working_dir": str(spec.working_dir), "folder": "", "code": None, "data": [],
+        "tensorboard": None, "environment": spec.environment,
+        "time_limit": None if spec.time_limit is None else float(spec.time_limit),
+        "user": str(spec.user) if spec.user else None,
     }  # fmt: skip
 
 

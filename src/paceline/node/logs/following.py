@@ -16,6 +16,7 @@ from .growing_file import GrowingFile, Lines, RankLog
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from paceline.contract.nodejob import RankStreams
     from paceline.node.rundir.directory import RunDirectory
 
 STREAM_BITS = {"out": 1, "err": 2, "both": 3}  # as torchrun counts them
@@ -45,11 +46,9 @@ class Event:
 Update = Union[Output, Event]
 
 
-def shown_by(rank_streams: Mapping[str, Any]) -> Callable[[Output], bool]:
-    """Which output a client shows: of which local ranks which streams, for rank 0 ("first") and for the "others"."""
-    return lambda it: bool(
-        rank_streams["others" if it.rank else "first"].get(str(it.local_rank), 0) & STREAM_BITS[it.stream]
-    )
+def shown_by(rank_streams: RankStreams) -> Callable[[Output], bool]:
+    """Which output a client shows."""
+    return lambda it: bool(rank_streams.of(it.rank, it.local_rank) & STREAM_BITS[it.stream])
 
 
 def answer_of(update: Update) -> dict[str, Any]:

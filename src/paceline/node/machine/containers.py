@@ -23,7 +23,11 @@ from paceline.node.errors import Refused
 from .building import said_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from paceline.contract.messages import WantedImage
+    from paceline.contract.nodejob import NodeJob
+    from paceline.contract.records import ContainerRecord, DataRecord
 
     Answer = dict[str, Any]
 
@@ -108,10 +112,11 @@ def is_inside() -> bool:
     return CONTAINER in os.environ
 
 
-def described() -> Answer | None:
+def described() -> ContainerRecord | None:
     """The container that this process is in; None if it is in none of this kind."""
     found = os.environ.get(CONTAINER)
-    return None if found is None else dict(json.loads(found))
+    container: ContainerRecord | None = None if found is None else json.loads(found)
+    return container
 
 
 # -- which program -----------------------------------------------------------------------------------------------------
@@ -245,12 +250,12 @@ def _why(program: str, image: str, said: str) -> str:
 # -- its image ---------------------------------------------------------------------------------------------------------
 
 
-def prepare(root: Path, request: Mapping[str, Any], binds: Sequence[str], facts: Sequence[str]) -> Iterator[Answer]:
+def prepare(root: Path, request: WantedImage, binds: Sequence[str], facts: Sequence[str]) -> Iterator[Answer]:
     """Get an image, unless it is there, and look into it; yields what happens, and at last `inside` and `facts`.
 
     Args:
         root: the folder of jobs.
-        request: `image`, `program` (None chooses), `needs_devices`.
+        request: the image.
         binds: the folders that the container is to show.
         facts: the archive of the node side with the arguments that make it print what is in the container, in JSON.
     """
@@ -260,7 +265,7 @@ def prepare(root: Path, request: Mapping[str, Any], binds: Sequence[str], facts:
     if not found["is_there"]:
         yield {"says": "begins"}
         yield from _pulled(found, request["image"])
-    container = {
+    container: ContainerRecord = {
         "program": found["program"], "image": found["reference"], "binds": list(binds),
         "devices": request["needs_devices"],
     }  # fmt: skip
@@ -299,7 +304,7 @@ def _pulled(found: Answer, image: str) -> Iterator[Answer]:
 # -- its container -----------------------------------------------------------------------------------------------------
 
 
-def command(container: Mapping[str, Any], *, stays: bool = True, has_terminal: bool = False) -> list[str]:
+def command(container: ContainerRecord, *, stays: bool = True, has_terminal: bool = False) -> list[str]:
     """What goes before a command so that it runs in a container; that has `program`, `image`, `binds` and `devices`.
 
     The container ends when all that was started in it has ended. One that does not `stay` ends with the command.
@@ -317,7 +322,7 @@ def command(container: Mapping[str, Any], *, stays: bool = True, has_terminal: b
     return [*outside, "python3", "-c", _FIRST] if stays else outside
 
 
-def _store_command(container: Mapping[str, Any], passed: Iterable[str]) -> list[str]:
+def _store_command(container: ContainerRecord, passed: Iterable[str]) -> list[str]:
     """The command of docker or podman, without the image."""
     is_podman, user = container["program"] == "podman", f"{os.getuid()}:{os.getgid()}"
     words = ["run", "--rm", "--interactive", "--sig-proxy=false", "--log-driver=none"]
@@ -343,7 +348,7 @@ def _store_command(container: Mapping[str, Any], passed: Iterable[str]) -> list[
     return [container["program"], *words, *(f"--env={name}" for name in passed)]
 
 
-def _file_command(container: Mapping[str, Any], _: Iterable[str]) -> list[str]:
+def _file_command(container: ContainerRecord, _: Iterable[str]) -> list[str]:
     """The command of apptainer, without the image; it passes all variables."""
     devices = ["--nv"] if _has_nvidia() and container["devices"] else []
     devices += ["--rocm"] if os.path.exists(_AMD[0]) and container["devices"] else []
@@ -351,13 +356,13 @@ def _file_command(container: Mapping[str, Any], _: Iterable[str]) -> list[str]:
     return [container["program"], "exec", *devices, *binds, f"--pwd={os.path.expanduser('~')}"]
 
 
-def binds_of(program: str, own: Iterable[Path], job: Mapping[str, Any], data: Iterable[Mapping[str, Any]]) -> list[str]:
+def binds_of(program: str, own: Iterable[Path], job: NodeJob, data: Iterable[DataRecord]) -> list[str]:
     """The folders that a container shows: these, and those that its job names."""
     folders = [*own, *(whole(source["path"]) for source in data)]
-    if job["code"] is None or job["working_dir"] != ".":
-        folders.append(whole(job["working_dir"]))
-    if job["checkpoint_dir"] is not None and os.path.isabs(os.path.expanduser(job["checkpoint_dir"])):
-        folders.append(whole(job["checkpoint_dir"]))
+    if job.code is None or job.working_dir != ".":
+        folders.append(whole(job.working_dir))
+    if job.checkpoint_dir is not None and os.path.isabs(os.path.expanduser(job.checkpoint_dir)):
+        folders.append(whole(job.checkpoint_dir))
     there = [next(path for path in (it, *it.parents) if path.exists()) for it in folders]  # the job makes the rest
     binds = [str(folder) for folder in _outermost(there)]
     for bind in binds:

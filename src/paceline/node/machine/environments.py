@@ -28,6 +28,8 @@ from .building import pause, said_by
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from paceline.contract.messages import BuildEnvironment
+
     Answer = dict[str, Any]
 
 RECORD = "environment.json"  # in the folder of an environment
@@ -82,15 +84,12 @@ def look(root: Path, digest: str, index: str | None) -> Answer:
     }  # fmt: skip
 
 
-def build(root: Path, request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
+def build(root: Path, request: BuildEnvironment, files: Path) -> Iterator[Answer]:
     """Build an environment, unless it is there; yields what happens, and at last the record of it.
 
     Args:
         root: below which environments are.
-        request: `digest`, `source` (what the user calls it), `python` (the interpreter), `minor` (its version), `lines`
-            (of a requirements file), `is_closed` (whether all packages are among the files), `is_complete` (whether the
-            lines name all), `index` (variables for the builder), `conda` (what makes an environment of the lines of an
-            environment.yml; None for others).
+        request: what it is made of.
         files: a folder with what came along: `wheels/`, `pip.whl`, perhaps `uv`.
     """
     path = folder(root) / _name(request["digest"], request["minor"])
@@ -319,7 +318,7 @@ def _locked(lock: int) -> Iterator[Answer]:
             pause(None)
 
 
-def _commands(path: Path, request: Mapping[str, Any], files: Path) -> Iterator[list[str]]:
+def _commands(path: Path, request: BuildEnvironment, files: Path) -> Iterator[list[str]]:
     """The commands that build an environment, one after the other."""
     text = "".join(f"{line}\n" for line in request["lines"])
     if request["conda"]:
@@ -373,7 +372,7 @@ def write_requirements(lines: Sequence[str], folder: Path) -> list[str]:
     return words
 
 
-def _ran(command: list[str], log: IO[bytes], request: Mapping[str, Any], files: Path) -> Iterator[Answer]:
+def _ran(command: list[str], log: IO[bytes], request: BuildEnvironment, files: Path) -> Iterator[Answer]:
     """Run a command of a build; yields what it says."""
     # A pip that is killed leaves temporary files; they go with the others.
     env = {**_variables(request["index"], is_uv=command[1] == "pip"), "TMPDIR": str(files)}

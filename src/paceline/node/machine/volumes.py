@@ -6,12 +6,15 @@ import ctypes
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from paceline.contract.messages import VolumeLook
+    from paceline.contract.records import DataRecord
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
@@ -24,16 +27,8 @@ _PROBE = (
 )
 
 
-class Look(NamedTuple):
-    """Why a folder or file cannot be read (None: it can), and the bytes of its file system."""
-
-    problem: str | None
-    size: int | None = None
-    free: int | None = None
-
-
-def look(path: str) -> Look:
-    """Try to read a folder or file."""
+def look(path: str) -> VolumeLook:
+    """Try to read a folder or file: why it cannot be read (None: it can), and the bytes of its file system."""
     try:
         if os.path.isdir(path):
             with os.scandir(path) as entries:
@@ -42,9 +37,10 @@ def look(path: str) -> Look:
             with open(path, "rb") as file:
                 file.read(1)
         space = os.statvfs(path)
-        return Look(None, space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
+        size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+        return {"problem": None, "size": size, "free": free}
     except OSError as error:
-        return Look((error.strerror or str(error)).lower())
+        return {"problem": (error.strerror or str(error)).lower(), "size": None, "free": None}
 
 
 def is_same(path: str, wanted: str) -> bool:
@@ -55,15 +51,15 @@ def is_same(path: str, wanted: str) -> bool:
         return False
 
 
-def find(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, Any]:
+def find(source: DataRecord, root: str, working_dir: str) -> DataRecord:
     """A volume that a job wants, and whether the job finds it at the path where it wants it."""
-    problem = look(source["path"]).problem
+    problem = look(source["path"])["problem"]
     if problem is not None:
         raise Refused(f"volume {source['volume']}, {source['path']}: {problem}; correct it in the settings")
     return placed(source, root, working_dir)
 
 
-def placed(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, Any]:
+def placed(source: DataRecord, root: str, working_dir: str) -> DataRecord:
     """The same for a volume that can be read."""
     path, wanted = source["path"], source["wanted"]
     if is_same(path, wanted):
@@ -72,7 +68,7 @@ def placed(source: Mapping[str, Any], root: str, working_dir: str) -> dict[str, 
     return {**source, "visible": problem is None, "mount": problem is None, "problem": problem}
 
 
-def notes(sources: Iterable[Mapping[str, Any]]) -> list[str]:
+def notes(sources: Iterable[DataRecord]) -> list[str]:
     """Lines about the volumes that are not at the path where a job wants them."""
     return [
         f"volume {it['volume']} cannot be mounted at {it['wanted']}: {it['problem']}; "

@@ -1,7 +1,4 @@
-"""Fits a job to the machine that this process runs on: what its script and the machine say, and this node's part of it.
-
-A job is the dictionary that its `JobSpec` is in JSON: the model itself belongs to the client.
-"""
+"""Fits a job to the machine that this process runs on: what its script and the machine say of it."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import ContractError, Placement
 from paceline.contract.folder_lock import holder_of
@@ -47,7 +44,9 @@ from .script import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+    from paceline.contract.nodejob import NodeJob
 
 # The package of each framework.
 PACKAGES = {"torch": "torch", "horovod": "horovod", "paddle": "paddle", "tensorflow": "tensorflow", "jax": "jax"}
@@ -76,18 +75,18 @@ class Here:
             return present, False
         return tuple(str(slot) for slot in range(self.slots())), True
 
-    def chooses_python(self, job: Mapping[str, Any]) -> bool:
+    def chooses_python(self, job: NodeJob) -> bool:
         """Whether the ranks may run on another Python than this one, which is not known yet."""
         return chooses_python(job) or self.awaits_packages(job)
 
-    def awaits_packages(self, job: Mapping[str, Any]) -> bool:
+    def awaits_packages(self, job: NodeJob) -> bool:
         """Whether its packages are in an environment or an image that this process is not in."""
-        is_outside = bool(job.get("image")) and not self.is_scheduled and not containers.is_inside()
+        is_outside = bool(job.image) and not self.is_scheduled and not containers.is_inside()
         return is_outside or awaits_environment(job)
 
-    def request(self, job: Mapping[str, Any]) -> Request | None:
+    def request(self, job: NodeJob) -> Request | None:
         """The request of a completed job to the queue; None if it requests no device."""
-        need = job["devices"]
+        need = job.devices
         if not need or self.is_scheduled:
             return None
         from paceline.node.devicequeue import ticket
@@ -95,100 +94,93 @@ class Here:
         of, slots = self.devices
         folder = str(ticket.folder_of(self.home))
         need = need if isinstance(need, int) else tuple(need)
-        return Request(folder, need, of, job["share_devices"], job["priority"], slots)
+        return Request(folder, need, of, job.share_devices, job.priority, slots)
 
 
-def complete(job: dict[str, Any], here: Here, code: Path | None) -> dict[str, Any]:
+def complete(job: NodeJob, here: Here, code: Path | None) -> NodeJob:
     """Complete a job from its script and this machine, and refuse what cannot work; starts nothing.
 
     Its framework stays None if its script imports none; the ranks of such a job get torch's variables.
     """
     imports = Imports()
-    folder = code or Path(job["working_dir"])
-    if job["code"] is None or code is not None:
+    folder = code or Path(job.working_dir)
+    if job.code is None or code is not None:
         if not folder.is_dir():
             raise Refused(f"no folder {folder} to run in; correct --working-dir")
         job = _check_program(job, folder, here)
         imports = _imports(job, folder)
-    unknown = "torch" if job["code"] is not None and code is None else None
-    framework = job["framework"] or _found(job, here, imports) or unknown
-    if job["pass_index"] and framework != "indexed":
+    unknown = "torch" if job.code is not None and code is None else None
+    framework = job.framework or _found(job, here, imports) or unknown
+    if job.pass_index and framework != "indexed":
         raise Refused("--pass-index needs independent processes; add --framework indexed")
-    if framework == "mpi" and imports.framework == "horovod" and job["framework"] is None:
-        job = {**job, "horovod": "paceline"}  # its names; it needs none of Horovod's variables
-    if job["horovod"] and framework not in ("horovod", "mpi"):
-        raise Refused(f"--horovod {job['horovod']} is for scripts that import horovod; add --framework horovod")
-    if framework == "horovod" and not job["horovod"] and is_installed("horovod", job):
-        job = {**job, "horovod": "real"}
-    package = _package({**job, "framework": framework})
-    needed = package is not None and (job["framework"] or package in imports.required) and job["command"] is None
+    if framework == "mpi" and imports.framework == "horovod" and job.framework is None:
+        job = replace(job, horovod="paceline")  # its names; it needs none of Horovod's variables
+    if job.horovod and framework not in ("horovod", "mpi"):
+        raise Refused(f"--horovod {job.horovod} is for scripts that import horovod; add --framework horovod")
+    if framework == "horovod" and not job.horovod and is_installed("horovod", job):
+        job = replace(job, horovod="real")
+    package = _package(replace(job, framework=framework))
+    needed = package is not None and (job.framework or package in imports.required) and job.command is None
     needed = needed and not here.chooses_python(job)
     if needed and package is not None and not is_installed(package, job):
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
-    if job["tensorboard"] and not here.awaits_packages(job):
+    if job.tensorboard and not here.awaits_packages(job):
         check_installed()
-    for module in () if here.chooses_python(job) else job["preload"]:
+    for module in () if here.chooses_python(job) else job.preload:
         if not is_installed(module.partition(".")[0], job) and module_file(module, folder) is None:
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
-    if job["framework"] == "mpi" and (why := _no_mpi(job)):
+    if job.framework == "mpi" and (why := _no_mpi(job)):
         raise Refused(f"--framework mpi: {why}, or leave out --framework")
-    job = {**job, "framework": framework}
+    job = replace(job, framework=framework)
     _check_meeting(job, here)
-    job = {**job, "ranks": _count_ranks(job, here), **_start_method(job, imports)}
+    job = _with_start_method(replace(job, ranks=_count_ranks(job, here)), imports)
     _check_roles(job, framework)
-    if job["detached"] and job["devices"] is None and not here.is_scheduled and (present := devices.accelerators()):
+    if job.detached and job.devices is None and not here.is_scheduled and (present := devices.accelerators()):
         # The user of `run` can manage the devices; jobs in the background do not share them.
-        job["devices"] = 1 if framework == "indexed" else min(int(job["ranks"]), len(present))
+        job = replace(job, devices=1 if framework == "indexed" else min(int(job.ranks), len(present)))
     _check_devices(job, here)
     return job
 
 
-def _found(job: Mapping[str, Any], here: Here, imports: Imports) -> str | None:
+def _found(job: NodeJob, here: Here, imports: Imports) -> str | None:
     """The framework that a script imports; MPI before any other, or its ranks would be as many worlds of one.
 
     A script that only may use MPI gets it where nothing else has to be given up, and all nodes decide the same.
     """
-    nodes = node_range(job)
+    nodes = job.node_range
     if not imports.mpi or (imports.mpi == "may" and (nodes != (1, 1) or imports.framework not in ("torch", "horovod"))):
         return imports.framework
     why = _no_mpi(job)
     if nodes[0] < nodes[1]:
-        why = f"with MPI the number of nodes cannot change: give one --nnodes instead of {job['nodes']}"
-    elif imports.framework == "horovod" and job["horovod"] != "paceline" and is_installed("horovod", job):
+        why = f"with MPI the number of nodes cannot change: give one --nnodes instead of {job.nodes}"
+    elif imports.framework == "horovod" and job.horovod != "paceline" and is_installed("horovod", job):
         why = "the installed Horovod may be built without MPI: add --framework mpi if it is not"
     if not why:
         return "mpi"
     if imports.mpi == "must" and (nodes, _count_ranks(job, here)) != ((1, 1), 1):  # a rank alone is a whole world
         other = imports.framework or "torch"
-        raise Refused(f"{_program(job)[1]} imports mpi4py: {why}, or add --framework {other} if its ranks use no MPI")
+        raise Refused(f"{job.program[1]} imports mpi4py: {why}, or add --framework {other} if its ranks use no MPI")
     return imports.framework
 
 
-def _program(job: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and name of what each rank runs."""
-    kind = next(kind for kind in ("script", "module", "command") if job[kind] is not None)
-    return kind, job[kind]
+def _with_start_method(job: NodeJob, imports: Imports) -> NodeJob:
+    """A job with how its ranks are started, and what the fork server imports before."""
+    if job.command is not None or job.start_method == "exec" or why_exec(job, imports):
+        return replace(job, start_method="exec")
+    job, framework = replace(job, start_method="fork"), _imported(job, imports)
+    if not _is_used(framework, imports):
+        return job
+    optimizers = WITH_OPTIMIZERS if framework == "torch" and imports.optimizers else ()
+    # Torch does the collectives of paceline's horovod.tensorflow.
+    beside = PRELOAD["torch"] if (framework, job.framework) == ("tensorflow", "horovod") else ()
+    preload = (*PRELOAD.get(framework, ()), *beside, *optimizers, *job.preload)
+    return replace(job, preload=preload, env={**job.env, **imports.prelude.variables})
 
 
-def _start_method(job: Mapping[str, Any], imports: Imports) -> dict[str, Any]:
-    """How the ranks are started, and what the fork server imports before."""
-    if job["command"] is not None or job["start_method"] == "exec" or why_exec(job, imports):
-        return {"start_method": "exec"}
-    changes: dict[str, Any] = {"start_method": "fork"}
-    framework = _imported(job, imports)
-    if _is_used(framework, imports):
-        optimizers = WITH_OPTIMIZERS if framework == "torch" and imports.optimizers else ()
-        # Torch does the collectives of paceline's horovod.tensorflow.
-        beside = PRELOAD["torch"] if (framework, job["framework"]) == ("tensorflow", "horovod") else ()
-        changes["preload"] = (*PRELOAD.get(framework, ()), *beside, *optimizers, *job["preload"])
-        changes["env"] = {**job["env"], **imports.prelude.variables}
-    return changes
-
-
-def _imported(job: Mapping[str, Any], imports: Imports) -> str:
+def _imported(job: NodeJob, imports: Imports) -> str:
     """The framework that the fork server would import."""
-    framework: str = job["framework"] or ""
-    if framework == "horovod" and job["horovod"] != "real":
+    framework: str = job.framework or ""
+    if framework == "horovod" and job.horovod != "real":
         return "tensorflow" if _is_used("tensorflow", imports) and "torch" not in imports.every else "torch"
     return "torch" if framework == "mpi" else framework  # mpi has nothing to import; many scripts use torch beside it
 
@@ -198,45 +190,45 @@ def _is_used(framework: str, imports: Imports) -> bool:
     return bool(imports.every & (TENSORFLOW if framework == "tensorflow" else {PACKAGES.get(framework)}))
 
 
-def _package(job: Mapping[str, Any]) -> str | None:
+def _package(job: NodeJob) -> str | None:
     """The package that a job's framework needs; None if it needs none."""
-    framework: str = job["framework"] or ""
-    return PACKAGES.get("torch" if framework == "horovod" and job["horovod"] != "real" else framework)
+    framework: str = job.framework or ""
+    return PACKAGES.get("torch" if framework == "horovod" and job.horovod != "real" else framework)
 
 
-def why_exec(job: Mapping[str, Any], imports: Imports) -> str:
+def why_exec(job: NodeJob, imports: Imports) -> str:
     """Why ranks are started by exec although the user has not requested it; "" if they are not."""
     framework = _imported(job, imports)
     package = PACKAGES.get(framework)
-    if job["command"] is not None or job["start_method"] == "exec" or package is None:
+    if job.command is not None or job.start_method == "exec" or package is None:
         return ""
     if framework not in SAFE_WITH_DEVICES and devices.accelerators():
         return f"importing {package} may initialise this machine's GPUs"
-    if job["start_method"] is None and _is_used(framework, imports) and imports.prelude.unclear:
+    if job.start_method is None and _is_used(framework, imports) and imports.prelude.unclear:
         return f"{imports.prelude.unclear} before {package} is imported"
     return ""
 
 
-def exec_reason(asked: Mapping[str, Any], job: Mapping[str, Any], folder: Path) -> str:
+def exec_reason(asked: NodeJob, job: NodeJob, folder: Path) -> str:
     """The same for a completed job, whose code is in `folder`."""
-    if job["start_method"] != "exec" or job["command"] is not None or not folder.is_dir():
+    if job.start_method != "exec" or job.command is not None or not folder.is_dir():
         return ""
-    return why_exec({**job, "start_method": asked["start_method"]}, _imports(job, folder))
+    return why_exec(replace(job, start_method=asked.start_method), _imports(job, folder))
 
 
-def local_rank_flag(job: Mapping[str, Any], folder: Path) -> str:
+def local_rank_flag(job: NodeJob, folder: Path) -> str:
     """How a script that wants its local rank as an argument calls it; "" if it does not, or shall not get it."""
-    kind, name = _program(job)
-    given = any(argument.partition("=")[0] in ("--local_rank", "--local-rank") for argument in job["args"])
+    kind, name = job.program
+    given = any(argument.partition("=")[0] in ("--local_rank", "--local-rank") for argument in job.args)
     file = folder / name if kind == "script" else module_file(name, folder) if kind == "module" else None
-    if job["use_env"] or given or file is None:
+    if job.use_env or given or file is None:
         return ""
     return local_rank_argument(file, file.parent if kind == "script" else folder)
 
 
-def _check_program(job: dict[str, Any], folder: Path, here: Here) -> dict[str, Any]:
+def _check_program(job: NodeJob, folder: Path, here: Here) -> NodeJob:
     """Refuse a program that does not exist; a "script" that is not a Python script becomes a command."""
-    kind, name = _program(job)
+    kind, name = job.program
     if kind == "module":
         # Parent packages are not imported: only ranks do that.
         is_there = module_file(name, folder) is not None or is_installed(name.partition(".")[0], job)
@@ -247,27 +239,27 @@ def _check_program(job: dict[str, Any], folder: Path, here: Here) -> dict[str, A
     elif kind == "command":
         path = folder / name if os.sep in name else None
         # An environment that is not built yet may have it, or an image.
-        is_known = path or not (job.get("environment_digest") or here.awaits_packages(job))
+        is_known = path or not (job.environment_digest or here.awaits_packages(job))
         if shutil.which(str(path) if path else name) is None and is_known:
             raise Refused(
                 f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its full path"
             )
     elif program_kind(name, folder) == "command":
         if is_shell_text(folder / name):
-            return {**job, "script": None, "command": "sh", "args": [os.path.join(".", name), *job["args"]]}
-        return {**job, "script": None, "command": os.path.join(".", name)}
+            return replace(job, script=None, command="sh", args=(os.path.join(".", name), *job.args))
+        return replace(job, script=None, command=os.path.join(".", name))
     return job
 
 
-def imported(job: Mapping[str, Any], folder: Path) -> list[str]:
+def imported(job: NodeJob, folder: Path) -> list[str]:
     """The top-level modules that a job's program in a folder imports and that are not in the standard library."""
     return sorted(_imports(job, folder).every - standard_library())
 
 
-def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
-    kind, name = _program(job)
+def _imports(job: NodeJob, folder: Path) -> Imports:
+    kind, name = job.program
     if kind == "command":
-        kind, name = run_by_python([name, *job["args"]]) or (kind, name)
+        kind, name = run_by_python([name, *job.args]) or (kind, name)
     if kind == "script":
         file = folder / name
         return imports_of(file, file.parent)
@@ -279,9 +271,9 @@ def _imports(job: Mapping[str, Any], folder: Path) -> Imports:
     return Imports()
 
 
-def _count_ranks(job: Mapping[str, Any], here: Here) -> int:
+def _count_ranks(job: NodeJob, here: Here) -> int:
     """The number of ranks on this machine for `auto`, `gpu`, `cpu`, `slots` or a number."""
-    ranks, asked = job["ranks"], job["devices"]
+    ranks, asked = job.ranks, job.devices
     if ranks == "slots":
         ranks = here.slots() or 1
     named = None if asked is None or isinstance(asked, int) else tuple(asked)
@@ -295,35 +287,30 @@ def _count_ranks(job: Mapping[str, Any], here: Here) -> int:
         return len(usable) or devices.cores()
     if ranks == "cpu":
         return devices.cores()
-    if ranks < 1:
+    count = int(ranks)
+    if count < 1:
         raise Refused(f"-n {ranks} starts no rank; take 1 or more")
-    if named and ranks > len(named) and job["framework"] != "indexed":
+    if named and count > len(named) and job.framework != "indexed":
         raise Refused(
             f"-n {ranks} is more than the {len(named)} devices of --devices {','.join(named)}; "
             "name more devices, start fewer ranks, or share devices with --framework indexed"
         )
-    return int(ranks)
+    return count
 
 
-def node_range(job: Mapping[str, Any]) -> tuple[int, int]:
-    """The least and the most nodes."""
-    low, _, high = str(job["nodes"]).partition(":")
-    return int(low), int(high or low)
-
-
-def _check_roles(job: Mapping[str, Any], framework: str | None) -> None:
+def _check_roles(job: NodeJob, framework: str | None) -> None:
     """Refuse roles of TensorFlow's that are unknown, or for which there are too few ranks."""
-    if framework == "tensorflow" and ROLES in job["env"]:
+    if framework == "tensorflow" and ROLES in job.env:
         try:
-            placement = Placement(world_size=job["ranks"] * node_range(job)[0])
-            TensorflowContract().write_roles(placement, job["env"][ROLES])
+            placement = Placement(world_size=int(job.ranks) * job.node_range[0])
+            TensorflowContract().write_roles(placement, job.env[ROLES])
         except ContractError as error:
             raise Refused(f"--env {error}") from None
 
 
-def _no_mpi(job: Mapping[str, Any]) -> str:
+def _no_mpi(job: NodeJob) -> str:
     """Why mpirun cannot connect the ranks, and what to do; "" if it can."""
-    mpirun = shutil.which("mpirun", path=job["env"].get("PATH"))
+    mpirun = shutil.which("mpirun", path=job.env.get("PATH"))
     if mpirun is None:
         return "there is no mpirun on PATH: install Open MPI (Debian: apt install openmpi-bin)"
     output = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
@@ -334,25 +321,25 @@ def _no_mpi(job: Mapping[str, Any]) -> str:
     return ""
 
 
-def _check_meeting(job: Mapping[str, Any], here: Here) -> None:
-    _, nodes = node_range(job)
-    if nodes > 1 and not job["main_address"]:
+def _check_meeting(job: NodeJob, here: Here) -> None:
+    _, nodes = job.node_range
+    if nodes > 1 and not job.main_address:
         raise Refused(
-            f"--nnodes {job['nodes']} needs to know where the nodes meet; give --master-addr with node 0's address"
+            f"--nnodes {job.nodes} needs to know where the nodes meet; give --master-addr with node 0's address"
         )
-    if job["node_rank"] is not None and job["node_rank"] >= nodes:
-        raise Refused(f"--node-rank {job['node_rank']} with --nnodes {nodes}; nodes are numbered 0 … {nodes - 1}")
-    if nodes > 1 and not here.is_scheduled and not _may_resolve(job["main_address"]):
-        raise Refused(f"no host is named {job['main_address']}; give --master-addr with node 0's name or address")
+    if job.node_rank is not None and job.node_rank >= nodes:
+        raise Refused(f"--node-rank {job.node_rank} with --nnodes {nodes}; nodes are numbered 0 … {nodes - 1}")
+    if nodes > 1 and not here.is_scheduled and not _may_resolve(job.main_address or ""):
+        raise Refused(f"no host is named {job.main_address}; give --master-addr with node 0's name or address")
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "") if is_step(os.environ) and not here.is_scheduled else ""
     if nodes > 1 and tasks.isdecimal() and int(tasks) > nodes:
         raise Refused(
-            f"srun has started {tasks} tasks for --nnodes {job['nodes']}, which needs one on each node: "
+            f"srun has started {tasks} tasks for --nnodes {job.nodes}, which needs one on each node: "
             "give srun --ntasks-per-node=1, as paceline starts the ranks"
         )
-    listens_here = not here.is_scheduled and (nodes == 1 or job["node_rank"] == 0)
-    if listens_here and job["main_port"] is not None and is_listening(job["main_port"]):
-        raise Refused(f"port {job['main_port']} is in use on this machine; choose another --master-port, or none")
+    listens_here = not here.is_scheduled and (nodes == 1 or job.node_rank == 0)
+    if listens_here and job.main_port is not None and is_listening(job.main_port):
+        raise Refused(f"port {job.main_port} is in use on this machine; choose another --master-port, or none")
 
 
 def _may_resolve(host: str) -> bool:
@@ -366,7 +353,7 @@ def _may_resolve(host: str) -> bool:
     return True
 
 
-def _check_devices(job: Mapping[str, Any], here: Here) -> None:
+def _check_devices(job: NodeJob, here: Here) -> None:
     """Refuse what this machine can never give."""
     request = here.request(job)
     if request is not None:
@@ -375,32 +362,32 @@ def _check_devices(job: Mapping[str, Any], here: Here) -> None:
         if why := impossible(request):
             declare = f"; {here.declare}" if request.slots else ""
             raise Refused(f"the job can never start: {why}; ask for others{declare}")
-    if here.is_scheduled and isinstance(job["devices"], int) and job["devices"] > len(here.devices[0]):
+    if here.is_scheduled and isinstance(job.devices, int) and job.devices > len(here.devices[0]):
         count = len(here.devices[0])
-        raise Refused(f"the job needs {job['devices']} devices on each node, and its scheduler granted {count} here")
-    if job["cpus"] is not None and job["cpus"] > devices.cores():
-        raise Refused(f"--cpus {job['cpus']}: this machine lets a job use {devices.cores()} cores; ask for fewer")
-    if job["memory"] is None:
+        raise Refused(f"the job needs {job.devices} devices on each node, and its scheduler granted {count} here")
+    if job.cpus is not None and job.cpus > devices.cores():
+        raise Refused(f"--cpus {job.cpus}: this machine lets a job use {devices.cores()} cores; ask for fewer")
+    if job.memory is None:
         return
     memory = machine_memory()
     most = memory.total if memory.limit is None else min(memory.total, memory.limit)
-    if job["memory"] > most:
-        raise Refused(f"--memory {_gibibytes(job['memory'])}: this machine has {_gibibytes(most)}; ask for less")
+    if job.memory > most:
+        raise Refused(f"--memory {_gibibytes(job.memory)}: this machine has {_gibibytes(most)}; ask for less")
 
 
 def _gibibytes(number: int) -> str:
     return f"{number / (1 << 30):.1f} GiB"
 
 
-def check_checkpoint_dir(job: Mapping[str, Any]) -> None:
+def check_checkpoint_dir(job: NodeJob) -> None:
     """Check that a folder for checkpoints can be one, and that no other job saves there now, as far as is known."""
-    if job["checkpoint_dir"] is None:
+    if job.checkpoint_dir is None:
         return
-    saves_to = Path(job["working_dir"], job["checkpoint_dir"])
+    saves_to = Path(job.working_dir, job.checkpoint_dir)
     there = next(it for it in (saves_to, *saves_to.parents) if os.path.lexists(it))
     if not there.is_dir():
         raise Refused(f"--checkpoint-dir {saves_to}: {there} is no folder; name another one")
-    if job["fresh"] and any(saves_to.glob("step-*")):
+    if job.fresh and any(saves_to.glob("step-*")):
         raise Refused(
             f"--fresh: there are checkpoints in --checkpoint-dir {saves_to}, and the job would resume from them; "
             "name another folder"

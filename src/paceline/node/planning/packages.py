@@ -8,10 +8,10 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from paceline.contract.nodejob import NodeJob
 
 # What the fork server imports for a framework.
 PRELOAD = {
@@ -43,26 +43,26 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
-def chooses_python(job: Mapping[str, Any]) -> bool:
+def chooses_python(job: NodeJob) -> bool:
     """Whether the ranks may run on another Python than this one, which is not known yet."""
-    return bool(job["setup"]) or awaits_environment(job)
+    return bool(job.setup) or awaits_environment(job)
 
 
-def awaits_environment(job: Mapping[str, Any]) -> bool:
+def awaits_environment(job: NodeJob) -> bool:
     """Whether a job has an environment that this interpreter is not of: it may still have to be installed."""
-    digest = job.get("environment_digest")
+    digest = job.environment_digest
     return digest is not None and not os.path.basename(sys.prefix).startswith(digest)
 
 
-def is_installed(top: str, job: Mapping[str, Any] | None = None) -> bool:
+def is_installed(top: str, job: NodeJob | None = None) -> bool:
     """Whether this interpreter finds a top-level module; that of a job, which may have a PYTHONPATH of its own."""
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(top) is not None:
             return True
     if job is None:
         return False
-    given = filter(None, job["env"].get("PYTHONPATH", "").split(os.pathsep))
-    folders = [os.path.join(job["working_dir"] or "", folder) for folder in given]
+    given = filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))
+    folders = [os.path.join(job.working_dir or "", folder) for folder in given]
     return importlib.machinery.PathFinder.find_spec(top, folders) is not None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from paceline.contract import CONTRACTS, ERROR_FILE, HOROVOD, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
 from paceline.contract.horovod import HorovodContract
@@ -19,6 +19,7 @@ from paceline.node.spec import NodeSpec, device_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.contract.records import ContainerRecord
     from paceline.node.journal.status import Attempt, NodeEntry
     from paceline.node.rundir.directory import RunDirectory
 
@@ -90,7 +91,7 @@ def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict
     return env
 
 
-def container_of(run: RunDirectory) -> Mapping[str, Any] | None:
+def container_of(run: RunDirectory) -> ContainerRecord | None:
     """The container in which a job's agent and ranks run; None if they run in none of paceline's."""
     return NodeSpec.load(run.spec).container
 
@@ -125,11 +126,11 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     return words, {**env, **mine, **variables(spec, place(spec, start, local[rank]), env)}, spec.working_dir
 
 
-def foreseen(spec: NodeSpec, run: RunDirectory, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
+def foreseen(spec: NodeSpec, run: RunDirectory, start: Attempt | None = None) -> list[dict[str, str]]:
     """The variables that each rank will have in addition to those of its agent; `CHOSEN` for unknown values."""
     spec = _granted(spec)
     tables = []
-    starts = _starts(spec, PORT) if start is None else [cast("Attempt", start)]  # `_with_ports` adds what is missing
+    starts = _starts(spec, PORT) if start is None else [start]  # `_with_ports` adds what is missing
     for each in starts:
         at = _with_ports(spec, each, PORT)
         try:

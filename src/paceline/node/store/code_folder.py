@@ -18,7 +18,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract.code_folder import GITIGNORE
 from paceline.node.errors import Refused
@@ -26,9 +26,10 @@ from paceline.node.files import read_json
 
 if TYPE_CHECKING:
     import tarfile
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from typing import Protocol
 
+    from paceline.contract.records import CodeRecord
     from paceline.node.rundir.directory import RunDirectory
 
     class Readable(Protocol):
@@ -292,16 +293,16 @@ def link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def code_of(run: RunDirectory) -> dict[str, Any]:
+def code_of(run: RunDirectory) -> CodeRecord:
     """The record of a job's code, with its `path`."""
-    code: dict[str, Any] | None = (read_json(run.job) or {}).get("code")
+    code: CodeRecord | None = (read_json(run.job) or {}).get("code")
     if code is None or not os.path.isdir(code["path"]):
         raise Refused(f"the code of job {run.path.name} is gone; submit the job again")
     return code
 
 
 def copy_of(
-    code: Mapping[str, Any],
+    code: CodeRecord,
     destination: Path,
     without: Callable[[str, list[str]], list[str]] | None = None,
     copy: Callable[[str, str], object] = shutil.copy2,

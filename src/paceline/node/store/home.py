@@ -12,11 +12,11 @@ from paceline.node.files import read_json
 from . import records
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from paceline.contract.nodejob import NodeJob
     from paceline.node.rundir.directory import RunDirectory
 
-    Request = Mapping[str, Any]
     Answer = dict[str, Any]
 
 
@@ -34,10 +34,10 @@ class Home:
         self.is_remote = jobs is None if is_remote is None else is_remote
         self.jobs = jobs or root / "hosts" / os.uname().nodename / "jobs"
 
-    def folder_of(self, job: Request) -> Path:
+    def folder_of(self, job: NodeJob) -> Path:
         """Where the run directory of a job is, or will be."""
-        folder = Path(job["log_dir"]).absolute() if job["log_dir"] else self.jobs
-        return folder / str(job["name"])
+        folder = Path(job.log_dir).absolute() if job.log_dir else self.jobs
+        return folder / job.name
 
     def runs(self, names: Sequence[str]) -> list[RunDirectory]:
         """The run directories of those of these jobs that are here."""

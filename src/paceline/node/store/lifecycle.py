@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 from paceline.node import ENTRY, tensorboard
 from paceline.node.errors import Refused
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from paceline.node.rundir.staging import Reopened, Staging
-    from paceline.node.spec import NodeSpec
+    from paceline.node.spec import NodeSpec, StoredJob
 
     AgentProcess = Union[subprocess.Popen[bytes], warm.WarmAgent]  # guard of an agent: a child of ours, or of a server
 
@@ -42,10 +42,10 @@ _ENDING = 2.0  # seconds for an agent that handles no signals any more to be gon
 _PAUSE = 0.02  # seconds between two checks
 
 
-def write_down(directory: RunDirectory, job: Mapping[str, Any], node: NodeSpec) -> None:
+def write_down(directory: RunDirectory, job: StoredJob, node: NodeSpec) -> None:
     """Write job.json, with the requested job and what is known of it, and spec.json, with this node's part."""
-    write_json(directory.job, job)
-    directory.spec.write_text(node.to_json())
+    write_json(directory.job, job.to_json())
+    node.save(directory.spec)
     directory.spec.chmod(0o600)
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.contract import GIT_CREDENTIALS
 from paceline.node.errors import Refused
@@ -20,7 +20,7 @@ from paceline.node.files import read_json, write_json
 from paceline.node.machine import environments
 from paceline.node.rundir.directory import SAVED, RunDirectory, job_around
 from paceline.node.rundir.staging import SPARE, Reopened, Staging
-from paceline.node.spec import NodeSpec
+from paceline.node.spec import NodeSpec, StoredJob
 
 from . import code_folder, lifecycle, records
 from .code_folder import code_of, copy_of
@@ -28,15 +28,16 @@ from .plan import Taken, agent_variables, code_link, completed, node_of, places
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from typing import NoReturn
 
-    from paceline.node.journal.fold import Report
+    from paceline.contract.nodejob import Order
+    from paceline.contract.records import CodeRecord, Report
 
     from . import moving
     from .code_folder import Readable
     from .home import Home
-    from .plan import Order, Plan
+    from .plan import Plan
 
 
 _FREE = 10.0  # seconds for those that only look whether a process works on a job
@@ -67,12 +68,12 @@ def making(plan: Plan) -> Iterator[New]:
             try:
                 stack.enter_context(RunDirectory(home.jobs / resumes).kept())
             except FileNotFoundError:  # only other hosts may have its checkpoints
-                if not home.is_remote or asked["code"] is not None:
+                if not home.is_remote or asked.code is not None:
                     raise Refused(f"job {resumes} was just deleted; submit the job again") from None
         staging = stack.enter_context(Staging(plan.path, home.jobs if plan.path.parent != home.jobs else None))
         undo = stack.enter_context(contextlib.ExitStack())
         code = None
-        if asked["code"] is not None:
+        if asked.code is not None:
             code, settled = places(asked, staging.directory.path, plan.path)
             if code == settled:
                 undo.enter_context(code_folder.claimed(code, plan.node.job_id))
@@ -93,7 +94,7 @@ class New:
 
     def start(
         self,
-        code: Mapping[str, Any] | None = None,
+        code: CodeRecord | None = None,
         lifeline: socket.socket | None = None,
         checkpoint: Readable | None = None,
     ) -> Made:
@@ -101,47 +102,45 @@ class New:
         node, placed = self._settle(code, checkpoint)
         return _start(self._plan.home, self._plan.order, self._staging, node, lifeline)._replace(placed=placed)
 
-    def become(self, code: Mapping[str, Any] | None = None) -> NoReturn:
+    def become(self, code: CodeRecord | None = None) -> NoReturn:
         """Give the job its name, and become its agent. See `start`."""
         node, _ = self._settle(code, None)
         lifecycle.become_agent(self._staging, node.python, _environment(self._plan.home, self._plan.order, node))
 
-    def _settle(
-        self, code: Mapping[str, Any] | None, checkpoint: Readable | None
-    ) -> tuple[NodeSpec, moving.Placed | None]:
+    def _settle(self, code: CodeRecord | None, checkpoint: Readable | None) -> tuple[NodeSpec, moving.Placed | None]:
         """Complete the run directory, and give it its name; returns this node's part, and the checkpoints."""
         plan, hidden, undo = self._plan, self._staging.directory.path, self._undo
         home, asked, job, node, resumes = plan.home, plan.asked, plan.job, plan.node, plan.order.resumes
-        record: dict[str, Any] = {"data": [dict(source) for source in plan.order.data]}
-        work = Path(job["working_dir"])
-        if asked["code"] is not None:
+        work = Path(job.working_dir)
+        record: CodeRecord | None = None
+        if asked.code is not None:
             work, folder = places(asked, hidden, plan.path)
             if resumes is not None:
-                code = _copied(home, resumes, work, fresh=asked["fresh"])
-            record["code"] = {**(code or {}), "path": str(folder)}
-            link, user = code_link(home, {**asked, "code": record["code"]})
+                code = _copied(home, resumes, work, fresh=asked.fresh)
+            record = {**(code or {}), "path": str(folder)}
+            link, user = code_link(home, asked, record)
             if link is not None and user is None:
                 code_folder.name_too(link, folder)
-            job = completed(asked, plan.here, work, record["code"])
+            job = completed(asked, plan.here, work, record)
             node = node_of(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=work)
-        if resumes is not None and not asked["fresh"]:
+        if resumes is not None and not asked.fresh:
             lifecycle.take_checkpoints(home.jobs / resumes, hidden)
         placed = undo.enter_context(_brought(plan, checkpoint, hidden, work))
         # The requested job, not the completed one: another time it may be completed differently.
-        spec = {**asked, "devices": job["devices"]}
-        record.update(spec=spec, framework=job["framework"], created=time.time())
-        lifecycle.write_down(self._staging.directory, record, node)
+        spec = replace(asked, devices=job.devices)
+        stored = StoredJob(spec, job.framework, time.time(), plan.order.data, record)
+        lifecycle.write_down(self._staging.directory, stored, node)
         undo.enter_context(_registered(home, plan.path))
         undo.enter_context(_marked_as_used(plan.path, node))
         try:
             self._staging.settle()
         except FileExistsError:
-            raise Taken(asked["name"], plan.path) from None
+            raise Taken(asked.name, plan.path) from None
         undo.close()  # it is a job now
         return node, placed
 
 
-def _copied(home: Home, resumes: str, destination: Path, *, fresh: bool) -> Mapping[str, Any]:
+def _copied(home: Home, resumes: str, destination: Path, *, fresh: bool) -> CodeRecord:
     """Copy the code of a job here, with its checkpoints or without them; returns the record of it."""
     from . import moving
 
@@ -159,7 +158,7 @@ def _brought(plan: Plan, checkpoint: Readable | None, hidden: Path, work: Path) 
         yield None
         return
     if brought.saved is not None:
-        write_json(hidden / SAVED, dict(brought.saved))
+        write_json(hidden / SAVED, brought.saved)
     if checkpoint is None:
         yield None
         return
@@ -208,10 +207,10 @@ def _reopened(home: Home, order: Order) -> Iterator[tuple[Reopened, NodeSpec, by
         raise Refused(f"job {path.name} runs here already") from None
     with again:
         node = replace(
-            NodeSpec.load(again.directory.spec), node_rank=None, main_address=job["main_address"],
-            main_port=job["main_port"], joins=True, hosts=(), expected=None, detached=job["detached"],
+            NodeSpec.load(again.directory.spec), node_rank=None, main_address=job.main_address,
+            main_port=job.main_port, joins=True, hosts=(), expected=None, detached=job.detached,
         )  # fmt: skip
-        again.directory.spec.write_text(node.to_json())
+        node.save(again.directory.spec)
         status = again.directory.status  # it says how this part ended before
         before = status.read_bytes() if status.exists() else b""
         begin = again.directory.journal.stat().st_size

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import BinaryIO, Literal, Protocol
 
-    from paceline.contract.records import Inventory, KeptCheckpoint
+    from paceline.contract.records import CheckpointRecord, CodeRecord, DataRecord, Inventory, KeptCheckpoint
 
     from .code_folder import Readable
 
@@ -93,14 +93,15 @@ class _Found(NamedTuple):
     """What a job has noted, the folder of its first run's checkpoints, and all runs with their newest whole ones."""
 
     job: dict[str, Any]
-    saved: dict[str, Any] | None
+    saved: CheckpointRecord | None
     base: Path
     kept: list[_Kept]
 
 
 def _found(run: RunDirectory, ids: Mapping[str, str] | None = None) -> _Found:
     """What a job has; of each run the checkpoint with its id of `ids`, if they are given."""
-    job, node, saved = read_json(run.job) or {}, read_json(run.spec) or {}, read_json(run.path / SAVED)
+    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
+    saved: CheckpointRecord | None = read_json(run.path / SAVED)  # type: ignore[assignment]  # as the library writes it
     work = Path(str(node.get("working_dir", "/")))
     given = node.get("env", {}).get("PACELINE_CHECKPOINT_DIR")
     usual = _outside(Path(os.path.normpath(work / given)) if given else run.path / "checkpoints", job.get("data", ()))
@@ -118,16 +119,14 @@ def _kept(number: int, folder: Path, ids: Mapping[str, str] | None) -> _Kept:
     return _Kept(number, folder, None, None)
 
 
-def _runs(base: Path, saved: Mapping[str, Any] | None) -> list[tuple[int, Path]]:
+def _runs(base: Path, saved: CheckpointRecord | None) -> list[tuple[int, Path]]:
     """The folders of a script's runs: `checkpoints`, `checkpoints-2`, … up to the one that has saved last."""
-    last = re.fullmatch(re.escape(base.name) + r"-(\d{1,4})", Path(str((saved or {}).get("folder", ""))).name)
+    last = re.fullmatch(re.escape(base.name) + r"-(\d{1,4})", Path(str(saved.get("folder")) if saved else "").name)
     numbers = range(1, (int(last[1]) if last else 1) + 1)
     return [(number, folder) for number in numbers if (folder := of_run(base, number)).is_dir()]
 
 
-def _place(
-    run: RunDirectory, base: Path, code: Mapping[str, Any] | None
-) -> tuple[Literal["run", "code", "folder"], str]:
+def _place(run: RunDirectory, base: Path, code: CodeRecord | None) -> tuple[Literal["run", "code", "folder"], str]:
     if code is not None and base.is_relative_to(code["path"]):
         return "code", str(base.relative_to(code["path"]))
     if base.is_relative_to(run.path):
@@ -135,7 +134,7 @@ def _place(
     return "folder", str(base)
 
 
-def _outside(path: Path, data: Iterable[Mapping[str, Any]]) -> Path:
+def _outside(path: Path, data: Iterable[DataRecord]) -> Path:
     """The path outside of the job's mounts of a path that its ranks used."""
     for source in data:
         if source.get("mount") and path.is_relative_to(source["wanted"]):
@@ -143,7 +142,7 @@ def _outside(path: Path, data: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
-def _volume(path: Path, data: Iterable[Mapping[str, Any]]) -> list[str] | None:
+def _volume(path: Path, data: Iterable[DataRecord]) -> list[str] | None:
     for source in data:
         if path.is_relative_to(source["path"]):
             return [str(source["volume"]), str(path.relative_to(source["path"]))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import RANK_KEY, TOKEN, ContractError
 from paceline.contract.code_folder import source_name
@@ -23,12 +23,13 @@ from . import code_folder
 from .code_folder import code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+
+    from paceline.contract.nodejob import NodeJob, Order
+    from paceline.contract.records import CodeRecord
+    from paceline.node.journal.status import Attempt
 
     from .home import Home
-
-    Job = dict[str, Any]
-
 
 SECRET = "<secret>"  # what is shown instead of a secret
 
@@ -51,94 +52,39 @@ class Taken(Refused):
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a client asks this machine to make: its part of a job."""
-
-    job: Job  # the requested job, as a `JobSpec` in JSON
-    data: Sequence[Mapping[str, Any]] = ()  # the job's volumes, as `machine.volumes.find` describes them
-    job_id: str | None = None  # identifier that its nodes share; None makes a new one
-    hosts: tuple[str, ...] = ()  # the nodes' host names as the user gave them, by node rank; empty if unknown
-    joins: bool = False  # whether the job already runs elsewhere
-    # first_attempt, restarts, began, current, stop_file, peers: see `NodeSpec`
-    first_attempt: int = 0
-    restarts: int = 0
-    began: float | None = None
-    current: tuple[str, str] | None = None
-    stop_file: str | None = None
-    peers: tuple[str, ...] = ()
-    split: tuple[int, ...] = ()  # the local ranks whose stderr has a file of its own, as far as the job has them
-    stdin: tuple[int, str] | None = None  # the local rank that has a file as its standard input, and that file
-    # the folder of which the code will be a copy, if it is known and on this machine: a plan reads it
-    source: Path | None = None
-    # variables that describe the terminal that shows the ranks
-    terminal: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict)  # variables that are never shown
-    token: str | None = None  # secret with which the nodes authenticate each other
-    # what the client brings of the job that this one resumes, if that ran elsewhere, see `Brought`
-    brought: Brought | None = None
-
-    @property
-    def resumes(self) -> str | None:
-        """The job on this machine whose code and checkpoints this one goes on with."""
-        name: str | None = None if self.brought is not None else self.job["resume_from"]
-        return name
-
-
-@dataclass(frozen=True)
-class Brought:
-    """What comes with the request of a job that resumes one from elsewhere, but for the code; see `moving.py`."""
-
-    # where the checkpoint goes: into the "run" directory or another "folder"; "" if it comes with the code, or there is
-    # none
-    into: str = ""
-    path: str = ""  # of that folder: relative to the run directory; or absolute, or relative to where the ranks start
-    # the volume in which it is instead, and its path there; None if it is in none
-    volume: tuple[str, str] | None = None
-    ids: Mapping[str, str] = field(default_factory=dict)  # of the checkpoints, by the number of the script's run
-    saved: Mapping[str, Any] | None = None  # the step that was saved last, and its folder; None if none was
-
-    def folder(self, run: Path, work: Path, data: Sequence[Mapping[str, Any]]) -> Path:
-        """Where the checkpoint goes."""
-        for source in data if self.volume is not None else ():
-            if self.volume is not None and source["volume"] == self.volume[0]:
-                return Path(source["path"], self.volume[1])
-        return Path(run if self.into == "run" else work, os.path.expanduser(self.path))
-
-
-@dataclass(frozen=True)
 class Plan:
     """A machine's part of a job before anything of it is made."""
 
     home: Home  # where it will be kept
     here: fitting.Here  # the machine
     order: Order
-    asked: Job  # the requested job, with an absolute path as its working dir, unless it has code of its own
-    job: Job  # the job, completed as far as possible without its code
+    asked: NodeJob  # the requested job, with an absolute path as its working dir, unless it has code of its own
+    job: NodeJob  # the job, completed as far as possible without its code
     node: NodeSpec  # this node's part of it, likewise
     path: Path  # its run directory
     is_open: bool  # whether its script's imports, and so maybe its framework, are known only when its code is here
 
     def named(self, name: str) -> Plan:
         """A copy for a job with another name and identifier, and with what else the order says now."""
-        asked, job = {**self.asked, "name": name}, {**self.job, "name": name}
+        asked, job = replace(self.asked, name=name), replace(self.job, name=name)
         _check_name(self.home, asked, self.order.job_id)
         path, job_id = self.home.folder_of(asked), self.order.job_id or os.urandom(16).hex()
         node = replace(
-            self.node, job=name, job_id=job_id, split_streams=_split(self.order, job), stdin=self.order.stdin,
+            self.node, job=name, job_id=job_id, stdin=self.order.stdin,
+            split_streams=node_part.split_of(self.order, job),
             working_dir=str(code_path(asked, path) or self.node.working_dir),
             env={**self.node.env, "PACELINE_JOB_ID": job_id},
         )  # fmt: skip
-        order = replace(self.order, job={**self.order.job, "name": name})
-        return replace(self, order=order, asked=asked, job=job, node=node, path=path)
+        return replace(self, order=self.order.with_job(name=name), asked=asked, job=job, node=node, path=path)
 
-    def foreseen_job(self) -> dict[str, Any]:
+    def foreseen_job(self) -> NodeJob:
         """The job, completed as far as possible."""
-        return {**self.job, "framework": placement.CHOSEN} if self.is_open else self.job
+        return replace(self.job, framework=placement.CHOSEN) if self.is_open else self.job
 
-    def ranks(self, start: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
+    def ranks(self, start: Attempt | None = None) -> list[dict[str, str]]:
         """All variables that each rank will have in addition to those of this process."""
         unknown = {} if self.order.job_id else {"PACELINE_JOB_ID": placement.CHOSEN}
-        env = {**agent_variables(self.home, self.order), **dict.fromkeys(self.job["secrets"], SECRET)}
+        env = {**agent_variables(self.home, self.order), **dict.fromkeys(self.job.secrets, SECRET)}
         env.pop(TOKEN, None)  # the agent keeps it, and gives ranks a key derived from it
         if self.node.nodes == 1 or self.home.is_remote or os.environ.get(TOKEN):
             env[RANK_KEY] = SECRET
@@ -155,33 +101,33 @@ class Plan:
 
 def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     """Plan a job on this machine; writes nothing."""
-    asked = dict(order.job)
-    has_code = asked["code"] is not None
-    if not has_code or asked["working_dir"] != ".":
-        asked["working_dir"] = _whole(asked["working_dir"])
+    asked = order.job
+    has_code = asked.code is not None
+    if not has_code or asked.working_dir != ".":
+        asked = replace(asked, working_dir=_whole(asked.working_dir))
     _check_name(home, asked, order.job_id)  # first, since the rest takes longer
-    source = order.source if has_code else None
+    source = Path(order.source) if has_code and order.source is not None else None
     if has_code and order.resumes is not None:
         source = Path(code_of(RunDirectory(home.jobs / order.resumes))["path"])
-    is_open = has_code and source is None and asked["framework"] is None and asked["command"] is None
+    is_open = has_code and source is None and asked.framework is None and asked.command is None
     job, path = fitting.complete(asked, here, source), home.folder_of(asked)
     _check_checkpoint_dir(home, order, job)
-    has_checkpoint(order, Path(job["working_dir"]))
-    if order.resumes is not None and asked["fresh"] and asked["checkpoint_dir"] is None:
+    has_checkpoint(order, Path(job.working_dir))
+    if order.resumes is not None and asked.fresh and asked.checkpoint_dir is None:
         from .moving import check_fresh
 
         check_fresh(RunDirectory(home.jobs / order.resumes))
     return Plan(home, here, order, asked, job, node_of(home, here, order, job, code_path(asked, path)), path, is_open)
 
 
-def _check_checkpoint_dir(home: Home, order: Order, job: Job) -> None:
+def _check_checkpoint_dir(home: Home, order: Order, job: NodeJob) -> None:
     """Check that no other job saves into this one's folder for checkpoints.
 
     A folder in the job's own copy of its code is new. The job itself may already save there for a node that joins it,
     that may come in place of a lost one, or that is one of several that are started by hand.
     """
-    is_new = job["code"] is not None and not os.path.isabs(job["checkpoint_dir"] or "")
-    if not is_new and not order.joins and not order.peers and (home.is_remote or fitting.node_range(job)[1] == 1):
+    is_new = job.code is not None and not os.path.isabs(job.checkpoint_dir or "")
+    if not is_new and not order.joins and not order.peers and (home.is_remote or job.node_range[1] == 1):
         fitting.check_checkpoint_dir(job)
 
 
@@ -191,7 +137,7 @@ def has_checkpoint(order: Order, work: Path) -> bool:
     if brought is None or brought.into != "folder":
         return False
     folder = brought.folder(work, work, order.data)
-    is_new = order.job["code"] is not None and folder.is_relative_to(work)  # it will be in the job's copy of its code
+    is_new = order.job.code is not None and folder.is_relative_to(work)  # it will be in the job's copy of its code
     if is_new:
         return False
     from .moving import holds
@@ -199,14 +145,14 @@ def has_checkpoint(order: Order, work: Path) -> bool:
     return holds(folder, brought.ids)
 
 
-def _check_name(home: Home, job: Job, job_id: str | None) -> None:
+def _check_name(home: Home, job: NodeJob, job_id: str | None) -> None:
     """Check that a job can have its name: no other job has it, and its files can be made."""
     path = home.folder_of(job)
-    for taken in (home.jobs / job["name"], path):
+    for taken in (home.jobs / job.name, path):
         if os.path.lexists(taken):
-            raise Taken(job["name"], taken)
+            raise Taken(job.name, taken)
     check_writable(path.parent)
-    if job["code"] is not None and job["working_dir"] != ".":
+    if job.code is not None and job.working_dir != ".":
         code_folder.check_free(places(job, path, path)[1], job_id or "")
 
 
@@ -241,48 +187,47 @@ def _whole(folder: str) -> str:
         raise Refused("the current folder was deleted; change to one that exists") from None
 
 
-def places(job: Mapping[str, Any], hidden: Path, path: Path) -> tuple[Path, Path]:
+def places(job: NodeJob, hidden: Path, path: Path) -> tuple[Path, Path]:
     """Where to put the code while the job is being made in a hidden folder, and where it is afterwards."""
-    below = Path("code") / job["name"]
-    if job["working_dir"] == ".":
+    below = Path("code") / job.name
+    if job.working_dir == ".":
         return hidden / below, path / below
-    destination = Path(job["working_dir"]) / below
+    destination = Path(job.working_dir) / below
     return destination, destination
 
 
-def code_link(home: Home, job: Mapping[str, Any]) -> tuple[Path | None, str | None]:
+def code_link(home: Home, job: NodeJob, code: CodeRecord | None) -> tuple[Path | None, str | None]:
     """The second name of a job's code, that of its source, and the job that keeps this name as it has not ended.
 
     Only code of git and rsync in a folder that the user chose has one.
     """
-    code = job["code"]
-    if code is None or job["working_dir"] == "." or code.get("mode") not in ("git", "rsync"):
+    if code is None or job.working_dir == "." or code.get("mode") not in ("git", "rsync"):
         return None, None
     name = source_name(str(code["source"]))
-    if name in ("", ".", "..", job["name"]):
+    if name in ("", ".", "..", job.name):
         return None, None
-    link = Path(_whole(job["working_dir"]), "code", name)
+    link = Path(_whole(job.working_dir), "code", name)
     user = code_folder.named(link)
-    if user is None or user == job["name"]:
+    if user is None or user == job.name:
         return link, None
     is_used = RunDirectory(home.jobs / user).is_held or code_folder.is_being_made(link.with_name(user))
     return link, user if is_used else None
 
 
-def link_notes(home: Home, job: Mapping[str, Any]) -> list[str]:
+def link_notes(home: Home, job: NodeJob) -> list[str]:
     """A line about a second name that a job's code does not get."""
-    link, user = code_link(home, job)
+    link, user = code_link(home, job, job.code)
     if user is None:
         return []
     return [f"{link} stays the code of job {user}, which has not ended; this job has a copy of its own beside it"]
 
 
-def code_path(job: Mapping[str, Any], path: Path) -> Path | None:
+def code_path(job: NodeJob, path: Path) -> Path | None:
     """The folder in which the ranks start, for a job that has code of its own."""
-    return None if job["code"] is None else places(job, path, path)[1]
+    return None if job.code is None else places(job, path, path)[1]
 
 
-def completed(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any]) -> Job:
+def completed(job: NodeJob, here: fitting.Here, made: Path, code: CodeRecord) -> NodeJob:
     """See `fitting.complete`; messages name a temporary hidden folder as a copy of its source."""
     try:
         return fitting.complete(job, here, made)
@@ -291,37 +236,11 @@ def completed(job: Job, here: fitting.Here, made: Path, code: Mapping[str, Any])
 
 
 def node_of(
-    home: Home, here: fitting.Here, order: Order, job: Job, folder: Path | None, *, code: Path | None = None
+    home: Home, here: fitting.Here, order: Order, job: NodeJob, folder: Path | None, *, code: Path | None = None
 ) -> NodeSpec:
-    """This node's part of a completed job; its code is in `folder`, or, until the job is made, in `code`."""
-    node = node_part.node_spec(
-        job, here, split_streams=_split(order, job), folder=folder,
-        variables=[(source["variable"], source["path"]) for source in order.data], job_id=order.job_id,
-    )  # fmt: skip
-    env = {**node.env, **_variables(home, node)}
-    why = fitting.exec_reason(order.job, job, code or folder or Path(job["working_dir"]))
-    return replace(
-        node,
-        env=env,
-        why_exec=why,
-        local_rank_flag=fitting.local_rank_flag(job, code or folder or Path(job["working_dir"])),
-        mounts=tuple((it["path"], it["wanted"]) for it in order.data if it["mount"]),
-        stdin=order.stdin,
-        hosts=order.hosts,
-        expected=len(order.hosts) or None,
-        joins=order.joins,
-        first_attempt=order.first_attempt,
-        restarts=order.restarts,
-        began=order.began,
-        current=order.current,
-        stop_file=order.stop_file,
-        peers=order.peers,
-    )
-
-
-def _split(order: Order, job: Job) -> tuple[int, ...]:
-    """The local ranks of a completed job whose stderr has a file of its own."""
-    return tuple(rank for rank in order.split if rank < job["ranks"])
+    """See `node_part.node_spec`."""
+    node = node_part.node_spec(order, job, here, folder=folder, code=code)
+    return replace(node, env={**node.env, **_variables(home, node)})
 
 
 def _variables(home: Home, node: NodeSpec) -> dict[str, str]:

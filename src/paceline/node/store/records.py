@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract.checkpoint import newest_first
+from paceline.contract.nodejob import NodeJob
 from paceline.node import tensorboard
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, read_json
@@ -22,13 +23,13 @@ from paceline.node.journal.state import FINAL, NewerVersion
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import sweep
+from paceline.node.spec import StoredJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord, ProgressRecord
+    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord, ProgressRecord, Report
     from paceline.node.devicequeue.policy import Entry
-    from paceline.node.journal.fold import Report
     from paceline.node.journal.status import AgentRecord, Status
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -126,15 +127,16 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
     run = RunDirectory(path)
     alive = liveness(run)  # first: an agent writes its last status before it releases the lock
     why, written, noticed = "", None, None
-    job, status = load_json(run.job), run.load_status()
+    stored, status = load_json(run.job), run.load_status()
     node = load_json(run.spec)
-    if node is None or job is None:
+    if node is None or stored is None:
         return _damaged(path, f"its folder lacks {'spec.json' if node is None else 'job.json'}; see {path}")
+    job = StoredJob.from_json(stored)
     agent = status.get("agent")
     if status.get("state") not in FINAL and alive is None and _runs(agent):
         alive = True
     if status.get("state") not in FINAL and not alive:
-        alive, why = _absence(run, job["spec"]["name"], agent, alive)
+        alive, why = _absence(run, job.spec.name, agent, alive)
         written = _last_change(run, job)
         noticed = None if alive is None else _noticed(run)
     for key in ("started", "finished"):
@@ -147,19 +149,23 @@ def _look(path: Path, queue: Callable[[], list[Entry]], liveness: Callable[[RunD
         waiting=_waiting(path.name, status, queue) if alive else None,
         progress=_progress(path / "progress.json"), checkpoint=checkpoint(run),
     )  # fmt: skip
-    return {"job": facts(path, job, node), "part": part}
+    return {"job": _facts(path, job, node), "part": part}
 
 
-def facts(path: Path, job: Mapping[str, Any], node: Mapping[str, Any]) -> JobFacts:
+def facts(path: Path, job: StoredJob, nodes: int, ranks: int, working_dir: str) -> JobFacts:
     """What is known of a job before it runs."""
     return {
-        **facts_of(job["spec"]),
-        "name": path.name, "backend": "local", "framework": job["framework"],
-        "nodes": int(node["expected"] or node["nodes"]), "ranks": int(node["nproc"] * node["nodes"]),
-        "created": _moment(job["created"]), "max_restarts": int(node["max_restarts"]), "grace": float(node["grace"]),
-        "working_dir": str(node["working_dir"]), "folder": os.path.realpath(path), "code": job.get("code"),
-        "data": list(job.get("data", ())), "tensorboard": tensorboard.describe(path),
+        **facts_of(job.spec),
+        "name": path.name, "backend": "local", "framework": job.framework, "nodes": nodes, "ranks": ranks,
+        "created": _moment(job.created), "working_dir": working_dir, "folder": os.path.realpath(path),
+        "code": job.code, "data": list(job.data), "tensorboard": tensorboard.describe(path),
     }  # fmt: skip
+
+
+def _facts(path: Path, job: StoredJob, node: Mapping[str, Any]) -> JobFacts:
+    """The same for a part of a job, with what `spec.json` holds."""
+    nodes, ranks = int(node["expected"] or node["nodes"]), int(node["nproc"] * node["nodes"])
+    return facts(path, job, nodes, ranks, str(node["working_dir"]))
 
 
 def _moment(value: Any) -> float:
@@ -215,7 +221,7 @@ def _damaged(path: Path, why: str) -> Report:
     )  # fmt: skip
     part["error"] = why
     where = os.path.realpath(path)
-    known: JobFacts = {**facts_of({}), "name": path.name, "backend": "local", "created": then, "folder": where}
+    known: JobFacts = {**facts_of(NodeJob()), "name": path.name, "backend": "local", "created": then, "folder": where}
     return {"job": known, "part": part}
 
 
@@ -224,7 +230,7 @@ def _newer(path: Path, why: str) -> Report:
     run, found = RunDirectory(path), _damaged(path, why)
     found["part"]["alive"] = found["part"]["alive"] or None
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError):
-        found["job"] = facts(path, load_json(run.job) or {}, load_json(run.spec) or {})
+        found["job"] = _facts(path, StoredJob.from_json(load_json(run.job) or {}), load_json(run.spec) or {})
     return found
 
 
@@ -290,9 +296,9 @@ def _checkpoints(run: RunDirectory) -> Path:
     return Path(str(node.get("working_dir", "/")), str(given)) if given else run.path / "checkpoints"
 
 
-def _last_change(run: RunDirectory, job: dict[str, Any]) -> float:
+def _last_change(run: RunDirectory, job: StoredJob) -> float:
     """The time at which a file of a job was last written."""
-    times = [float(job["created"])]
+    times = [float(job.created)]
     written = ("status.json", "*.jsonl", "agent.log", "progress.json", "logs/*/*", "checkpoints*", "checkpoints*/*")
     for pattern in written:
         for path in run.path.glob(pattern):

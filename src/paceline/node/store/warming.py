@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import CONTRACTS, thread_count
 from paceline.node.errors import Refused
@@ -18,13 +18,14 @@ from paceline.node.warm.leave import start_server
 from .plan import python_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
+
+    from paceline.contract.messages import WarmWanted
 
     from .home import Answer, Home
 
 
-def start(home: Home, here: fitting.Here, wanted: Mapping[str, Any]) -> Answer:
+def start(home: Home, here: fitting.Here, wanted: WarmWanted) -> Answer:
     """Start a warm server, and return what it says of itself when it is ready."""
     framework = wanted["framework"]
     if framework not in CONTRACTS or framework not in PRELOAD:

@@ -24,8 +24,7 @@ from .pods import TAKEN_AWAY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord
-    from paceline.node.journal.fold import Part, Report
+    from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord, Part, Report
     from paceline.node.journal.status import Status
 
     from .jobs import Found
@@ -159,8 +158,8 @@ def _scheduler(job: Found, parts: Sequence[Part]) -> Scheduler:
 def _is_left_alone(job: Found) -> bool:
     """Whether a job that reached its deadline did so because nothing moved that on any more; see `lease`."""
     spec = job.spec
-    limit = spec.get("time_limit") if job.is_plain else None
-    if spec.get("detached", True) or not isinstance(job.kind, BatchJob):
+    limit = spec.time_limit if job.is_plain else None
+    if spec.detached or not isinstance(job.kind, BatchJob):
         return False
     return limit is None or int(job.object["spec"].get("activeDeadlineSeconds") or 0) < max(1, int(limit))
 
@@ -170,7 +169,7 @@ def _waiting(job: Found) -> str | None:
     if job.is_suspended:
         if job.annotations.get(STOPPED):
             return "it is being stopped"
-        queue = job.spec.get("queue")
+        queue = job.spec.queue
         if SUSPENDED in job.annotations:
             return until_resumed(job.name)
         return f"queue {queue} has not admitted it yet" if queue else "it is suspended; resume it with kubectl"
@@ -194,7 +193,7 @@ def _facts(job: Found, target: str, reports: Iterable[Report]) -> JobFacts:
     ttl = job.kind.ttl(job.object)
     return {
         **facts_of(spec), "name": job.name, "backend": target,
-        "framework": spec.get("framework") or (known["framework"] if known else None)
+        "framework": spec.framework or (known["framework"] if known else None)
             or next((it["framework"] for it in ended if "framework" in it), None),
         "nodes": len(job.numbers), "ranks": len(job.numbers) * job.ranks_per_pod,
         "created": moment(job.object["metadata"]["creationTimestamp"]) or 0.0, "labels": _labels(job),
@@ -202,7 +201,7 @@ def _facts(job: Found, target: str, reports: Iterable[Report]) -> JobFacts:
         "code": _code(job, [*([known["code"]] if known and known["code"] else ()), *ended]),
         "data": [
             {"volume": it["volume"], "path": it["path"], "wanted": it["path"], "visible": True, "variable": ""}
-            for it in spec.get("data") or ()
+            for it in spec.data
         ],
         "tensorboard": known["tensorboard"] if known else None,
     }  # fmt: skip
@@ -241,13 +240,13 @@ def outlasts(job: Found, folder: str) -> bool:
     """Whether a folder is on a volume, and not in a pod."""
     mounts = job.kind.main_container(job.object).get("volumeMounts") or ()
     volumes = [it["mountPath"] for it in mounts if it["name"] not in VOLUMES]
-    volumes += [it["path"] for it in job.spec.get("data") or ()]
+    volumes += [it["path"] for it in job.spec.data]
     return any(kept.is_below(folder, volume) for volume in volumes)
 
 
 def _allocated(job: Found) -> int | None:
     """How many devices its pods have now; which ones, only they know."""
-    count = job.spec.get("devices")
+    count = job.spec.devices
     if not isinstance(count, int):
         return None
     return count * sum(bool(pod.node) and not pod.is_over for pod in job.newest().values())
@@ -270,5 +269,5 @@ def _code(job: Found, known: Sequence[Mapping[str, Any]]) -> CodeRecord | None:
         return None
     if found.get("mode") == "git" and not found.get("commit"):
         found["commit"] = next((it["commit"] for it in known if it.get("commit")), None)
-    where = str(Path(job.spec.get("working_dir") or ".", "code", job.name))
+    where = str(Path(job.spec.working_dir, "code", job.name))
     return cast("CodeRecord", {"path": f"{where} of the pods", **found})

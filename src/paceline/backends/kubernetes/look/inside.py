@@ -12,9 +12,10 @@ from paceline.backends.kubernetes.manifests.objects import PACKAGE, ROOT
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.contract.messages import Request
 
     from .pods import Pod
 
@@ -28,7 +29,7 @@ _ASK = (
 )
 
 
-def asked(cluster: Cluster, pods: Sequence[Pod], request: Mapping[str, Any], python: str) -> dict[int, dict[str, Any]]:
+def asked(cluster: Cluster, pods: Sequence[Pod], request: Request, python: str) -> dict[int, dict[str, Any]]:
     """Node rank → the answer of the program in its pod; those that do not answer are left out."""
     cluster.namespace  # noqa: B018  # before the threads ask, so that the connection is made once
     seconds = limits.load().look
@@ -44,7 +45,7 @@ def asked(cluster: Cluster, pods: Sequence[Pod], request: Mapping[str, Any], pyt
     return {pod.index: answer for pod, answer in zip(pods, answers, strict=True) if answer is not None}
 
 
-def answer_of(cluster: Cluster, pod: Pod, request: Mapping[str, Any], python: str, seconds: float) -> dict[str, Any]:
+def answer_of(cluster: Cluster, pod: Pod, request: Request, python: str, seconds: float) -> dict[str, Any]:
     """The answer of the program in a pod to one request."""
     command = [python, "-c", _ASK, PACKAGE, ROOT, json.dumps(request)]
     text = b"".join(chunks(cluster, pod, command, time.monotonic() + seconds))

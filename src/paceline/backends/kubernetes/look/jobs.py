@@ -14,6 +14,7 @@ from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.kinds.served import served
 from paceline.backends.kubernetes.manifests.names import INSTANCE, SELECTOR, SPEC, label_value
 from paceline.backends.kubernetes.manifests.objects import PROGRAM
+from paceline.contract.nodejob import NodeJob
 from paceline.job.errors import UserError
 from paceline.job.job import Job
 
@@ -49,8 +50,13 @@ class Found:
         return str(self.object["metadata"]["name"])
 
     @property
-    def spec(self) -> dict[str, Any]:
-        """What the user asked for, as far as it differs from the defaults."""
+    def spec(self) -> NodeJob:
+        """What the user asked for."""
+        return NodeJob.from_json({"detached": True, **self.stored})
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The same as far as it differs from the defaults, as it is stored."""
         try:
             found = json.loads(self.annotations.get(SPEC, ""))
         except ValueError:
@@ -69,7 +75,7 @@ class Found:
     @property
     def least(self) -> int:
         """How many pods it needs."""
-        low, _, high = str(self.spec.get("nodes", "")).partition(":")
+        low, _, high = str(self.spec.nodes).partition(":")
         return int(low) if high else self.nodes
 
     @property
@@ -84,7 +90,7 @@ class Found:
     @property
     def ranks_per_pod(self) -> int:
         """How many ranks each pod has, as far as that is known."""
-        ranks, devices = self.spec.get("ranks", 1), self.spec.get("devices")
+        ranks, devices = self.spec.ranks, self.spec.devices
         if isinstance(ranks, int):
             return ranks
         counted = max((len(pod.report.get("ranks") or ()) for pod in self.pods), default=0)
@@ -293,6 +299,6 @@ def spec_of(job: Found) -> JobSpec:
     from paceline.job.spec import JobSpec
 
     try:
-        return JobSpec.from_stored(job.spec)
+        return JobSpec.from_stored(job.stored)
     except ValueError:
         raise UserError(f"what job {job.name} runs cannot be read from its annotation; submit it again") from None

@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 def _indexes(job: Found, ranks: Iterable[int] | None) -> frozenset[int] | None:
     """The numbers of the pods that have the lines of some ranks; None for all, or if that is not known."""
-    each = 1 if job.is_plain else job.spec.get("ranks", 1)
+    each = 1 if job.is_plain else job.spec.ranks
     if ranks is None or job.least < job.nodes or not isinstance(each, int):
         return None
     return frozenset(rank // each for rank in ranks)
@@ -196,7 +196,7 @@ def lines(cluster: Cluster, job: Found, query: LogQuery) -> Iterator[LogLines]:
     if where is not None and not query.follow and kept_reader.is_needed(job):
         return _kept(kept_reader.read(cluster, job, where), query)
     attempts, over = _Attempts(), threading.Event()
-    starts_again = bool(job.spec.get("max_restarts")) or job.least < job.nodes
+    starts_again = bool(job.spec.max_restarts) or job.least < job.nodes
 
     def source(pod: Pod, query: LogQuery) -> _Lines:
         log = PodLog(cluster, pod, over, is_plain=job.is_plain, since=query.since)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.kubernetes.api.client import Cluster
     from paceline.backends.kubernetes.options import Options
+    from paceline.contract.records import CodeRecord
     from paceline.job.spec import JobSpec
 
     Manifest = dict[str, Any]
@@ -45,9 +46,13 @@ class Clone:
     env: Mapping[str, str]
 
     @property
-    def record(self) -> dict[str, Any]:
-        own = {"secret": self.secret} if self.credentials else {}
-        return {"mode": "git", "source": self.source.url, "ref": self.source.ref, "commit": self.commit, **own}
+    def record(self) -> CodeRecord:
+        found: CodeRecord = {
+            "mode": "git", "source": self.source.url, "ref": self.source.ref, "commit": self.commit,
+        }  # fmt: skip
+        if self.credentials:
+            found["secret"] = self.secret
+        return found
 
 
 def is_fetched_there(spec: JobSpec) -> bool:
@@ -61,7 +66,7 @@ def _source(spec: JobSpec) -> git_source.Source:
     return git_source.resolve(spec.code.source or "", Path.cwd())
 
 
-def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str, Any] | None) -> None:
+def check(cluster: Cluster, options: Options, spec: JobSpec, record: CodeRecord | None) -> None:
     """Refuse a repository whose credentials are missing, as far as that can be seen without asking its host."""
     if not is_fetched_there(spec):
         return
@@ -89,7 +94,7 @@ def check(cluster: Cluster, options: Options, spec: JobSpec, record: Mapping[str
 
 
 def clone(
-    cluster: Cluster, job: str, image: str, options: Options, spec: JobSpec, *, record: Mapping[str, Any] | None
+    cluster: Cluster, job: str, image: str, options: Options, spec: JobSpec, *, record: CodeRecord | None
 ) -> Clone:
     """What the pods of a job fetch."""
     source = _source(spec)
@@ -101,7 +106,7 @@ def clone(
 
 
 def _credentials(
-    cluster: Cluster, options: Options, spec: JobSpec, source: git_source.Source, record: Mapping[str, Any] | None
+    cluster: Cluster, options: Options, spec: JobSpec, source: git_source.Source, record: CodeRecord | None
 ) -> dict[str, str]:
     """What the job's own Secret for git is made of: what it was given, or what the job had that it resumes."""
     if options.git_secret is not None or source.origin is None:

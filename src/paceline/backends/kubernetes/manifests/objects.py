@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline._version import __version__
 from paceline.backends.kubernetes.options import PORT, TOPOLOGIES
+from paceline.contract import nodejob
 from paceline.job.errors import UserError
 from paceline.node.host.pod_format import FIRST_POD
 
@@ -121,7 +123,7 @@ def config_maps(order: Order) -> list[Manifest]:
     """The ConfigMaps with the job's files, each below the limit."""
     if not order.archive:
         return []
-    texts = {"start.py": START.lstrip(), "part.json": json.dumps(request(order))}
+    texts = {"start.py": START.lstrip(), "part.json": json.dumps(request(order).to_json())}
     if order.clone is not None:
         texts["git.sh"] = cloning.GIT.lstrip()
     bins = split({"archive": order.archive, "code": order.code or b""}, sum(len(it.encode()) for it in texts.values()))
@@ -153,46 +155,36 @@ def split(files: Mapping[str, bytes], taken: int) -> list[dict[str, bytes]]:
     return bins
 
 
-def request(order: Order) -> dict[str, Any]:
-    """This job's `BatchRequest`, the same for all pods: each has its number as a variable."""
-    spec = order.spec
-    nodes = order.nodes
-    part = {**spec.for_node(), "name": order.name, "data": [], "options": {}, "resume_from": None, "log_dir": None}
-    where = order.kept_logs()
+def request(order: Order) -> nodejob.BatchOrder:
+    """What all pods read: each has its number as a variable."""
+    spec, nodes, where = order.spec, order.nodes, order.kept_logs()
+    job = replace(spec.for_node(order.name), data=(), options={}, resume_from=None, log_dir=None)
     if nodes > 1:
-        part.update(main_address=order.kind.address(order.name, 0), main_port=spec.rendezvous.main_port or PORT)
-    return {
-        "job": part,
-        "data": [
+        main_port = spec.rendezvous.main_port or PORT
+        job = replace(job, main_address=order.kind.address(order.name, 0), main_port=main_port)
+    has_code = order.clone is not None or order.code is not None
+    part = nodejob.Order(
+        job=job,
+        data=tuple(
             {"volume": it.volume, "path": it.path, "wanted": it.path, "variable": it.variable} for it in spec.data
-        ],
-        "job_id": order.job_id,
-        "hosts": [order.kind.host(order.name, number) for number in range(nodes)] if nodes > 1 else [],
-        "joins": False,
-        "rank_streams": None,
-        "terminal": {},
-        "secrets": {},
-        "token": None,
-        "slots": spec.devices if isinstance(spec.devices, int) else 0,
-        **_code(order),
-        "kept_logs": None if where is None else where.folder,
-        "root": ROOT,
-        "node_rank_variable": order.kind.index_variable if nodes > 1 else None,
-        "address_variable": replacing.ADDRESS,
-        "peers": replacing.peers(order),
-        "late_nodes": replacing.has_late_pods(order),
-        "ends_with_first": replacing.ends_with_first(order),
-    }
-
-
-def _code(order: Order) -> dict[str, Any]:
-    """Where the pods find the job's code, and its record."""
-    record = dict(order.record or {})
-    if order.clone is not None:
-        return {"code": record, "archive": None, "cloned": cloning.FOLDER}
-    if order.code is None:
-        return {"code": None, "archive": None}
-    return {"code": record, "archive": "code.tar"}
+        ),
+        job_id=order.job_id,
+        hosts=tuple(order.kind.host(order.name, number) for number in range(nodes)) if nodes > 1 else (),
+        slots=spec.devices if isinstance(spec.devices, int) else 0,
+        code=(order.record or {}) if has_code else None,
+        peers=tuple(replacing.peers(order)),
+    )
+    return nodejob.BatchOrder(
+        part,
+        ROOT,
+        archive="code.tar" if has_code and order.clone is None else None,
+        cloned=cloning.FOLDER if order.clone is not None else None,
+        kept_logs=None if where is None else where.folder,
+        node_rank_variable=order.kind.index_variable if nodes > 1 else None,
+        address_variable=replacing.ADDRESS,
+        late_nodes=replacing.has_late_pods(order),
+        ends_with_first=replacing.ends_with_first(order),
+    )
 
 
 # -- the pods ----------------------------------------------------------------------------------------------------------

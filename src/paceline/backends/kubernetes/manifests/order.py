@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.kubernetes.options import Options
+    from paceline.contract.records import CodeRecord
     from paceline.job.spec import JobSpec
 
     from .cloning import Clone
@@ -50,7 +51,7 @@ class Order:
     archive: bytes = b""  # of paceline, in gzip; b"" for a job without an agent
     code: bytes | None = None  # of the job, packed (tar.gz); None if it has none of its own
     clone: Clone | None = None  # the code, if the pods fetch it by git; then `code` is None
-    record: Mapping[str, Any] | None = None
+    record: CodeRecord | None = None
     secrets: Mapping[str, str] = field(default_factory=dict)  # variables that are never shown
     kind: Any = field(kw_only=True)  # the `Kind` of object that it becomes; kinds import this module
     minor: int = 24  # version of the server: 24 is 1.24

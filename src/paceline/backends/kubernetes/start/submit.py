@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from paceline.backends.kubernetes.look.jobs import Found
     from paceline.backends.kubernetes.manifests.kinds.base import Kind
     from paceline.backends.kubernetes.options import Options
+    from paceline.contract.records import CodeRecord
     from paceline.job.spec import JobSpec
 
 _OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
@@ -263,14 +264,14 @@ def _with_code_of(cluster: Cluster, order: Order, name: str) -> Order:
     return replace(order, code=b"".join(pieces[key] for key in sorted(pieces)), record=_record(found))
 
 
-def _record_of(cluster: Cluster, spec: JobSpec) -> dict[str, Any] | None:
+def _record_of(cluster: Cluster, spec: JobSpec) -> CodeRecord | None:
     """The record of the code of the job that this one resumes; None if it resumes none."""
     return None if spec.resume_from is None else _record(_job(cluster, spec.resume_from))
 
 
-def _record(job: Found) -> dict[str, Any]:
+def _record(job: Found) -> CodeRecord:
     """The record of a job's code."""
-    found: dict[str, Any] = json.loads(job.annotations.get(CODE, "{}"))
+    found: CodeRecord = json.loads(job.annotations.get(CODE, "{}"))
     return found
 
 

@@ -30,9 +30,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from paceline.contract.nodejob import NodeJob, Record
 from paceline.node.errors import Refused
 from paceline.node.files import list_names, read_json
 from paceline.node.journal.state import FINAL
@@ -41,6 +43,8 @@ from paceline.node.spec import HOLD, SIGNALS, SUSPENDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from paceline.contract.records import AllocationRecord, CodeRecord, DataRecord, SlurmOptions, SlurmOutcome
 
 _NUMBER = re.compile(r"\d+(_\d+)?")  # of a job of Slurm, or of a task of an array
 UNSEEN = "paceline-unseen"  # begins the line in slurm.out of a node that does not see the folder
@@ -86,6 +90,25 @@ class Identity(NamedTuple):
 HELD = "held"  # see above
 
 
+@dataclass(frozen=True)
+class SlurmJob(Record):
+    """What `job.json` holds."""
+
+    parts: ClassVar = {"spec": NodeJob, "node": NodeJob}
+
+    job_id: str
+    created: float  # in seconds since the epoch
+    spec: NodeJob  # as its user asked for it
+    node: NodeJob  # as each node makes its part of it
+    options: SlurmOptions
+    code: CodeRecord | None = None  # of its copy of its code
+    data: tuple[DataRecord, ...] = ()
+    terminal: Mapping[str, str] = field(default_factory=dict)
+    allocation: AllocationRecord | None = None  # that of its user, in which it runs
+    task: tuple[str, int] | None = None  # of one of an array: the identifier of the whole, and its index
+    index: Mapping[str, str] | None = None  # the variables that say which one of its array it is
+
+
 class JobFolder:
     """The folder of a job, see above."""
 
@@ -100,12 +123,17 @@ class JobFolder:
         self.suspended = path / SUSPENDED
         self.code = path / "code" / path.name
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> SlurmJob:
         """What `job.json` holds."""
-        found = read_json(self.job)
+        found = self.find()
         if found is None:
             raise Refused(f"{self.job} is damaged or gone; delete the job")
         return found
+
+    def find(self) -> SlurmJob | None:
+        """The same; None if it is damaged or gone."""
+        found = read_json(self.job)
+        return None if found is None else SlurmJob.from_json(found)
 
     @property
     def root(self) -> Path:
@@ -132,11 +160,11 @@ class JobFolder:
         with contextlib.suppress(OSError), open(self.signals, "a") as file:
             file.write(f"{number}\n")
 
-    def identity(self, job: Mapping[str, Any]) -> Identity:
-        """By what its Slurm jobs are known; `job` is what `read` returns."""
-        if not job.get("task"):
-            return Identity(job["job_id"], self.name, str(self.path))
-        array, task = job["task"]
+    def identity(self, job: SlurmJob) -> Identity:
+        """By what its Slurm jobs are known."""
+        if not job.task:
+            return Identity(job.job_id, self.name, str(self.path))
+        array, task = job.task
         return Identity(array, self.name[: -len(f"-{task}")], str(self.path.parent))
 
     def unseen_by(self, nodes: Sequence[str]) -> str:
@@ -272,10 +300,12 @@ class JobFolder:
         files = [self.of(start) / name / "refused" for name in list_names(self.of(start)) if name.isdecimal()]
         return [(why, file.stat().st_mtime) for file in files if (why := self._read(file))]
 
-    def outcome(self, start: Start) -> dict[str, Any] | None:
+    def outcome(self, start: Start) -> SlurmOutcome | None:
         """What the batch script decided at the end of a start; None before it has."""
         file = self.of(start) / "outcome.json"
-        return read_json(file) if file.name in list_names(file.parent) else None
+        found: Any = read_json(file) if file.name in list_names(file.parent) else None
+        outcome: SlurmOutcome | None = found
+        return outcome
 
     def _read(self, file: Path) -> str:
         """What is in a small file; "" if it is not there."""

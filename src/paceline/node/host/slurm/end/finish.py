@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import TOKEN
 from paceline.node.errors import Refused
@@ -25,7 +25,7 @@ from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE, again
 from paceline.node.rundir.directory import SAVED
 
 if TYPE_CHECKING:
-    from paceline.contract.records import JobRecord
+    from paceline.contract.records import JobRecord, SlurmOutcome
     from paceline.node.host.slurm.job_folder import Start
     from paceline.node.journal.status import Failure
     from paceline.node.rundir.directory import RunDirectory
@@ -81,7 +81,7 @@ def decide(path: str, code: str) -> int:
     return 0 if state == "SUCCEEDED" else exit_code or 1
 
 
-def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code: int) -> dict[str, Any] | None:
+def _outcome(folder: JobFolder, start: Start, found: JobRecord | None, exit_code: int) -> SlurmOutcome | None:
     """What follows, and why; None if Slurm is ending the job, and so knows it better."""
     state = found["state"] if found else None
     if state == "SUCCEEDED":
@@ -132,9 +132,9 @@ def _is_near_limit(folder: JobFolder, start: Start) -> bool:
     return left + since <= float(asked[1]) + _EARLY
 
 
-def _at_limit(folder: JobFolder, start: Start) -> dict[str, Any]:
+def _at_limit(folder: JobFolder, start: Start) -> SlurmOutcome:
     """What follows when Slurm has warned the job of its time limit."""
-    if not folder.read()["options"].get("chain"):
+    if not folder.read().options.get("chain"):
         why = f"stopped at its time limit in Slurm; {again(folder)}"
     elif not any((run.read_status() or {}).get("start") is not None for run in folder.runs(start)):
         why = "its time limit ended before its ranks had started; give it a longer --time-limit"
@@ -162,8 +162,8 @@ def _gets_nowhere(folder: JobFolder) -> bool:
 
 def _saves_to(folder: JobFolder) -> Path:
     """The folder for checkpoints, in which scripts may also save by themselves."""
-    node = folder.read()["node"]
-    return Path(str(node["working_dir"]), str(node["checkpoint_dir"]))
+    node = folder.read().node
+    return Path(node.working_dir, str(node.checkpoint_dir))
 
 
 def _has_written(folder: Path, since: float) -> bool:
@@ -182,7 +182,7 @@ def _is_ended(job_line: str) -> bool:
     return re.search(r"\bJobState=(?!RUNNING)\w", job_line) is not None
 
 
-def _preempted(job_line: str) -> dict[str, Any] | None:
+def _preempted(job_line: str) -> SlurmOutcome | None:
     """What follows if Slurm has told the job to give way to another one; None if it has not."""
     preempted = re.search(r"\bPreemptTime=(\S+)", job_line)
     if preempted is None or preempted[1] in ("None", "Unknown"):
@@ -206,7 +206,7 @@ def why_unheard(folder: JobFolder) -> str:
     return _unseen(folder) or folder.last_words or f"srun started nothing; see {folder.output}"
 
 
-def _requeue(folder: JobFolder, start: Start, outcome: dict[str, Any], exit_code: int) -> int:
+def _requeue(folder: JobFolder, start: Start, outcome: SlurmOutcome, exit_code: int) -> int:
     """Let Slurm start the job again; it ends this process."""
     why = "Slurm does not answer"
     for _ in range(_TRIES):
@@ -233,10 +233,10 @@ def _requeue(folder: JobFolder, start: Start, outcome: dict[str, Any], exit_code
     return exit_code or 1
 
 
-def _chain(folder: JobFolder, outcome: dict[str, Any]) -> dict[str, Any]:
+def _chain(folder: JobFolder, outcome: SlurmOutcome) -> SlurmOutcome:
     """Submit the job again, in its folder."""
     stored = folder.read()
-    secrets = {name: os.environ[name] for name in stored["spec"]["secrets"] if name in os.environ}
+    secrets = {name: os.environ[name] for name in stored.spec.secrets if name in os.environ}
     env = batch_environment(secrets, os.environ.get(TOKEN))
     try:
         output = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_TRIES * _PAUSE)

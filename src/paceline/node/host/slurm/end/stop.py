@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
-from paceline.node.files import read_json
 from paceline.node.host.slurm.call import Away, Rejected, call
 from paceline.node.host.slurm.job_folder import HELD
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
-from paceline.node.host.slurm.look.scheduler import SlurmJob
+from paceline.node.host.slurm.look.scheduler import Reported
 from paceline.node.journal.state import FINAL
 from paceline.node.spec import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.contract.messages import Named, OfJobs, Stop, Suspend
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.host.slurm.look.queue import Entry
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.node.store.home import Home
 
 _ENDED = re.compile(r"invalid job id|already complet|invalid job step|step .*complet", re.IGNORECASE)
 PATIENCE = 30.0  # seconds for which a stop is tried while Slurm does not answer
@@ -39,7 +39,7 @@ class NotStopped(Refused):
         self.why, self.do, self.tried = why, do, tried
 
 
-def slurm_stop(home: Home, request: Request) -> Answer:
+def slurm_stop(home: Home, request: Stop) -> Named:
     """Stop jobs: those that run are asked to save and to end, unless it is to be at once; others leave the queue."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
@@ -49,7 +49,7 @@ def slurm_stop(home: Home, request: Request) -> Answer:
     return {"names": [folder.name for folder in folders]}
 
 
-def slurm_suspend(home: Home, request: Request) -> Answer:
+def slurm_suspend(home: Home, request: Suspend) -> Named:
     """Have jobs save and give their nodes back, or go on; Slurm holds them until then."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
@@ -69,7 +69,7 @@ def slurm_suspend(home: Home, request: Request) -> Answer:
 def _held_by(folder: JobFolder, slurm: _Tries) -> Entry:
     """The Slurm job of a job that Slurm can hold."""
     name, stop = folder.name, f"paceline stop {folder.name}"
-    if folder.read().get("allocation") is not None:
+    if folder.read().allocation is not None:
         raise Refused(f"job {name} runs in an allocation, which is not paceline's to give back; end it with {stop}")
     entry = slurm.entry(folder)
     if entry is None:
@@ -111,7 +111,7 @@ def _resume(folder: JobFolder, slurm: _Tries) -> None:
         slurm.forget()
 
 
-def slurm_delete(home: Home, request: Request) -> Answer:
+def slurm_delete(home: Home, request: OfJobs) -> Named:
     """Remove jobs that have ended."""
     jobs, queue = Jobs(home.root), Queue(home.root)
     folders = jobs.named(request["names"])
@@ -132,9 +132,9 @@ def _users(jobs: Jobs, folder: JobFolder) -> list[str]:
     """Other jobs that save their checkpoints in this one's folder."""
     found = []
     for other in jobs:
-        stored: dict[str, Any] = read_json(other.job) or {}
-        node: dict[str, Any] = stored.get("node") or {}
-        if other.name != folder.name and f"{node.get('checkpoint_dir')}/".startswith(f"{folder.path}/"):
+        stored = other.find()
+        where = stored and stored.node.checkpoint_dir
+        if other.name != folder.name and f"{where}/".startswith(f"{folder.path}/"):
             found.append(other.name)
     return found
 
@@ -183,7 +183,7 @@ def _stop(folder: JobFolder, slurm: _Tries, now: bool, number: int = signal.SIGT
     was_asked = folder.is_stopped
     folder.stop.touch()
     try:
-        if folder.read().get("allocation") is not None:  # the Slurm job is its user's, and goes on
+        if folder.read().allocation is not None:  # the Slurm job is its user's, and goes on
             for step in filter(None, map(folder.step, folder.starts)):
                 slurm.cancel(*([] if now else [f"--signal={int(number)}"]), step)
         elif (entry := slurm.entry(folder)) is not None:
@@ -287,5 +287,5 @@ class _Tries:
 
 
 def _entry(folder: JobFolder, queue: Queue) -> Entry | None:
-    entry = SlurmJob(folder, folder.read(), queue).entry()
+    entry = Reported(folder, folder.read(), queue).entry()
     return None if entry is None or entry.is_over else entry

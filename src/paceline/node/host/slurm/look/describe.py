@@ -20,13 +20,14 @@ from .scheduler import STARTING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract import messages
+    from paceline.node.store.home import Answer, Home
 
 
 _LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
 
 
-def slurm_describe(home: Home, request: Request) -> Answer:
+def slurm_describe(home: Home, request: messages.Describe) -> messages.SlurmDescribed:
     """The records of jobs, without those that ended before a time. Removes jobs whose time to live is over, or not."""
     jobs, queue = Jobs(home.root), Queue(home.root, seconds=request.get("seconds") or QUICK)
     if request["names"] is None:
@@ -45,7 +46,7 @@ def slurm_describe(home: Home, request: Request) -> Answer:
     return {"jobs": found, "names": [folder.name for folder in folders], "problem": problem}
 
 
-def slurm_events(home: Home, request: Request) -> Answer:
+def slurm_events(home: Home, request: messages.OfJob) -> messages.Events:
     """The events of a job on all its nodes, in the order of time."""
     folder = Jobs(home.root).of(request["name"])
     found: list[dict[str, Any]] = []
@@ -59,7 +60,7 @@ def slurm_events(home: Home, request: Request) -> Answer:
     return {"events": sorted(found, key=lambda event: event["time"])}
 
 
-def slurm_history(home: Home, request: Request) -> Answer:
+def slurm_history(home: Home, request: messages.HistoryOf) -> messages.Histories:
     """What a job has used and logged on all its nodes; what of that a start wrote before, the next one goes on with."""
     from paceline.node.telemetry.history import history
 
@@ -67,7 +68,7 @@ def slurm_history(home: Home, request: Request) -> Answer:
     return {"nodes": [history(run, request["since"]) for _, runs in job_record.runs_of(folder) for run in runs]}
 
 
-def slurm_losses(home: Home, request: Request) -> Answer:
+def slurm_losses(home: Home, request: messages.OfJobs) -> messages.Losses:
     """Some of the losses that jobs have logged: in their last start, which goes on with what was written before."""
     from paceline.node.telemetry.history import losses
 
@@ -78,7 +79,7 @@ def slurm_losses(home: Home, request: Request) -> Answer:
     return {"losses": {name: it for name, it in found.items() if it}}
 
 
-def slurm_usage(home: Home, request: Request) -> Answer:
+def slurm_usage(home: Home, request: messages.OfJobs) -> messages.Usages:
     """What jobs use now, as their nodes have written it last; those that do not run are left out."""
     from paceline.node.telemetry.history import usage
 
@@ -87,7 +88,7 @@ def slurm_usage(home: Home, request: Request) -> Answer:
     return {"usage": {name: use for name, use in found.items() if use is not None}}
 
 
-def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
+def slurm_wait(home: Home, request: messages.OfJobs) -> Iterator[Answer]:
     """One line per job when it has ended, and a last line."""
     end_with_stdin()
     jobs = Jobs(home.root)
@@ -104,7 +105,7 @@ def slurm_wait(home: Home, request: Request) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def slurm_shell(home: Home, request: Request) -> Answer:
+def slurm_shell(home: Home, request: messages.Shell) -> messages.ShellPlace:
     """Where a command beside a rank runs: the run directory on the rank's node, and the step that has it."""
     folder = Jobs(home.root).of(request["name"])
     for start, runs in reversed(job_record.runs_of(folder)):

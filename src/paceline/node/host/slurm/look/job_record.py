@@ -8,20 +8,19 @@ is taken for true.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.node.files import read_json
 from paceline.node.journal.fold import fold, order, part_of
+from paceline.node.spec import StoredJob
 from paceline.node.store import records
 
-from .scheduler import SlurmJob
+from .scheduler import Reported
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.records import JobFacts, JobRecord
-    from paceline.node.host.slurm.job_folder import JobFolder, Start
-    from paceline.node.journal.fold import Part, Report
+    from paceline.contract.records import JobFacts, JobRecord, Part, Report
+    from paceline.node.host.slurm.job_folder import JobFolder, SlurmJob, Start
     from paceline.node.rundir.directory import RunDirectory
 
     from .queue import Queue
@@ -37,10 +36,10 @@ _REFUSED = 2  # the exit code of a node that refuses the job
 
 def record(folder: JobFolder, queue: Queue) -> SlurmRecord | None:
     """The record of a job; None if it is gone."""
-    job = read_json(folder.job)
+    job = folder.find()
     if job is None:
         return None
-    slurm, start = SlurmJob(folder, job, queue), _last(folder)
+    slurm, start = Reported(folder, job, queue), _last(folder)
     if start is None:
         facts, entry = _facts(folder, job, []), slurm.entry()
         facts["queue"] = facts["queue"] if entry is None else entry.partition
@@ -53,7 +52,7 @@ def record(folder: JobFolder, queue: Queue) -> SlurmRecord | None:
     return {**found, "external_id": (folder.ids or [""])[-1]}
 
 
-def _of_start(folder: JobFolder, job: dict[str, Any], start: Start, slurm: SlurmJob) -> JobRecord:
+def _of_start(folder: JobFolder, job: SlurmJob, start: Start, slurm: Reported) -> JobRecord:
     """The record of a job that has started, by its last start."""
     reports, refusals = _reports(folder, start, alive=folder.outcome(start) is None)
     facts = _facts(folder, job, reports)
@@ -107,14 +106,11 @@ def _lost(runs: list[RunDirectory]) -> set[Path]:
     return set()
 
 
-def _facts(folder: JobFolder, job: dict[str, Any], reports: list[Report]) -> JobFacts:
+def _facts(folder: JobFolder, job: SlurmJob, reports: list[Report]) -> JobFacts:
     """What is known of a job: what its user asked for, and what its nodes made of it."""
-    spec = job["spec"]
-    node = {
-        **spec, "nodes": str(spec["nodes"]).partition(":")[0], "expected": None,
-        "nproc": spec["ranks"] if isinstance(spec["ranks"], int) else 1, "working_dir": job["node"]["working_dir"],
-    }  # fmt: skip
-    plain = records.facts(folder.path, {**job, "framework": spec["framework"]}, node)
+    ranks = job.spec.ranks if isinstance(job.spec.ranks, int) else 1
+    stored = StoredJob(job.spec, job.spec.framework, job.created, job.data, job.code)
+    plain = records.facts(folder.path, stored, job.spec.node_range[0], ranks, job.node.working_dir)
     if not reports:
         return plain
     of_nodes = reports[0]["job"]
@@ -128,8 +124,8 @@ def _facts(folder: JobFolder, job: dict[str, Any], reports: list[Report]) -> Job
 
 def is_requeued(folder: JobFolder, start: Start, queue: Queue) -> bool:
     """Whether Slurm has taken the nodes of a start and starts the job again; agents that it killed do not say so."""
-    job = read_json(folder.job)
-    entry = SlurmJob(folder, job, queue).entry() if job is not None else None
+    job = folder.find()
+    entry = Reported(folder, job, queue).entry() if job is not None else None
     return entry is not None and not entry.is_over and entry.id == start.id and entry.restarts > start.restarts
 
 

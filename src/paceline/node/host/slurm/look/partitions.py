@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.host.slurm.call import call, table
 
 if TYPE_CHECKING:
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.contract.messages import Plain, SlurmNode, SlurmNodes
+    from paceline.node.store.home import Home
 
 _FIELDS = {
     "NodeHost": 64, "Partition": 64, "StateLong": 24, "CPUsState": 32, "CPUsLoad": 16, "Memory": 20, "AllocMem": 20,
@@ -19,14 +20,14 @@ NOT_UP = re.compile(r"down|drain|fail|maint|unk|inval|\*$")  # states in which a
 _MEBIBYTE = 1 << 20
 
 
-def slurm_nodes(home: Home, request: Request) -> Answer:
+def slurm_nodes(home: Home, request: Plain) -> SlurmNodes:
     """The nodes of the cluster."""
     return {"nodes": nodes()}
 
 
-def nodes() -> list[dict[str, Any]]:
+def nodes() -> list[SlurmNode]:
     """The nodes, each with its partitions, its state, and its CPUs, memory and GPUs in all and allocated."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, SlurmNode] = {}
     for column in table("sinfo", "--Node", columns=_FIELDS):
         if column["NodeHost"] in found:
             found[column["NodeHost"]]["partitions"].append(column["Partition"].rstrip("*"))
@@ -58,7 +59,7 @@ def seconds_of(text: str) -> float | None:
     return float((days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
 
 
-def _node(column: dict[str, str]) -> dict[str, Any]:
+def _node(column: dict[str, str]) -> SlurmNode:
     allocated, _, _, total = (_number(part) for part in f"{column['CPUsState']}///".split("/")[:4])
     reason = column["Reason"] if column["Reason"] not in ("none", "(null)", "") else ""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import call, has
@@ -19,8 +19,8 @@ from . import reasons
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.contract.records import FinalState, JobRecord
-    from paceline.node.host.slurm.job_folder import JobFolder, Start
+    from paceline.contract.records import FinalState, JobRecord, SlurmOutcome
+    from paceline.node.host.slurm.job_folder import JobFolder, SlurmJob, Start
 
     from .queue import Entry, Queue
 
@@ -38,20 +38,20 @@ _REQUEUED = "Slurm has requeued it"
 _NOT_OPENED = ("JobLaunchFailure", "RaisedSignal:53")
 
 
-class SlurmJob:
+class Reported:
     """A job, and its newest Slurm job."""
 
-    def __init__(self, folder: JobFolder, job: dict[str, Any], queue: Queue) -> None:
-        """Ask nothing yet; `job` is what `job.json` holds."""
+    def __init__(self, folder: JobFolder, job: SlurmJob, queue: Queue) -> None:
+        """Ask nothing yet."""
         self._folder, self._job, self._queue = folder, job, queue
         self._is_stopped = folder.is_stopped
-        self._is_allocated = job.get("allocation") is not None  # its Slurm job is its user's, and does not end with it
+        self._is_allocated = job.allocation is not None  # its Slurm job is its user's, and does not end with it
 
     def entry(self) -> Entry | None:
         """The Slurm job; None if Slurm does not list it."""
         mine, ids = self._folder.identity(self._job), self._folder.ids
         if not ids:
-            task = (self._job.get("task") or [None, None])[1]
+            task = None if self._job.task is None else self._job.task[1]
             for entry in self._queue.of(mine):  # its client was ended before it noted the number
                 if task is not None and not entry.task.endswith(f"_{task}"):
                     continue
@@ -147,7 +147,7 @@ class SlurmJob:
         last = max((_time(run.status) for run in self._folder.runs(start)), default=0.0)
         return disk_time(self._folder.root) > last + _CLOSING
 
-    def _decided(self, start: Start, outcome: dict[str, Any]) -> Scheduler:
+    def _decided(self, start: Start, outcome: SlurmOutcome) -> Scheduler:
         """The report of a start that has ended, with what its batch script has decided."""
         moment = float(outcome["time"])
         if not outcome.get("next"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.job_folder import COMMENT, UNSEEN
@@ -19,6 +19,9 @@ from . import container
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from paceline.contract.nodejob import NodeJob
+    from paceline.contract.records import SlurmOptions
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,=@%+*\[\]&|!()-]+")
 _CLOSING = 60.0  # seconds beyond its grace that a job may take to end: to commit, and to say so
@@ -60,7 +63,7 @@ done
 """
 
 
-def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: Mapping[str, Any], job_id: str) -> str:
+def text(job: NodeJob, folder: Path, command: Sequence[str], options: SlurmOptions, job_id: str) -> str:
     """The script."""
     asked = lines(directives(job, folder, options, job_id))
     srun = [
@@ -70,7 +73,7 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
     body = _BODY.format(
         program=_program(job),
         sees=SEES,
-        job=shlex.quote(str(folder)) + ('-"$SLURM_ARRAY_TASK_ID"' if options.get("array") else ""),
+        job=shlex.quote(str(folder)) + ('-"$SLURM_ARRAY_TASK_ID"' if options["array"] else ""),
         srun=" ".join(srun),
         task=shlex.join(agent(command, options)),
         command=shlex.join(command),
@@ -78,10 +81,10 @@ def text(job: Mapping[str, Any], folder: Path, command: Sequence[str], options: 
     return "#!/bin/sh\n" + "".join(asked) + body
 
 
-def _program(job: Mapping[str, Any]) -> str:
+def _program(job: NodeJob) -> str:
     """The program of a job with its arguments, in one line."""
-    first = ["-m", job["module"]] if job["module"] else [job["script"] or job["command"] or ""]
-    words = shlex.join(map(str, [*first, *job["args"]]))
+    kind, target = job.program
+    words = shlex.join([*(["-m"] if kind == "module" else []), target, *job.args])
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)
 
 
@@ -92,7 +95,7 @@ def lines(options: Mapping[str, str]) -> list[str]:
     ]
 
 
-def flags(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+def flags(job: NodeJob, options: SlurmOptions) -> list[str]:
     """The flags of srun that do not depend on the nodes."""
     return [
         "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={_wait(job, options)}",
@@ -100,45 +103,45 @@ def flags(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _wait(job: Mapping[str, Any], options: Mapping[str, Any]) -> int:
+def _wait(job: NodeJob, options: SlurmOptions) -> int:
     """Seconds from the end of the first agent to the end of the others; 0 for no limit: an elastic job goes on."""
-    return 0 if options["no_kill"] else math.ceil(float(job["grace"]) + _CLOSING)
+    return 0 if options["no_kill"] else math.ceil(float(job.grace) + _CLOSING)
 
 
-def agent(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+def agent(command: Sequence[str], options: SlurmOptions) -> list[str]:
     """The command of an agent on a node, or in a container there, without the job's folder."""
     own = [options["python"], *command[1:]] if options["container"] else command
     return [*container.command(options["container"]), *own, "slurm"]
 
 
-def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any], job_id: str) -> dict[str, str]:
+def directives(job: NodeJob, folder: Path, options: SlurmOptions, job_id: str) -> dict[str, str]:
     """The options of sbatch, by their names: those that follow from the job, then those that the user gives."""
-    least, _, most = str(job["nodes"]).partition(":")
+    least, _, most = str(job.nodes).partition(":")
     found = {
-        "job-name": job["name"],
+        "job-name": job.name,
         "comment": f"{COMMENT}{job_id}",
         "nodes": f"{least}-{most}" if most else least,
         **({} if most else {"ntasks-per-node": "1"}),  # of a range of nodes Slurm would take the least then
-        "output": str(folder).replace("%", "%%") + ("-%a/" if options.get("array") else "/") + "slurm.out",
+        "output": str(folder).replace("%", "%%") + ("-%a/" if options["array"] else "/") + "slurm.out",
         "open-mode": "append",
-        "chdir": str(folder.parent if options.get("array") else folder),
+        "chdir": str(folder.parent if options["array"] else folder),
         "requeue": "",
-        **({"array": options["array"]} if options.get("array") else {}),
+        **({"array": options["array"]} if options["array"] else {}),
         "signal": f"B:USR2@{_warning(job, limit_of(job, options['slurm'], options.get('limit')))}",
     }
-    ranks = job["devices"] if job["ranks"] in ("gpu", "auto") else job["ranks"]
-    if job["cpus"] is not None:
-        found["cpus-per-task"] = str(job["cpus"])
+    ranks = job.devices if job.ranks in ("gpu", "auto") else job.ranks
+    if job.cpus is not None:
+        found["cpus-per-task"] = str(job.cpus)
     elif isinstance(ranks, int) and ranks > 1 and not {"cpus-per-gpu", "exclusive"} & options["slurm"].keys():
         found["cpus-per-task"] = str(ranks)
-    if job["memory"] is not None:
-        found["mem"] = f"{math.ceil(job['memory'] / (1 << 20))}M"
-    if isinstance(job["devices"], int) and job["devices"]:
-        found["gres"] = f"gpu:{job['devices']}"
-    if job["queue"] is not None:
-        found["partition"] = job["queue"]
-    if job["time_limit"] is not None:
-        found["time"] = duration(job["time_limit"])
+    if job.memory is not None:
+        found["mem"] = f"{math.ceil(job.memory / (1 << 20))}M"
+    if isinstance(job.devices, int) and job.devices:
+        found["gres"] = f"gpu:{job.devices}"
+    if job.queue is not None:
+        found["partition"] = job.queue
+    if job.time_limit is not None:
+        found["time"] = duration(job.time_limit)
     if options["no_kill"]:
         found["no-kill"] = ""
     users = given(options["slurm"])
@@ -150,7 +153,7 @@ def directives(job: Mapping[str, Any], folder: Path, options: Mapping[str, Any],
     return {**found, **users}
 
 
-def given(options: Mapping[str, Any]) -> dict[str, str]:
+def given(options: Mapping[str, str | int | bool]) -> dict[str, str]:
     """The options of sbatch that the user gives, each with its value; "" if it has none."""
     return {name: "" if value is True else str(value) for name, value in options.items() if value is not False}
 
@@ -162,15 +165,15 @@ _INSTEAD = {
 }
 
 
-def _warning(job: Mapping[str, Any], limit: float | None) -> int:
+def _warning(job: NodeJob, limit: float | None) -> int:
     """How many seconds before the time limit a job is asked to stop."""
-    needed = math.ceil(float(job["grace"]) + _CLOSING)
+    needed = math.ceil(float(job.grace) + _CLOSING)
     if limit is not None:
         needed = min(needed, int(limit / 2))
     return min(_MOST_WARNING, max(_LEAST_WARNING, needed))
 
 
-def notes_on_limit(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+def notes_on_limit(job: NodeJob, options: SlurmOptions) -> list[str]:
     """What the user should know of a time limit of which much is needed to stop in time."""
     limit = limit_of(job, options["slurm"], options.get("limit"))
     if limit is None or limit - (first := _warning(job, limit) + _EARLIER) >= limit / 2:
@@ -181,11 +184,11 @@ def notes_on_limit(job: Mapping[str, Any], options: Mapping[str, Any]) -> list[s
     ]
 
 
-def limit_of(job: Mapping[str, Any], options: Mapping[str, Any], of_partition: float | None) -> float | None:
+def limit_of(job: NodeJob, options: Mapping[str, str | int | bool], of_partition: float | None) -> float | None:
     """The time limit of a job in seconds; None if it has none, or it is not known."""
     if "time" in options:
         return seconds_of(str(options["time"]))
-    return float(job["time_limit"]) if job["time_limit"] is not None else of_partition
+    return float(job.time_limit) if job.time_limit is not None else of_partition
 
 
 def duration(seconds: float) -> str:

@@ -34,8 +34,9 @@ from . import batch_script
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from paceline.contract.messages import SlurmCheck
     from paceline.node.host.slurm.job_folder import JobFolder
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.node.store.home import Answer, Home
 
 _NEEDED = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 _CONFIGS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
@@ -70,7 +71,7 @@ output=$(printf %s "$output" | tail -n 20 | tr '\\n"' ";'" | cut -c 1-1500)
 """
 
 
-def slurm_check(home: Home, request: Request) -> Iterator[Answer]:
+def slurm_check(home: Home, request: SlurmCheck) -> Iterator[Answer]:
     """What is tried, one `doing` at a time; at last the `facts`.
 
     The request has the target's `slurm` options, and the `seconds` that the job may wait for its start. The end of
@@ -96,7 +97,7 @@ def _wait_for_client(is_client_gone: threading.Event) -> None:
 # -- without a job -----------------------------------------------------------------------------------------------------
 
 
-def _look(facts: dict[str, Any], request: Request) -> Iterator[Answer]:
+def _look(facts: dict[str, Any], request: SlurmCheck) -> Iterator[Answer]:
     """What Slurm says."""
     yield {"doing": "looking for Slurm's commands"}
     facts["commands"] = {name: has(name) for name in _NEEDED}
@@ -197,7 +198,7 @@ def _chosen(partitions: Sequence[Mapping[str, Any]], options: Mapping[str, Any])
 # -- with a job --------------------------------------------------------------------------------------------------------
 
 
-def _try(home: Home, facts: dict[str, Any], request: Request, is_client_gone: threading.Event) -> Iterator[Answer]:
+def _try(home: Home, facts: dict[str, Any], request: SlurmCheck, is_client_gone: threading.Event) -> Iterator[Answer]:
     """Run the job, and remove all of it."""
     chosen = facts["partition"]
     if chosen["unknown"] or not chosen["names"]:

@@ -6,20 +6,23 @@ Sources: https://apptainer.org/docs/user/main/bind_paths_and_mounts.html and htt
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.machine.containers import binds_of, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from paceline.contract.nodejob import NodeJob
+    from paceline.contract.records import ContainerRecord, DataRecord
 
 _PATHS = ("/", "./", "../", "~")  # what the image of pyxis begins with if it is a file
 
 
 def described(
-    given: Mapping[str, str] | None, job: Mapping[str, Any], place: Path, data: Iterable[Mapping[str, Any]]
-) -> dict[str, Any] | None:
+    given: ContainerRecord | None, job: NodeJob, place: Path, data: Iterable[DataRecord]
+) -> ContainerRecord | None:
     """The container of a job: its `program`, its `image` and the `binds`, folders that it sees; None if it has none."""
     if given is None:
         return None
@@ -27,7 +30,7 @@ def described(
     return {"program": given["program"], "image": _image(given["program"], given["image"]), "binds": binds}
 
 
-def flags(container: Mapping[str, Any] | None) -> list[str]:
+def flags(container: ContainerRecord | None) -> list[str]:
     """Flags of srun."""
     if container is None or container["program"] != "pyxis":
         return []
@@ -36,7 +39,7 @@ def flags(container: Mapping[str, Any] | None) -> list[str]:
     return [*image, "--container-mount-home", "--no-container-remap-root"]
 
 
-def command(container: Mapping[str, Any] | None) -> list[str]:
+def command(container: ContainerRecord | None) -> list[str]:
     """What goes before the command that runs in the container."""
     if container is None or container["program"] == "pyxis":
         return []

@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import next_order
@@ -22,9 +22,10 @@ from paceline.node.logs.readers import Ended, Readers
 from paceline.node.signals import PASSED_ON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from paceline.contract.nodejob import RankStreams
     from paceline.contract.records import JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.following import Update
@@ -39,7 +40,7 @@ _IDLE = ("PENDING", "RESTARTING", "SUSPENDED")  # without ranks, so that it is s
 
 
 def follow(
-    home: Home, folder: JobFolder, rank_streams: Mapping[str, Any], close: Callable[[], object] = lambda: None
+    home: Home, folder: JobFolder, rank_streams: RankStreams, close: Callable[[], object] = lambda: None
 ) -> Iterator[Answer]:
     """The output and events of a job, and at last its record.
 
@@ -113,7 +114,7 @@ class _Following:
     """The output and events of all nodes of a job."""
 
     def __init__(
-        self, home: Home, folder: JobFolder, rank_streams: Mapping[str, Any], refused: queue.SimpleQueue[str]
+        self, home: Home, folder: JobFolder, rank_streams: RankStreams, refused: queue.SimpleQueue[str]
     ) -> None:
         self._home, self._folder, self._rank_streams, self._refused = home, folder, rank_streams, refused
         self._readers: Readers[Path, Update] = Readers()

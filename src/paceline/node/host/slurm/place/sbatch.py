@@ -18,8 +18,8 @@ from paceline.node.host.slurm.look.queue import Queue
 from . import batch_script
 
 if TYPE_CHECKING:
+    from paceline.contract.nodejob import SlurmOrder
     from paceline.node.host.slurm.job_folder import JobFolder
-    from paceline.node.store.home import Request
 
 _TRIES = 3  # of sbatch, while Slurm does not answer
 _PAUSE = 2.0  # seconds between two of them
@@ -31,9 +31,9 @@ _NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
 class Limit:
     """Asks, in another thread, for the time limit of a job that asks for none."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, asked: SlurmOrder) -> None:
         """Begin to ask."""
-        self._request = request
+        self._asked = asked
         self._found: float | None = None
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
@@ -44,44 +44,45 @@ class Limit:
         return self._found
 
     def _ask(self) -> None:
-        job, options = self._request["job"], batch_script.given(self._request["options"]["slurm"])
-        if job["time_limit"] is None and "time" not in options:
+        job, options = self._asked.order.job, batch_script.given(self._asked.options["slurm"])
+        if job.time_limit is None and "time" not in options:
             with contextlib.suppress(Refused):
-                self._found = partitions.limit(options.get("partition", job["queue"] or ""))
+                self._found = partitions.limit(options.get("partition", job.queue or ""))
 
 
-def tested(batch: str, request: Request) -> list[str]:
+def tested(batch: str, asked: SlurmOrder) -> list[str]:
     """Let Slurm check a script, and submit nothing; returns notes for the user."""
     try:
         call("sbatch", "--test-only", env=batch_environment({}, None), text=batch)
     except Rejected as error:
-        if _UNAVAILABLE in error.output and (down := _missing_nodes(request)):
+        if _UNAVAILABLE in error.output and (down := _missing_nodes(asked)):
             return [f"it waits until nodes are back that are down or drained now: {', '.join(down)}"]
-        raise _refusal(error, request) from None
+        raise _refusal(error, asked) from None
     return []
 
 
-def _missing_nodes(request: Request) -> list[str]:
+def _missing_nodes(asked: SlurmOrder) -> list[str]:
     """The nodes that are not up and without which the job has too few; empty if it has too few with them, too."""
-    job, options = request["job"], batch_script.given(request["options"]["slurm"])
-    asked = options.get("partition", job["queue"] or "")
-    needed = {"gpus": job["devices"] if isinstance(job["devices"], int) else 0, "cpus": job["cpus"] or 0}
+    job, options = asked.order.job, batch_script.given(asked.options["slurm"])
+    partition = options.get("partition", job.queue or "")
+    gpus = job.devices if isinstance(job.devices, int) else 0
     fitting = [
         node
         for node in partitions.nodes()
-        if (not asked or set(asked.split(",")) & set(node["partitions"]))
-        and all(node[what] >= count for what, count in needed.items())
-        and node["memory"] >= (job["memory"] or 0)
+        if (not partition or set(partition.split(",")) & set(node["partitions"]))
+        and node["gpus"] >= gpus
+        and node["cpus"] >= (job.cpus or 0)
+        and node["memory"] >= (job.memory or 0)
     ]
-    if len(fitting) < int(str(job["nodes"]).partition(":")[0]):
+    if len(fitting) < job.node_range[0]:
         return []
     return [f"{it['name']} ({it['state']})" for it in fitting if partitions.NOT_UP.search(it["state"])]
 
 
-def _refusal(error: Rejected, request: Request) -> Refused:
+def _refusal(error: Rejected, asked: SlurmOrder) -> Refused:
     output = re.sub("^(allocation failure|Batch job submission failed): ", "", error.output)
     wrong = re.search(r"Invalid (--[a-z-]+)", output)
-    hint = f"see what there is with paceline top node --on {request['target']}"
+    hint = f"see what there is with paceline top node --on {asked.target}"
     if wrong is not None:
         hint = f"correct {wrong[1]}"
     elif known := _known(output.lower()):
@@ -105,21 +106,21 @@ class Unknown(Refused):
     """Slurm may have taken the job: it did not say so, and does not answer."""
 
 
-def submitted(folder: JobFolder, request: Request) -> str:
+def submitted(folder: JobFolder, asked: SlurmOrder) -> str:
     """The number of the new Slurm job.
 
     If sbatch is not heard of, Slurm may have taken the job all the same. So its list is searched before the next try.
     """
     for remaining in range(_TRIES - 1, -1, -1):
         try:
-            env = batch_environment(request["secrets"], request["token"])
+            env = batch_environment(asked.order.secrets, asked.order.token)
             output = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_FREE)
             number = _NUMBER.search(output)
             if number is None:
                 raise Refused(f"sbatch says {output.strip()!r}, and no job number")
             return str(number[1])
         except Rejected as error:
-            raise _refusal(error, request) from None
+            raise _refusal(error, asked) from None
         except Away as error:
             try:
                 taken = _taken(folder)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
@@ -29,6 +29,7 @@ from .batch_script import SEES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.contract.records import AllocationRecord, SlurmOutcome
     from paceline.node.host.slurm.job_folder import Start
 
 # Set in all that such a job starts, to the number of its allocation: a `paceline run` there must not start it again.
@@ -39,14 +40,14 @@ _COMPLETING, _PAUSE = 120, 1.0  # looks until Slurm has ended what ran in an all
 _LOOK = 0.5  # seconds between two looks for a stop; the kernel does not report what other machines write
 
 
-def argv(folder: Path, allocation: Mapping[str, Any], srun: Sequence[str], task: Sequence[str]) -> list[str]:
+def argv(folder: Path, allocation: AllocationRecord, srun: Sequence[str], task: Sequence[str]) -> list[str]:
     """The command that starts the agents."""
     nodes = allocation["nodes"]
     here = [f"--jobid={allocation['id']}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap"]
     return ["srun", *here, *srun, "sh", "-c", SEES, str(folder), *task, str(folder)]
 
 
-def environment(secrets: Mapping[str, str], token: str | None, allocation: Mapping[str, Any]) -> dict[str, str]:
+def environment(secrets: Mapping[str, str], token: str | None, allocation: AllocationRecord) -> dict[str, str]:
     """The variables of the step."""
     kept, number = {name: os.environ[name] for name in os.environ if _KEPT.fullmatch(name)}, str(allocation["id"])
     own = {"SLURM_JOB_ID": number, "SLURM_EXPORT_ENV": "ALL", WITHIN: number}
@@ -97,7 +98,7 @@ def _stop_with_client(folder: JobFolder) -> None:
         stop(folder, now=False)
 
 
-def _outcome(folder: JobFolder, start: Start, code: int) -> dict[str, Any]:
+def _outcome(folder: JobFolder, start: Start, code: int) -> SlurmOutcome:
     """How the step ended, if its nodes do not say that."""
     from paceline.node.failure import TIMED_OUT
     from paceline.node.host.slurm.end.finish import scontrol_job, why_unheard

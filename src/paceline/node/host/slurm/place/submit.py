@@ -13,14 +13,17 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.contract.nodejob import Order, SlurmOrder
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.host.protocol import Bytes, client_is_gone, next_order
 from paceline.node.host.slurm.call import SECONDS, found
+from paceline.node.host.slurm.job_folder import SlurmJob
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import NothingAsked, Queue
@@ -29,56 +32,59 @@ from paceline.node.planning.script import program_kind
 from . import batch_script, container, sbatch, step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
+    from paceline.contract.messages import SlurmSubmit
+    from paceline.contract.nodejob import NodeJob
+    from paceline.contract.records import AllocationRecord, SlurmOptions
     from paceline.node.host.slurm.job_folder import JobFolder
-    from paceline.node.store.home import Answer, Home, Request
+    from paceline.node.store.home import Answer, Home
 
 _LAST = 300.0  # seconds for which a job is cancelled whose client is gone, while Slurm does not answer
 
 
-def slurm_submit(home: Home, request: Request) -> Iterator[Answer]:
+def slurm_submit(home: Home, request: SlurmSubmit) -> Iterator[Answer]:
     """Check a job, and submit it when the client says so.
 
-    The first answer is the batch script, which Slurm would take, or the folder of a job that has the name. The rest of
-    the request follows on stdin if the job is to be submitted, and then the archive (tar) of its code, of `bytes`
+    The first answer is the batch script, which Slurm would take, or the folder of a job that has the name. The
+    complete order follows on stdin if the job is to be submitted, and then the archive (tar) of its code, of `bytes`
     bytes. The answer to that is the job's record. A job that is not followed is kept once the client has confirmed it
     by another line, which is answered: until then nothing is left of it if the client ends.
     """
-    jobs = Jobs(home.root)
-    found("sbatch" if request["allocation"] is None else "srun")
-    taken = _taken_folder(jobs, request)
+    jobs, asked = Jobs(home.root), SlurmOrder.from_json(request["order"])
+    found("sbatch" if asked.allocation is None else "srun")
+    taken = _taken_folder(jobs, asked)
     if taken is not None:
         yield {"taken": str(taken)}
         return
-    _check(jobs, request)
+    _check(jobs, asked.order.job)
     notes: list[str] = []
-    if request["allocation"] is None:
-        asking = sbatch.Limit(request)  # Slurm is asked both at once
-        notes = sbatch.tested(_script(jobs, request), request)
-        request["options"]["limit"] = asking.answer()
-        notes += batch_script.notes_on_limit(request["job"], request["options"])
-    yield {"script": _script(jobs, request), "notes": notes}
-    order = next_order()
-    if not order:
+    if asked.allocation is None:
+        asking = sbatch.Limit(asked)  # Slurm is asked both at once
+        notes = sbatch.tested(_script(jobs, asked), asked)
+        asked = replace(asked, options={**asked.options, "limit": asking.answer()})
+        notes += batch_script.notes_on_limit(asked.order.job, asked.options)
+    yield {"script": _script(jobs, asked), "notes": notes}
+    line = next_order()
+    if not line:
         return
-    request = {**request, **json.loads(order)}
-    folders = _settled(jobs, request)
+    asked = replace(asked, order=Order.from_json(json.loads(line)))
+    folders = _settled(jobs, asked)
     if folders is None:
-        yield {"taken": str(_taken_folder(jobs, request))}
-    elif request["allocation"] is not None:
-        yield from _run_step(home, folders[0], request)
+        yield {"taken": str(_taken_folder(jobs, asked))}
+    elif asked.allocation is not None:
+        yield from _run_step(home, folders[0], asked.order, asked.allocation)
     else:
-        yield from _run_batch(home, folders, request)
+        yield from _run_batch(home, folders, asked)
 
 
-def _run_batch(home: Home, folders: list[JobFolder], request: Request) -> Iterator[Answer]:
+def _run_batch(home: Home, folders: list[JobFolder], asked: SlurmOrder) -> Iterator[Answer]:
     """Submit jobs whose folders are complete: one, or an array."""
-    jobs = Jobs(home.root)
+    jobs, rank_streams = Jobs(home.root), asked.order.rank_streams
     try:
         if client_is_gone():
             raise Refused("the client has ended")
-        number = sbatch.submitted(folders[0], request)
+        number = sbatch.submitted(folders[0], asked)
     except sbatch.Unknown:
         raise
     except BaseException:
@@ -87,18 +93,18 @@ def _run_batch(home: Home, folders: list[JobFolder], request: Request) -> Iterat
         raise
     is_kept = False
     try:
-        for folder, task in zip(folders, request["tasks"] or [None]):
+        for folder, task in zip(folders, asked.tasks or [None]):
             folder.add_id(number if task is None else f"{number}_{task}")
         first, *others = [job_record.record(folder, NothingAsked(home.root)) for folder in folders]
         yield {"record": first, "id": number, "others": others}
-        is_kept = request["rank_streams"] is not None or bool(next_order())
+        is_kept = rank_streams is not None or bool(next_order())
     finally:
         if not is_kept:
             _undo(jobs, folders, number)
-    if request["rank_streams"] is not None:
+    if rank_streams is not None:
         from .foreground import follow  # takes long to import
 
-        yield from follow(home, folders[0], request["rank_streams"])
+        yield from follow(home, folders[0], rank_streams)
     elif is_kept:
         yield {"kept": True}
 
@@ -119,33 +125,32 @@ def _undo(jobs: Jobs, folders: list[JobFolder], number: str) -> None:
                 jobs.remove(folder)
 
 
-def _names(request: Request) -> list[str]:
+def _names(asked: SlurmOrder) -> list[str]:
     """The names of the jobs: one, or one for each index of an array."""
-    name = request["job"]["name"]
-    return [f"{name}-{task}" for task in request["tasks"]] or [name]
+    name = asked.order.job.name
+    return [f"{name}-{task}" for task in asked.tasks] or [name]
 
 
-def _taken_folder(jobs: Jobs, request: Request) -> Path | None:
+def _taken_folder(jobs: Jobs, asked: SlurmOrder) -> Path | None:
     """The folder of a job that has one of the names already."""
-    return next((folder.path for folder in jobs.named(_names(request))), None)
+    return next((folder.path for folder in jobs.named(_names(asked))), None)
 
 
-def _settled(jobs: Jobs, request: Request) -> list[JobFolder] | None:
+def _settled(jobs: Jobs, asked: SlurmOrder) -> list[JobFolder] | None:
     """The complete folders of new jobs; None if a name is taken, and then there are none."""
-    archive = Bytes(request["bytes"])
-    if _taken_folder(jobs, request) is not None:
+    order = asked.order
+    archive = Bytes(order.bytes)
+    if _taken_folder(jobs, asked) is not None:
         archive.skip()
         return None
     folders: list[JobFolder] = []
-    batch = _script(jobs, request)
+    whole, batch = order.job_id or "", _script(jobs, asked)
     with contextlib.ExitStack() as undo:
-        for number, name in enumerate(_names(request)):
-            part = {**request, "job": {**request["job"], "name": name}, "script": batch}
-            if request["tasks"]:
-                task = request["tasks"][number]
-                part["task"] = [request["job_id"], task]
-                part["job_id"] = f"{request['job_id'][:-4]}{task:04x}"[-32:]
-            folder = _settled_one(jobs, part, archive, folders[0] if folders else None)
+        for name, task in zip(_names(asked), asked.tasks or [None]):
+            job_id = whole if task is None else f"{whole[:-4]}{task:04x}"[-32:]
+            part = replace(asked, order=replace(order.with_job(name=name), job_id=job_id))
+            new = _New(part, batch, None if task is None else (whole, task))
+            folder = _settled_one(jobs, new, archive, folders[0] if folders else None)
             if folder is None:
                 return None
             undo.callback(jobs.remove, folder)
@@ -154,21 +159,29 @@ def _settled(jobs: Jobs, request: Request) -> list[JobFolder] | None:
     return folders
 
 
-def _settled_one(jobs: Jobs, request: Request, archive: Bytes, first: JobFolder | None) -> JobFolder | None:
+class _New(NamedTuple):
+    """A job to be submitted: what is asked for, its batch script, and which one of an array it is."""
+
+    asked: SlurmOrder
+    batch: str
+    task: tuple[str, int] | None
+
+
+def _settled_one(jobs: Jobs, new: _New, archive: Bytes, first: JobFolder | None) -> JobFolder | None:
     """The complete folder of a new job, with the code of the first one of its array; None if its name is taken."""
-    building = jobs.new(request["job"]["name"])
+    building = jobs.new(new.asked.order.job.name)
     try:
         with jobs.filling(building):
-            _fill(jobs, building, request, archive, first)
+            _fill(jobs, building, new, archive, first)
         return jobs.settle(building)
     finally:
         jobs.discard(building)
 
 
-def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answer]:
+def _run_step(home: Home, folder: JobFolder, order: Order, allocation: AllocationRecord) -> Iterator[Answer]:
     """Start a job in the allocation of its user, and follow it."""
     try:
-        env = step.environment(request["secrets"], request["token"], request["allocation"])
+        env = step.environment(order.secrets, order.token, allocation)
         minder = step.start(folder, env)
     except OSError as error:
         Jobs(home.root).remove(folder)
@@ -176,103 +189,100 @@ def _run_step(home: Home, folder: JobFolder, request: Request) -> Iterator[Answe
     from .foreground import follow  # takes long to import
 
     yield {"record": job_record.record(folder, NothingAsked(home.root)), "id": folder.ids[-1], "others": []}
-    yield from follow(home, folder, request["rank_streams"], minder.wait)
+    assert order.rank_streams is not None
+    yield from follow(home, folder, order.rank_streams, minder.wait)
 
 
-def _fill(jobs: Jobs, folder: JobFolder, request: Request, archive: Bytes, first: JobFolder | None) -> None:
-    job, code = request["job"], request["code"]
+def _fill(jobs: Jobs, folder: JobFolder, new: _New, archive: Bytes, first: JobFolder | None) -> None:
+    asked, batch, task = new
+    job, code = asked.order.job, asked.order.code
     old = _old(jobs, job)
-    node = {**job, "code": None, "resume_from": None, "queue": None, "log_dir": None}
-    if request["allocation"] is None:  # else the agents see to it
-        node["time_limit"] = None
-    place = jobs.path / job["name"]  # where the folder will be
-    if job["code"] is not None:
+    place = jobs.path / job.name  # where the folder will be
+    if job.code is not None:
         from paceline.node.store.code_folder import copy_of, link, unpack  # takes long to import
 
         if first is not None:
-            code = first.read()["code"]
+            code = first.read().code or {}
             copy_of(code, folder.code, copy=link)
         elif old is not None:
-            code = old.read()["code"]
+            code = old.read().code or {}
             copy_of(code, folder.code)
         else:
             unpack(archive, folder.code)
-        code = {**(code or {}), "path": str(place / "code" / job["name"])}
-        node["working_dir"] = code["path"]
+        code = {**(code or {}), "path": str(place / "code" / job.name)}
+        working_dir = code["path"]
         _check_program(job, folder.code)
     else:
-        node["working_dir"] = _working_dir(job)
-    index = _index(request) if request.get("task") else old and old.read().get("index")
-    if index and not request.get("task"):  # else Slurm sets them
-        node["env"] = {**index, **job["env"]}
-    if job["checkpoint_dir"] is None:
-        node["checkpoint_dir"] = str(place / "checkpoints")
-    if old is not None and not job["fresh"]:
+        working_dir = _working_dir(job)
+    index = _index(asked.tasks, task[1]) if task is not None else None if old is None else old.read().index
+    node = replace(
+        job, code=None, resume_from=None, queue=None, log_dir=None, working_dir=working_dir,
+        time_limit=None if asked.allocation is None else job.time_limit,  # in an allocation, the agents see to it
+        env={**index, **job.env} if index and task is None else job.env,  # else Slurm sets them
+        checkpoint_dir=job.checkpoint_dir or str(place / "checkpoints"),
+    )  # fmt: skip
+    if old is not None and not job.fresh:
         from paceline.node.store import lifecycle
 
         lifecycle.take_checkpoints(old.path, folder.path)
-    folder.script.write_bytes(os.fsencode(request["script"]))
-    write_json(
-        folder.job,
-        {
-            "job_id": request["job_id"], "created": time.time(), "spec": job, "node": node, "code": code,
-            "data": list(request["data"]), "options": dict(request["options"]), "terminal": dict(request["terminal"]),
-            "allocation": request["allocation"], "task": request.get("task"), "index": index,
-        },
+    folder.script.write_bytes(os.fsencode(batch))
+    stored = SlurmJob(
+        asked.order.job_id or "", time.time(), job, node, asked.options, code, asked.order.data, asked.order.terminal,
+        asked.allocation, task, index,
     )  # fmt: skip
+    write_json(folder.job, stored.to_json())
     folder.job.chmod(0o600)
     (folder.path / "lives").mkdir()  # now, so that no client remembers that they are missing (NFS)
-    if request["allocation"] is not None:
-        folder.add_id(str(request["allocation"]["id"]))
+    if asked.allocation is not None:
+        folder.add_id(str(asked.allocation["id"]))
 
 
-def _index(request: Request) -> dict[str, str]:
+def _index(tasks: Sequence[int], task: int) -> dict[str, str]:
     """The variables that say which job of its array one is, for when it is run again without the others."""
-    tasks, (_, task) = request["tasks"], request["task"]
     numbers = {"ID": task, "COUNT": len(tasks), "MIN": min(tasks), "MAX": max(tasks)}
     return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
 
 
-def _check(jobs: Jobs, request: Request) -> None:
+def _check(jobs: Jobs, job: NodeJob) -> None:
     """Check a job, as far as that is possible without its code."""
-    job = request["job"]
     old = _old(jobs, job)
-    if old is not None and job["options"].get("array") not in (None, old.read()["spec"]["options"].get("array")):
+    if old is not None and job.options.get("array") not in (None, old.read().spec.options.get("array")):
         raise Refused("--array: one job is run again, not several; leave it out")
-    if job["code"] is None:
+    if job.code is None:
         _check_program(job, _working_dir(job))
 
 
-def _old(jobs: Jobs, job: Mapping[str, Any]) -> JobFolder | None:
+def _old(jobs: Jobs, job: NodeJob) -> JobFolder | None:
     """The job that this one goes on from."""
-    if job["resume_from"] is None:
+    if job.resume_from is None:
         return None
-    old = jobs.find(job["resume_from"])
+    old = jobs.find(job.resume_from)
     if old is None:
-        raise Refused(f"no job {job['resume_from']!r} to resume from on this cluster; see paceline list -A")
-    if job["code"] is not None and not old.code.is_dir():
+        raise Refused(f"no job {job.resume_from!r} to resume from on this cluster; see paceline list -A")
+    if job.code is not None and not old.code.is_dir():
         raise Refused(f"the code of job {old.name} is gone; submit the job again")
     return old
 
 
-def _working_dir(job: Mapping[str, Any]) -> str:
-    folder: str = os.path.abspath(os.path.expanduser(job["working_dir"]))
+def _working_dir(job: NodeJob) -> str:
+    folder: str = os.path.abspath(os.path.expanduser(job.working_dir))
     if not os.path.isdir(folder):
         raise Refused(f"no folder {folder} here; name one on the shared disk with --working-dir, or send the code")
     return folder
 
 
-def _check_program(job: Mapping[str, Any], folder: str | Path) -> None:
+def _check_program(job: NodeJob, folder: str | Path) -> None:
     """Check that the script is there; the nodes check the rest, since other things may be installed on them."""
-    if job["script"] is not None:
-        program_kind(job["script"], Path(folder))
+    if job.script is not None:
+        program_kind(job.script, Path(folder))
 
 
-def _script(jobs: Jobs, request: Request) -> str:
-    job_id: str = request["job_id"]
-    job, options, place = request["job"], request["options"], jobs.path / request["job"]["name"]
-    options = {**options, "container": container.described(options["container"], job, place, request["data"])}
-    if request["allocation"] is not None:
+def _script(jobs: Jobs, asked: SlurmOrder) -> str:
+    order, job = asked.order, asked.order.job
+    place = jobs.path / job.name
+    inside = container.described(asked.options["container"], job, place, order.data)
+    options: SlurmOptions = {**asked.options, "container": inside}
+    if asked.allocation is not None:
         task = batch_script.agent([sys.executable, ENTRY], options)
-        return shlex.join(step.argv(place, request["allocation"], batch_script.flags(job, options), task)) + "\n"
-    return batch_script.text(job, place, [sys.executable, ENTRY], options, job_id)
+        return shlex.join(step.argv(place, asked.allocation, batch_script.flags(job, options), task)) + "\n"
+    return batch_script.text(job, place, [sys.executable, ENTRY], options, order.job_id or "")

@@ -11,19 +11,21 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import TOKEN, ContractError
+from paceline.contract.nodejob import Order
 from paceline.contract.slurm import SlurmContract, agreed_port, expand_hosts
 from paceline.node.errors import Refused
 from paceline.node.host.slurm.call import call
 from paceline.node.host.slurm.job_folder import JobFolder, current_start, own_number
-from paceline.node.machine import volumes
+from paceline.node.host.start import order_of
 from paceline.node.spec import CURRENT_SECONDS
 from paceline.node.store import make
 from paceline.node.store.home import Home
-from paceline.node.store.plan import Order, make_plan, this_machine
+from paceline.node.store.plan import make_plan, this_machine
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -108,34 +110,34 @@ def _placement() -> Placement:
 
 def _become(folder: JobFolder, start: Start, placement: Placement) -> NoReturn:
     stored = folder.read()
-    job: dict[str, Any] = {**stored["node"], "node_rank": placement.node_rank}
-    job["queue"] = os.environ.get("SLURM_JOB_PARTITION")
+    queue = os.environ.get("SLURM_JOB_PARTITION")
+    job = replace(stored.node, node_rank=placement.node_rank, queue=queue)
     if placement.node_rank == 0:  # whom the others wait for
         _await_end(folder, start)
     hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_JOB_NODELIST"])  # by node rank
     node = os.environ.get("SLURMD_NODENAME") or hosts[placement.node_rank]
     (folder.part(start, placement.node_rank) / "node").write_text(node)
-    if len(hosts) > 1 or str(job["nodes"]) != "1":
+    if len(hosts) > 1 or str(job.nodes) != "1":
         of_srun = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")  # on the first node, since the batch script is there
-        job["main_address"] = _address(placement.main_address, "" if stored.get("allocation") is not None else of_srun)
-        job["main_port"] = agreed_port(start.id, f"{start.restarts}.{os.environ['SLURM_STEP_ID']}")
+        address = _address(placement.main_address, "" if stored.allocation is not None else of_srun)
+        port = agreed_port(start.id, f"{start.restarts}.{os.environ['SLURM_STEP_ID']}")
         if placement.node_rank == 0:
-            _check_free(job["main_port"], folder.name)
+            _check_free(port, folder.name)
+        job = replace(job, main_address=address, main_port=port)
     home = Home(folder.root, folder.part(start, placement.node_rank), is_remote=True)
-    work = job["working_dir"]
     order = Order(
-        job,
-        data=[volumes.find(source, str(home.root), work) for source in stored["data"]],
-        job_id=stored["job_id"],
+        job=job,
+        data=stored.data,
+        job_id=stored.job_id,
         hosts=tuple(hosts),
         first_attempt=_first_attempt(folder, start),
         current=(str(folder.of(start) / "followed"), ""),
         stop_file=str(folder.stop),
-        terminal=stored["terminal"],
-        secrets={name: os.environ[name] for name in job["secrets"] if name in os.environ},
+        terminal=stored.terminal,
+        secrets={name: os.environ[name] for name in job.secrets if name in os.environ},
         token=os.environ.get(TOKEN),
     )
-    with make.making(make_plan(home, this_machine(home, 0, is_scheduled=True), order)) as new:
+    with make.making(make_plan(home, this_machine(home, 0, is_scheduled=True), order_of(home, order))) as new:
         new.become()
 
 
