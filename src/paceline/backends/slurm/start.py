@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends.base import MOST_RANKS, Prepared
 from paceline.backends.environments.jobs import environments_of
 from paceline.backends.foreground import terminal_size
+from paceline.backends.remote.connection import pieces_of
 from paceline.backends.submission import NameTaken, check_script, checked, names, packed, volumes_of
 from paceline.job.errors import UserError
 from paceline.node.ranks.placement import CHOSEN
@@ -81,17 +82,13 @@ class Opened:
 
     def order(self, order: Mapping[str, Any], archive: Path | None = None) -> Answer:
         """The answer to an order, with the archive of the code."""
-        with contextlib.suppress(BrokenPipeError):  # the answer says why
-            stdin = self.answers.send()
-            stdin.write(f"{json.dumps(order)}\n".encode())
-            if archive is not None:
-                with open(archive, "rb") as source:
-                    shutil.copyfileobj(source, stdin)
+        files = () if archive is None else (archive,)
+        self.answers.send(itertools.chain([f"{json.dumps(order)}\n".encode()], pieces_of(*files)))
         return self._next()
 
     def keep(self, name: str) -> None:
         """Confirm that the job is to stay, and wait until that has arrived: the connection may end before."""
-        self.answers.say("keep")
+        self.answers.tell("keep")
         try:
             next(self.answers)
         except UserError as error:

@@ -16,7 +16,7 @@ from .parts import Parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
+    from paceline.backends.remote.connection import Answer, Body, Host, Request
 
     Enter = Callable[[Host, Request, Body | None], None]
 
@@ -64,13 +64,8 @@ def sources(invited: Answer) -> list[dict[str, Any]]:
 
 
 def code_of(invited: Answer) -> Body | None:
-    """A function that sends the code that came with an invitation; None if there is none."""
-    data: bytes = invited.get("data", b"")
-
-    def send(stdin: Input) -> None:
-        stdin.write(data)
-
-    return send if data else None
+    """The code that came with an invitation; None if there is none."""
+    return [invited["data"]] if invited.get("data") else None
 
 
 def taken(name: str, host: Host) -> UserError:

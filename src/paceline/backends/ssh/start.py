@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import moving
 from paceline.backends.environments.jobs import containers_of, environments_of
 from paceline.backends.foreground import terminal_size
+from paceline.backends.remote.connection import pieces_of
 from paceline.backends.submission import NameTaken, check_script, checked, kept_warm, names, packed, volumes_of
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import JobExport, ProgressReporter
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Answer, Body, Host, Input, Request
+    from paceline.backends.remote.connection import Answer, Body, Host, Request
 
     from .jobs import RemoteJobs
     from .target import Hosts
@@ -160,8 +160,8 @@ class RemoteStart:
         """Start a job's agents, which connect at the address of the first host."""
         first = self._chosen[0]
 
-        def body(host: Host) -> Body | None:
-            return _sender(*(file for file in (archive, *([checkpoint] if host == first else [])) if file.exists()))
+        def body(host: Host) -> Body:
+            return pieces_of(*(file for file in (archive, *([checkpoint] if host == first else [])) if file.exists()))
 
         parts = Parts(name, self._chosen, lambda host: self._request(common, host), body)
         try:
@@ -250,14 +250,3 @@ class RemoteStart:
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-def _sender(*files: Path) -> Body | None:
-    """A function that sends files, one after the other; None if there are none."""
-
-    def send(stdin: Input) -> None:
-        for file in files:
-            with open(file, "rb") as source:
-                shutil.copyfileobj(source, stdin)
-
-    return send if files else None
