@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -28,7 +29,7 @@ from . import here, login
 from .bootstrap import BEGIN, BEGINS, READ
 from .crowd import AT_ONCE, need_files, not_started
 from .engine import call, run, status_of
-from .patience import Limit, Patience
+from .patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -282,7 +283,8 @@ class Answers:
         self._has_begun = isinstance(process, login.Login)
         self.was_kept = self._is_over = False
         self._changed = asyncio.Event()  # something has come, or has gone
-        self._limit = Limit(self._expire)
+        self._seconds = self._until = math.inf  # that the wait may take that goes on, and its end
+        self._is_silent = False  # it took longer
         self._leaving: subprocess.Popen[bytes] | None = None  # when it was silent: no other command uses the connection
         self._closing: asyncio.Task[None] | None = None
         for file in (self._stdin, self._stdout):
@@ -291,22 +293,22 @@ class Answers:
 
     async def begin(self, request: Request, body: Body | None) -> None:
         """Send the first request."""
-        limit, patience = self._limit, self._patience
-        limit.begin(patience.login)
+        patience = self._patience
+        self._within(patience.login)
         packed = archive()  # while it starts
         self.say(json.dumps(BEGIN), json.dumps({"root": self._host.root, "name": packed.name}), json.dumps(request))
         if (await self._take())["need"]:
-            limit.begin(patience.copy)
+            self._within(patience.copy)
             await self._send([f"{len(packed.data)}\n".encode(), packed.data])
-            limit.begin(None if patience.work is None else patience.copy)
+            self._within(None if patience.work is None else patience.copy)
         elif patience.work is None or patience.work > patience.login:
-            limit.begin(patience.work)
+            self._within(patience.work)
         await self._send(body or ())
 
     def request(self, request: Request, patience: Patience) -> None:
         """Send another request, when the one before has been answered."""
         self._patience, self._is_first, self._is_fresh, self.was_kept = patience, True, True, True
-        self._limit.begin(None if patience.work is None else max(patience.login, patience.work))
+        self._within(None if patience.work is None else max(patience.login, patience.work))
         self.say(json.dumps(request))
 
     @property
@@ -322,12 +324,9 @@ class Answers:
     async def __anext__(self) -> Answer:
         """The next line, with the bytes that follow it as `data`."""
         if not self._is_fresh:  # the first one has been waited for since the request
-            self._limit.begin(self._patience.later)
+            self._within(self._patience.later)
         self._is_fresh = False
-        try:
-            return await self._take()
-        finally:
-            self._limit.end()
+        return await self._take()
 
     def __iter__(self) -> Answers:
         return self
@@ -360,9 +359,19 @@ class Answers:
             await self._change()
         return answer
 
+    def _within(self, seconds: float | None) -> None:
+        """A wait of at most so many seconds begins; None for no limit."""
+        self._seconds = math.inf if seconds is None else seconds
+        self._until = self._loop.time() + self._seconds
+
     async def _change(self) -> None:
+        """Wait until something has come or gone."""
         self._changed.clear()
-        await self._changed.wait()
+        alarm = self._loop.call_at(self._until, self._expire)
+        try:
+            await self._changed.wait()
+        finally:
+            alarm.cancel()
 
     def _read_on(self) -> None:
         self._loop.add_reader(self._stdout, self._read)
@@ -386,7 +395,7 @@ class Answers:
 
     async def _why_over(self) -> Unreachable:
         """Why no more answers come; waits until its process has ended."""
-        if not (self._buffer and self._has_begun) and self._head is None and self._limit.is_over:
+        if not (self._buffer and self._has_begun) and self._head is None and self._is_silent:
             return Silent(self._silence())
         return Unreachable(await self._failure())
 
@@ -440,10 +449,10 @@ class Answers:
     def _silence(self) -> str:
         """That it has not answered in time, and what to do."""
         hint = f"it may be busy or hang, or a start-up file of its shell wait for input: {self._host.by_hand}"
-        if self._patience.prompt and self._limit.seconds == self._host.limits.look:
+        if self._patience.prompt and self._seconds == self._host.limits.look:
             later = "; the login goes on for the next command" if self._is_first and self._host.is_kept else ""
             hint += f"; if its login only takes long, set look_timeout below [defaults]{later}"
-        return f"cannot reach {self._host.name}: no answer within {self._limit.seconds:g} s; {hint}"
+        return f"cannot reach {self._host.name}: no answer within {self._seconds:g} s; {hint}"
 
     # -- what it is told -----------------------------------------------------------------------------------------------
 
@@ -451,7 +460,7 @@ class Answers:
         """Send what follows when the request has been answered; for another thread."""
 
         async def send() -> None:
-            self._limit.begin(self._patience.copy)
+            self._within(self._patience.copy)
             await self._send(pieces)
 
         run(send())
@@ -469,14 +478,14 @@ class Answers:
         """Write much; a host that takes none of it for as long as the limit is waited for no longer."""
         for piece in pieces:
             for start in range(0, len(piece), _PIECE):
-                self._limit.again()
+                self._within(self._seconds)
                 self._outgoing += piece[start : start + _PIECE]
                 self._write()
                 while self._outgoing and not self._is_over:
                     await self._change()
                 if self._is_over or self._stdin.closed:  # the answers say why
                     return
-        self._limit.again()
+        self._within(self._seconds)
 
     def _write(self) -> None:
         """Write what can be written now, and the rest later."""
@@ -509,9 +518,8 @@ class Answers:
     def end(self) -> None:
         """Begin to close the connection."""
         if self._closing is None:
-            self._limit.end()
             self._end_input()
-            if not self._limit.is_over and self._process.poll() is None:
+            if not self._is_silent and self._process.poll() is None:
                 self._leave()
             self._closing = self._loop.create_task(self._close())
 
@@ -538,6 +546,9 @@ class Answers:
             self._leaving = self._host.disconnect()
 
     def _expire(self) -> None:
+        if self._changed.is_set():
+            return
+        self._is_silent = True
         self._leave()
         if self._is_first:
             self._host.log_in()
@@ -550,8 +561,8 @@ class Answers:
         if status is None:  # it has only closed its output
             self._process.terminate()
             status = await status_of(self._process, _ENDING)
-        said = b"" if self._errors.closed else os.pread(self._errors.fileno(), _READ, 0)
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         silence = "the connection broke" if status == 255 else f"exit status {status}"
         last = printable(lines[-1].rstrip(".") if lines else silence)
         name = self._host.name

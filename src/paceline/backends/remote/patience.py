@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paceline.backends.limits import Limits
 
 _LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "volumes")
@@ -60,40 +56,3 @@ class Patience(NamedTuple):
     def shortened(self, seconds: float) -> Patience:
         """The same with so many seconds for the login."""
         return self._replace(login=seconds)
-
-
-class Limit:
-    """Tells when something is waited for too long.
-
-    Attributes:
-        seconds: how long the wait may take that began last.
-        is_over: whether it took longer.
-    """
-
-    def __init__(self, on_expiry: Callable[[], None]) -> None:
-        self._on_expiry = on_expiry
-        self._alarm: asyncio.TimerHandle | None = None
-        self._begun = self.seconds = 0.0
-        self.is_over = False
-
-    def begin(self, seconds: float | None) -> None:
-        """A wait of at most so many seconds begins, in place of the one before; None for no limit."""
-        self.end()
-        if seconds is not None:
-            self.seconds, self._begun = seconds, time.monotonic()
-            self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire)
-
-    def again(self) -> None:
-        """The same limit from now on; a wait that has just begun goes on."""
-        if self._alarm is not None and time.monotonic() - self._begun > self.seconds / 10:
-            self.begin(self.seconds)
-
-    def end(self) -> None:
-        """It is not waited for any more."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _expire(self) -> None:
-        self.is_over = True
-        self._on_expiry()
