@@ -50,15 +50,13 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     program.write_text('#!/bin/sh\nfor last; do :; done\neval "$STARTUP"\neval "$last"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)  # what each login does is tested here
 
     def asks(root: Path, python: str = "python3", startup: str = "") -> dict[str, object]:
         monkeypatch.setenv("STARTUP", startup)
         limits = Limits(*[float(os.environ.get("LIMIT", "60"))] * 2)
         host = Host("h1", 1, None, None, python, str(root), limits)
-        try:
-            return host.ask({"do": "describe", "names": [], "since": None})
-        finally:
-            connection.close_kept()  # what each login does is tested here
+        return host.ask({"do": "describe", "names": [], "since": None})
 
     return asks
 
@@ -99,8 +97,8 @@ def test_requests_of_one_process_share_a_login(tmp_path: Path, monkeypatch: pyte
     assert count() == 5, "a refusal ends it"
     for pid in processes_with(f"PATH={ssh.parent}:"):
         os.kill(pid, signal.SIGKILL)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)
     assert host.ask(dict(here)) == {"jobs": [], "names": []}, "and another one takes the place of one that was killed"
-    connection.close_kept()
 
 
 # -- the path of the archive -------------------------------------------------------------------------------------------

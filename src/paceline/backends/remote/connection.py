@@ -28,7 +28,7 @@ from paceline.job.text import printable
 from . import here, login
 from .bootstrap import BEGIN, BEGINS, READ
 from .crowd import AT_ONCE, need_files, not_started
-from .engine import call, run, status_of
+from .engine import call, in_thread, run, status_of
 from .patience import Patience
 
 if TYPE_CHECKING:
@@ -222,13 +222,12 @@ class Host:
         if not (apart or body or self.inside) and (kept := _kept.take(self)):
             kept.request(request, patience)
             return kept
-        errors = _errors()
+        opening = asyncio.ensure_future(self._open(apart, patience))
         try:
-            process = self._start(errors, apart, patience.connect)
-        except BaseException:
-            errors.close()
+            answers = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(lambda it: it.exception() or asyncio.ensure_future(it.result().aclose()))
             raise
-        answers = Answers(self, process, errors, patience)
         try:
             await answers.begin(request, body)
         except BaseException:
@@ -236,13 +235,22 @@ class Host:
             raise
         return answers
 
+    async def _open(self, apart: bool, patience: Patience) -> Answers:
+        errors = _errors()
+        try:  # in a thread, since it takes long if the machine is busy with others that start
+            process = await in_thread(lambda: self._start(errors, apart, patience.connect))
+        except BaseException:
+            errors.close()
+            raise
+        return Answers(self, process, errors, patience)
+
     def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes] | login.Login:
         if self.has_login and not self.inside and (kept := login.take(self._kept_login)):
             self.log_in()  # those that follow would not wait for it either
             return kept
         within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.command(f"echo {BEGINS}; exec {self._interpreter} -c {shlex.quote(READ)}", "-T", *within),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
             )  # fmt: skip
@@ -250,6 +258,8 @@ class Host:
             raise UserError("no ssh on PATH; install the OpenSSH client") from None
         except OSError as error:
             raise not_started(error) from None
+        archive()  # while it starts
+        return process
 
 
 class Unreachable(UserError):
@@ -295,11 +305,12 @@ class Answers:
         """Send the first request."""
         patience = self._patience
         self._within(patience.login)
-        packed = archive()  # while it starts
+        packed = archive()
         self.say(json.dumps(BEGIN), json.dumps({"root": self._host.root, "name": packed.name}), json.dumps(request))
         if (await self._take())["need"]:
             self._within(patience.copy)
-            await self._send([f"{len(packed.data)}\n".encode(), packed.data])
+            data = await in_thread(lambda: packed.data)
+            await self._send([f"{len(data)}\n".encode(), data])
             self._within(None if patience.work is None else patience.copy)
         elif patience.work is None or patience.work > patience.login:
             self._within(patience.work)
@@ -616,24 +627,9 @@ class _Kept:
         """Use none of them: they belong to the process of which this one is a fork."""
         self._idle.clear()
 
-    async def close(self) -> None:
-        """Close all of them."""
-        those = [(answers, alarm) for idle in self._idle.values() for answers, alarm in idle.items()]
-        self._idle.clear()
-        for answers, alarm in those:
-            alarm.cancel()
-            answers.end()
-        for answers, _ in those:
-            await answers.aclose()
-
 
 _kept = _Kept()  # those that are left when this process ends see the end of their input, and end
 os.register_at_fork(after_in_child=_kept.forget)
-
-
-def close_kept() -> None:
-    """Keep no connection any longer."""
-    run(_kept.close())
 
 
 _lists_of_hosts: dict[tuple[str, ...], list[str]] = {}

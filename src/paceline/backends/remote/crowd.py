@@ -102,11 +102,9 @@ class Crowd(Generic[Key, Result]):
         self.seconds[key] = time.monotonic() - self._begun[key]
         if error is None:
             self._longest = max(self._longest, self.seconds[key])
-            self.found[key] = task.result()
-        elif isinstance(error, UserError):
-            self.found[key] = error
-        else:
+        elif not isinstance(error, UserError):
             raise error
+        self.found[key] = error or task.result()
 
     def _cancel(self, but: Container[Key]) -> None:
         """Wait for no others than these; their connections end by themselves."""
