@@ -28,7 +28,7 @@ from paceline.job.text import printable
 from . import here, login
 from .bootstrap import BEGIN, BEGINS, READ
 from .crowd import AT_ONCE, need_files, not_started
-from .engine import call, in_thread, run, status_of
+from .engine import call, run, status_of
 from .patience import Patience
 
 if TYPE_CHECKING:
@@ -184,17 +184,17 @@ class Host:
         if stays:
             request = {**request, "stays": True}
         while True:
-            answers, is_kept = await self.connect(request, patience=patience), False
+            answers = await self.connect(request, patience=patience)
             try:
                 answer = await anext(answers)
-                is_kept = stays and _kept.put(self, answers)
-                return answer
-            except Unreachable as error:
-                if not answers.was_kept or isinstance(error, Silent) or not patience.prompt:
+            except BaseException as error:
+                await answers.aclose()
+                if not answers.was_kept or not patience.prompt or type(error) is not Unreachable:
                     raise  # else it may have broken before
-            finally:
-                if not is_kept:
-                    await answers.aclose()
+            else:
+                if not (stays and _kept.put(self, answers)):
+                    answers.end()
+                return answer
 
     def patience(self, request: Request) -> Patience:
         """How long it is waited for when this is asked of it."""
@@ -238,7 +238,7 @@ class Host:
     async def _open(self, apart: bool, patience: Patience) -> Answers:
         errors = _errors()
         try:  # in a thread, since it takes long if the machine is busy with others that start
-            process = await in_thread(lambda: self._start(errors, apart, patience.connect))
+            process = await asyncio.to_thread(self._start, errors, apart, patience.connect)
         except BaseException:
             errors.close()
             raise
@@ -309,7 +309,7 @@ class Answers:
         self.say(json.dumps(BEGIN), json.dumps({"root": self._host.root, "name": packed.name}), json.dumps(request))
         if (await self._take())["need"]:
             self._within(patience.copy)
-            data = await in_thread(lambda: packed.data)
+            data = await asyncio.to_thread(lambda: packed.data)
             await self._send([f"{len(data)}\n".encode(), data])
             self._within(None if patience.work is None else patience.copy)
         elif patience.work is None or patience.work > patience.login:
@@ -532,6 +532,9 @@ class Answers:
             self._end_input()
             if not self._is_silent and self._process.poll() is None:
                 self._leave()
+            self._read_no_more()
+            self._stdout.close()
+            self._errors.close()
             self._closing = self._loop.create_task(self._close())
 
     async def aclose(self) -> None:
@@ -546,9 +549,6 @@ class Answers:
         if await status_of(self._process, _ENDING) is None:  # it ignores the signal, as this process may do
             self._process.kill()
             await status_of(self._process, _ENDING)
-        self._read_no_more()
-        self._stdout.close()
-        self._errors.close()
 
     def _leave(self) -> None:
         """End the process; if the host has not answered, before others go on, perhaps to the end of this one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import threading
 import time
@@ -62,20 +61,6 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
         if future.cancel():  # a Ctrl-C: what it has opened is closed before this process goes on
             is_over.wait(_CLOSING)
         raise
-
-
-async def in_thread(do: Callable[[], _T]) -> _T:
-    """What a function returns that takes long; its thread ends with it, and nobody waits for that."""
-    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-    def work() -> None:
-        try:
-            future.set_result(do())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(future)
 
 
 def call(do: Callable[..., None], *arguments: Any) -> None:
