@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -82,17 +81,15 @@ def lines(
 
 def opened(sources: Mapping[Node, Source]) -> dict[Node, UserError]:
     """Open several sources at once; returns the errors of those that cannot be."""
-
-    def error_of(source: Source) -> UserError | None:
-        try:
-            source.open()
-        except UserError as error:
-            return error
-        return None
+    from concurrent.futures import ThreadPoolExecutor  # takes long to import
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = zip(sources, pool.map(error_of, sources.values()), strict=True)
-        return {node: error for node, error in found if error is not None}
+        opening = {node: pool.submit(source.open) for node, source in sources.items()}
+    errors = {node: it.exception() for node, it in opening.items()}
+    for error in errors.values():
+        if error is not None and not isinstance(error, UserError):
+            raise error
+    return {node: error for node, error in errors.items() if isinstance(error, UserError)}
 
 
 def _merged(sources: list[Source], failed: list[UserError], lost: type[UserError]) -> Iterator[LogLines]:

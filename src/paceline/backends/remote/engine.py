@@ -29,11 +29,13 @@ class _Engine:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, daemon=True).start()
-            return self._loop
+        if self._loop is None:  # a handler of a signal, for which there is one, waits for no lock
+            with self._lock:
+                if self._loop is None:
+                    loop = asyncio.new_event_loop()
+                    threading.Thread(target=loop.run_forever, daemon=True).start()
+                    self._loop = loop
+        return self._loop
 
     def forget(self) -> None:
         """Begin another one when it is needed: a fork has no other thread than the one that forked."""
