@@ -75,6 +75,9 @@ def _helpers() -> Iterator[Thing]:
     """What libraries have for this process until its end."""
     if (torch := sys.modules.get("torch.distributed.nn.jit.instantiator")) and hasattr(torch, "_TEMP_DIR"):
         yield "temporary file", Path(torch._TEMP_DIR.name).name  # torch 2.6 makes it when it is imported
+    if (engine := sys.modules.get("paceline.backends.remote.engine")) and (loop := engine._engine._loop):
+        for number in (loop._selector.fileno(), loop._ssock.fileno(), loop._csock.fileno()):
+            yield "descriptor", f"{number} ({os.readlink(f'/proc/self/fd/{number}')})"
     # The processes of multiprocessing, and how it knows that these live.
     pairs = (
         (resource_tracker._resource_tracker, "_pid", "_fd"),

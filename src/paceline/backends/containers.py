@@ -6,6 +6,7 @@ which Python runs in a container of the image.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,7 +42,7 @@ class Containers:
     def ask(self, hosts: Sequence[Host]) -> dict[Host, Answer]:
         """Ask machines what would run it; the first one that cannot is an error."""
         request: Container = {"do": "container", **self.request}
-        looks = _all(at_once(hosts, lambda host: host.ask(request)))
+        looks = _all(at_once(hosts, lambda host: host.answer(request)))
         self.choose(looks)
         return looks
 
@@ -71,14 +72,14 @@ class Containers:
         self._check({host.name: it["facts"] for host, it in found.items()}, progress)
         return {host: replace(host, inside=tuple(found[host]["inside"])) for host in hosts}
 
-    def _prepare(self, host: Host, said: dict[Host, str], progress: ProgressReporter) -> Answer:
+    async def _prepare(self, host: Host, said: dict[Host, str], progress: ProgressReporter) -> Answer:
         request: PrepareContainer = {
             **self.request, "do": "container_prepare", "imports": self._imports,
             "order": replace(self._order, slots=host.slots).to_json(),
         }  # fmt: skip
         does = "looking into" if all(it["is_there"] for it in self._looks.values()) else "pulling"
-        with host.listen(request) as answers:
-            for answer in answers:
+        async with contextlib.aclosing(await host.connect(request)) as answers:
+            async for answer in answers:
                 if "inside" in answer:
                     return answer
                 said[host] = printable(answer["says"])
@@ -102,7 +103,7 @@ class Containers:
 def look(hosts: Sequence[Host], image: str, program: str | None) -> list[ImageLook]:
     """What machines have for an image; see `base.RunsImages`."""
     request: Container = {"do": "container", "image": image, "program": program, "needs_devices": True}
-    found = _all(at_once(hosts, lambda host: host.ask(request)))
+    found = _all(at_once(hosts, lambda host: host.answer(request)))
     return [
         ImageLook(host.name, it.get("program", ""), it.get("is_there", False), it.get("problem", ""))
         for host, it in found.items()

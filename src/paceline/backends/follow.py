@@ -27,13 +27,13 @@ from paceline.node.logs.following import Event, Output
 from paceline.node.logs.readers import Ended, Readers, in_order
 
 from .base import Incomplete, LogLines
-from .remote.crowd import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from paceline.node.logs.following import Update
 
+_AT_ONCE = 64  # nodes whose lines are looked for
 _TICK = 0.2  # seconds between two reports of how many jobs have ended
 # Events that each node reports.
 _ONCE = ("importing", "imported", "stopping", "waiting", "exec", "unjoined", "hang", "suspended", "resuming")
@@ -65,9 +65,14 @@ class Arrivals(Protocol):
         """Take no more."""
 
 
-def lines(sources: Mapping[Any, Source], lost: type[UserError]) -> Iterator[LogLines]:
-    """The lines of all nodes, in the order of time; those of a single one as they come."""
-    failed = opened(sources)
+def lines(
+    sources: Mapping[Any, Source], lost: type[UserError], failed: Mapping[Any, UserError] | None = None
+) -> Iterator[LogLines]:
+    """The lines of all nodes, in the order of time; those of a single one as they come.
+
+    Sources that have been opened together bring the errors of those that could not be.
+    """
+    failed = opened(sources) if failed is None else failed
     for error in failed.values():
         if not isinstance(error, lost) or len(failed) == len(sources):
             raise error
@@ -76,8 +81,15 @@ def lines(sources: Mapping[Any, Source], lost: type[UserError]) -> Iterator[LogL
 
 def opened(sources: Mapping[Node, Source]) -> dict[Node, UserError]:
     """Open several sources at once; returns the errors of those that cannot be."""
-    found = at_once(sources, lambda node: sources[node].open())
-    return {node: error for node, error in found.items() if error is not None}
+    from concurrent.futures import ThreadPoolExecutor  # takes long to import
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        opening = {node: pool.submit(source.open) for node, source in sources.items()}
+    errors = {node: it.exception() for node, it in opening.items()}
+    for error in errors.values():
+        if error is not None and not isinstance(error, UserError):
+            raise error
+    return {node: error for node, error in errors.items() if isinstance(error, UserError)}
 
 
 def _merged(sources: list[Source], failed: list[UserError], lost: type[UserError]) -> Iterator[LogLines]:

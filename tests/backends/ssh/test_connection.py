@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,15 +50,13 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     program.write_text('#!/bin/sh\nfor last; do :; done\neval "$STARTUP"\neval "$last"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)  # what each login does is tested here
 
     def asks(root: Path, python: str = "python3", startup: str = "") -> dict[str, object]:
         monkeypatch.setenv("STARTUP", startup)
         limits = Limits(*[float(os.environ.get("LIMIT", "60"))] * 2)
         host = Host("h1", 1, None, None, python, str(root), limits)
-        try:
-            return host.ask({"do": "describe", "names": [], "since": None})
-        finally:
-            connection.close_kept()  # what each login does is tested here
+        return host.ask({"do": "describe", "names": [], "since": None})
 
     return asks
 
@@ -101,8 +97,8 @@ def test_requests_of_one_process_share_a_login(tmp_path: Path, monkeypatch: pyte
     assert count() == 5, "a refusal ends it"
     for pid in processes_with(f"PATH={ssh.parent}:"):
         os.kill(pid, signal.SIGKILL)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)
     assert host.ask(dict(here)) == {"jobs": [], "names": []}, "and another one takes the place of one that was killed"
-    connection.close_kept()
 
 
 # -- the path of the archive -------------------------------------------------------------------------------------------
@@ -304,34 +300,3 @@ def test_a_wrapper_of_ssh_that_leaves_a_child_behind(tmp_path: Path, monkeypatch
         for pid in processes_with(f"LEFT_BY={tmp_path}"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-# -- who reads what ----------------------------------------------------------------------------------------------------
-
-
-def test_what_a_thread_is_about_to_read_is_closed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its number could be that of another connection by then, whose answers the thread would take."""
-    about, is_left, read = queue.SimpleQueue[int](), threading.Event(), os.read
-
-    def read_late(fd: int, size: int) -> bytes:
-        if threading.current_thread() is reader:
-            about.put(fd)
-            assert is_left.wait(60)
-        return read(fd, size)
-
-    def read_on() -> None:
-        with contextlib.suppress(UserError, ValueError):  # the connection is closed
-            next(answers)
-
-    request = {"do": "describe", "names": [], "since": None}
-    with Host("localhost", 1, None, None, "python3", str(tmp_path)).listen(request) as answers:
-        next(answers)
-        reader = threading.Thread(target=read_on)
-        monkeypatch.setattr(os, "read", read_late)
-        reader.start()
-        number = about.get(timeout=60)
-    os.fstat(number)
-    is_left.set()
-    reader.join()
-    with pytest.raises(OSError):
-        os.fstat(number)

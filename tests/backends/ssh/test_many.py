@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import queue
 import re
 import resource
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import eventually
 
 from paceline.backends.remote import crowd as crowds
+from paceline.backends.remote.engine import run
 from paceline.backends.ssh.preflight import routes_of
 from paceline.job.errors import UserError
 
@@ -94,24 +93,31 @@ def test_too_few_open_files_are_told_before_anything_is_started(hosts: ManyHosts
 
 
 def test_a_bounded_number_of_things_is_done_at_once_and_more_if_these_do_not_come_on() -> None:
-    begun, over = [], threading.Event()
+    begun: list[int] = []
+    over = asyncio.Event()
 
-    def do(number: int) -> int:
+    async def do(number: int) -> int:
         begun.append(number)
-        over.wait()
+        if len(begun) > 2 * crowds.AT_ONCE:
+            over.set()
+        await over.wait()
         if number == 7:
             raise UserError("it is seven")
         return 2 * number
 
-    crowd = crowds.Crowd(range(200), do)
-    eventually(lambda: len(begun) == crowds.AT_ONCE, "as many as may are begun")
-    with pytest.raises(queue.Empty):
-        crowd.take(0.6)
-    eventually(lambda: len(begun) == 2 * crowds.AT_ONCE, "others are begun beside those that do not come on")
-    over.set()
-    found = dict(crowd.take() for _ in range(200))
-    assert str(found.pop(7)) == "it is seven"
-    assert found == {number: 2 * number for number in range(200) if number != 7}
+    async def look() -> list[int]:
+        crowd = crowds.Crowd(range(200), do)
+        working = asyncio.ensure_future(crowd.work())
+        before = []
+        while len(begun) <= 2 * crowds.AT_ONCE:
+            await asyncio.sleep(0)
+            before.append(len(begun))
+        await working
+        assert str(crowd.found.pop(7)) == "it is seven"
+        assert crowd.found == {number: 2 * number for number in range(200) if number != 7}
+        return before
+
+    assert dict.fromkeys(run(look())).keys() >= {crowds.AT_ONCE, 2 * crowds.AT_ONCE}
     assert list(crowds.at_once([3, 7, 5], do)) == [3, 7, 5]
 
 
@@ -119,11 +125,11 @@ def test_who_takes_longer_than_the_others_is_told_while_it_is_waited_for(monkeyp
     monkeypatch.setattr(crowds, "_NOTICE", 0.02)
     monkeypatch.setattr(crowds, "_LEAST_OVERDUE", 0.01)
     told: set[int] = set()
-    is_told = threading.Event()
+    is_told = asyncio.Event()
 
-    def do(number: int) -> int:
+    async def do(number: int) -> int:
         if number in (3, 5):
-            assert is_told.wait(60), told
+            await is_told.wait()
         return number
 
     def notice(overdue: list[int]) -> None:

@@ -5,6 +5,7 @@ A machine that has no index gets the wheels, which are collected here for its pl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -27,10 +28,10 @@ from . import locks, pip
 from .source import forget, kept, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.backends.base import ProgressReporter
-    from paceline.backends.remote.connection import Answer, Host, Input
+    from paceline.backends.remote.connection import Answer, Host
     from paceline.contract.messages import BuildEnvironment, WantedEnvironment
     from paceline.contract.messages import Environment as AskEnvironment
 
@@ -87,7 +88,7 @@ class Environments:
     def ask(self, hosts: Sequence[Host], minor: str | None = None) -> dict[Host, Answer]:
         """Ask machines what they have; the first one that cannot have it, with this minor of Python, is an error."""
         request: AskEnvironment = {"do": "environment", **self.request}
-        looks = _all(at_once(hosts, lambda host: host.ask(request)))
+        looks = _all(at_once(hosts, lambda host: host.answer(request)))
         self.choose(looks, minor)
         return looks
 
@@ -228,7 +229,9 @@ class Environments:
         variables = {**_variables(), **{it: os.environ[it] for it in used if it in os.environ}}
         return _Load(lines, archive, is_closed, is_complete, variables)
 
-    def _build(self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter) -> dict[str, Any]:
+    async def _build(
+        self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter
+    ) -> dict[str, Any]:
         python, size = self._pythons[host], os.fstat(load.archive.fileno()).st_size
         request: BuildEnvironment = {
             "do": "environment_build", "digest": self.digest, "source": self.source, "python": python.path,
@@ -237,16 +240,16 @@ class Environments:
             "bytes": size,
         }  # fmt: skip
 
-        def body(stdin: Input) -> None:
+        def body() -> Iterator[bytes]:
             place = 0
             while place < size:  # all machines read the same file
                 data = os.pread(load.archive.fileno(), _PIECE, place)
-                stdin.write(data)
+                yield data
                 place += len(data)
 
         try:
-            with host.listen(request, body) as answers:
-                for answer in answers:
+            async with contextlib.aclosing(await host.connect(request, body())) as answers:
+                async for answer in answers:
                     if "built" in answer:
                         return dict(answer["built"])
                     said[host] = printable(answer["says"])
@@ -319,7 +322,7 @@ class Machines:
         return [found.described(host) for host in self._hosts.values()]
 
     def installed(self) -> list[InstalledEnvironment]:
-        found = _all(at_once(self._hosts.values(), lambda host: host.ask({"do": "environment_list"})))
+        found = _all(at_once(self._hosts.values(), lambda host: host.answer({"do": "environment_list"})))
         listed = [
             InstalledEnvironment(host.name, **it) for host, answer in found.items() for it in answer["environments"]
         ]
@@ -336,6 +339,6 @@ class Machines:
         for one in going:
             if not one.name.startswith(_KEPT):
                 names.setdefault(self._hosts[one.host], []).append(one.name)
-        gone = _all(at_once(names, lambda host: host.ask({"do": "environment_prune", "names": names[host]})))
+        gone = _all(at_once(names, lambda host: host.answer({"do": "environment_prune", "names": names[host]})))
         removed = {(host.name, name) for host, answer in gone.items() for name in answer["removed"]}
         return [one for one in going if one in copies or (one.host, one.name) in removed]

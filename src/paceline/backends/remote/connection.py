@@ -6,15 +6,16 @@ which receives the archive of paceline's node side if the host does not have it 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
+import math
 import os
-import select
 import shlex
 import subprocess
 import tempfile
-import threading
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,19 +28,21 @@ from paceline.job.text import printable
 from . import here, login
 from .bootstrap import BEGIN, BEGINS, READ
 from .crowd import AT_ONCE, need_files, not_started
-from .patience import Alarm, Limit, Patience, alarms
+from .engine import call, run, status_of
+from .patience import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import IO
 
     from paceline.contract.messages import Beside, Request
 
     Answer = Any  # one of `contract.messages`
-    Body = Callable[["Input"], None]  # writes what follows a request
+    Body = Iterable[bytes]  # what follows a request
 
 CONNECT_SECONDS = 10
 _PIECE = _READ = 1 << 16  # bytes that are written, or read, at once
+_MOST_UNREAD = 1 << 18  # bytes of answers that nobody has taken; then no more are read
 _MOST_LISTS = 256  # of hosts of jobs
 _ENDING = 5.0  # seconds in which ssh ends when it is told to
 IDLE_SECONDS = 10.0  # that a connection is kept for the next request of this process
@@ -124,15 +127,15 @@ class Host:
             command = self.command(f"exec {quoted(self.python)} -c {shlex.quote(says)}", *apart)
             login.go_on(self._kept_login, f"{BEGINS}\n", command)
 
-    def disconnect(self, seconds: float = _ENDING) -> None:
+    def disconnect(self) -> subprocess.Popen[bytes] | None:
         """Have the next command make a connection of its own: what hangs on this side of sshd may hang for ever."""
         if self.is_here:
-            return
+            return None
         null = subprocess.DEVNULL
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        with contextlib.suppress(OSError):
             command = self.command("", "-O", "stop")
-            stopping = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
-            stopping.wait(seconds)
+            return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+        return None
 
     @property
     def _interpreter(self) -> str:
@@ -166,99 +169,81 @@ class Host:
         argument = base64.urlsafe_b64encode(json.dumps({**request, "root": self.root}).encode()).decode()
         return self.command(f"exec {quoted(self.python)} {quoted(path)} shell {argument}", "-t" if terminal else "-T")
 
-    def ask(
-        self,
-        request: Request,
-        body: Body | None = None,
-        opened: Callable[[Answers], None] = lambda _: None,
-        patience: Patience | None = None,
-    ) -> Answer:
-        """Its answer to a request; see `listen` for the arguments.
+    def ask(self, request: Request, patience: Patience | None = None) -> Answer:
+        """See `answer`; for other threads than the engine's, as `listen`."""
+        return run(self.answer(request, patience))
+
+    async def answer(self, request: Request, patience: Patience | None = None) -> Answer:
+        """Its answer to a request.
 
         The connection is kept for a while for the next request of this process, which needs no login then; with very
         many hosts only after a request about certain jobs, since a list of all is most often the only one.
         """
-        is_followed = self.is_kept or "name" in request or request.get("names")  # of many hosts, each keeps an ssh
-        if body is not None or self.inside or not is_followed:
-            with self.listen(request, body, opened, patience=patience) as answers:
-                return next(answers)
-        staying: Mapping[str, object] = {**request, "stays": True}
         patience = patience or self.patience(request)
-        if kept := _kept.take(self):
-            answers, closing = kept
+        # Of many hosts, each connection keeps an ssh.
+        stays = not self.inside and (self.is_kept or "name" in request or bool(request.get("names")))
+        while True:
+            answers = await self.connect(request, patience=patience, stays=stays)
             try:
-                with closing:
-                    answers.request(staying, opened, patience)
-                    answer = next(answers)
-                    _kept.put(self, answers, closing)
-                    return answer
-            except Unreachable as error:  # it may have broken before
-                if isinstance(error, Silent) or not patience.prompt:
-                    raise
-        with self._connection(staying, None, opened, apart=False, patience=patience) as (answers, closing):
-            answer = next(answers)
-            _kept.put(self, answers, closing)
-            return answer
+                answer = await anext(answers)
+            except BaseException as error:
+                await answers.aclose()
+                if not answers.was_kept or not patience.prompt or type(error) is not Unreachable:
+                    raise  # else it may have broken before
+            else:
+                if not (stays and _kept.put(self, answers)):
+                    answers.end()
+                return answer
 
     def patience(self, request: Request) -> Patience:
         """How long it is waited for when this is asked of it."""
         return Patience.of(request["do"], self.limits)
 
     @contextlib.contextmanager
-    def listen(
+    def listen(self, request: Request, *, apart: bool = False) -> Iterator[Answers]:
+        """Its answers to a request with several answers; the connection is closed when the block ends."""
+        answers = run(self.connect(request, apart=apart))
+        try:
+            yield answers
+        finally:
+            run(answers.aclose())
+
+    async def connect(
         self,
         request: Request,
         body: Body | None = None,
-        opened: Callable[[Answers], None] = lambda _: (
-            None
-        ),  # before the first answer, so that another thread can stop it
+        *,
         apart: bool = False,  # Ctrl-C does not end it
+        stays: bool = False,  # another request may follow
         patience: Patience | None = None,
-    ) -> Iterator[Answers]:
-        """Its answers to a request with several answers; the connection is closed when the block ends."""
+    ) -> Answers:
+        """A connection with a request on its way; it must be closed."""
         patience = patience or self.patience(request)
+        asked: Mapping[str, object] = {**request, "stays": True} if stays else request
         if not (apart or body or self.inside) and (kept := _kept.take(self)):
-            answers, closing = kept
-            with closing:
-                answers.request(request, opened, patience)
-                yield answers
-            return
-        with self._connection(request, body, opened, apart, patience) as (answers, _):
-            yield answers
+            kept.request(asked, patience)
+            return kept
+        opening = asyncio.ensure_future(self._open(apart, patience))
+        try:
+            answers = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(lambda it: it.exception() or asyncio.ensure_future(it.result().aclose()))
+            raise
+        try:
+            await answers.begin(asked, body)
+        except BaseException:
+            await answers.aclose()
+            raise
+        return answers
 
-    @contextlib.contextmanager
-    def _connection(
-        self,
-        request: Mapping[str, object],
-        body: Body | None,
-        opened: Callable[[Answers], None],
-        apart: bool,
-        patience: Patience,
-    ) -> Iterator[tuple[Answers, contextlib.ExitStack]]:
-        """A connection with a request on its way, and what closes it when the block ends."""
-        with contextlib.ExitStack() as closing:
-            errors = closing.enter_context(_errors())
-            process = self._start(errors, apart, patience.connect)
-            assert process.stdin is not None
-            limit = Limit(process)
-            answers = Answers(self, process, errors, limit, patience)
-            closing.callback(answers.close)
-            limit.begin(patience.login)
-            opened(answers)
-            packed = archive()  # while it starts
-            order = {"root": self.root, "name": packed.name}
-            with contextlib.suppress(BrokenPipeError):  # the answers say why
-                _write(process.stdin, json.dumps(BEGIN), json.dumps(order), json.dumps(request))
-                if answers.take()["need"]:
-                    limit.begin(patience.copy)
-                    _write(process.stdin, str(len(packed.data)))
-                    _send(process.stdin, limit, packed.data)
-                    limit.begin(None if patience.work is None else patience.copy)
-                elif patience.work is None or patience.work > patience.login:
-                    limit.begin(patience.work)
-                if body is not None:
-                    body(Input(process.stdin, limit))
-            yield answers, closing
+    async def _open(self, apart: bool, patience: Patience) -> Answers:
+        errors = _errors()
+        try:  # in a thread, since it takes long if the machine is busy with others that start
+            process = await asyncio.to_thread(self._start, errors, apart, patience.connect)
+        except BaseException:
+            errors.close()
+            raise
+        return Answers(self, process, errors, patience)
 
     def _start(self, errors: IO[bytes], apart: bool, connect: int | None) -> subprocess.Popen[bytes] | login.Login:
         if self.has_login and not self.inside and (kept := login.take(self._kept_login)):
@@ -266,7 +251,7 @@ class Host:
             return kept
         within = [] if connect is None else ["-o", f"ConnectTimeout={connect}"]  # of ssh's options the first one counts
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.command(f"echo {BEGINS}; exec {self._interpreter} -c {shlex.quote(READ)}", "-T", *within),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=apart,
             )  # fmt: skip
@@ -274,6 +259,8 @@ class Host:
             raise UserError("no ssh on PATH; install the OpenSSH client") from None
         except OSError as error:
             raise not_started(error) from None
+        archive()  # while it starts
+        return process
 
 
 class Unreachable(UserError):
@@ -285,118 +272,144 @@ class Silent(Unreachable):
 
 
 class Answers:
-    """The answers of a host, line by line."""
+    """The answers of a host, line by line: `async for` in the engine's thread, `for` in another one.
+
+    Attributes:
+        was_kept: whether it has been asked something before.
+    """
 
     def __init__(
-        self,
-        host: Host,
-        process: subprocess.Popen[bytes] | login.Login,
-        errors: IO[bytes],
-        limit: Limit,
-        patience: Patience,
+        self, host: Host, process: subprocess.Popen[bytes] | login.Login, errors: IO[bytes], patience: Patience
     ) -> None:
-        self._host = host
-        self._process = process
-        self._errors = errors
-        self._limit = limit
-        self._patience = patience
-        self._buffer = bytearray()
-        self._looked = 0  # bytes of it that have no end of a line
+        assert process.stdin is not None and process.stdout is not None
+        self._host, self._process, self._errors, self._patience = host, process, errors, patience
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._loop = asyncio.get_running_loop()
+        self._buffer, self._outgoing = bytearray(), bytearray()
+        self._looked = 0  # bytes of what has come that have no end of a line
         self._head: Answer | None = None  # an answer whose bytes have not all come
+        self._taken: deque[Answer | UserError] = deque()  # those that another thread has got at once
         self._is_first = self._is_fresh = True
         # The command there: what comes before is of start-up files.
         self._has_begun = isinstance(process, login.Login)
-        self._do_when_silent: Callable[[Silent], None] = lambda _: None
-        self._is_left = threading.Event()  # when it was silent: no other command uses the connection
-        self._lock = threading.Lock()
-        self._reading = 0  # threads
-        self._is_closed = False
-        limit.on_expiry = self._expire
+        self.was_kept = self._is_over = False
+        self._changed = asyncio.Event()  # something has come, or has gone
+        self._seconds = self._until = math.inf  # that the wait may take that goes on, and its end
+        self._is_silent = False  # it took longer
+        self._leaving: subprocess.Popen[bytes] | None = None  # when it was silent: no other command uses the connection
+        self._closing: asyncio.Task[None] | None = None
+        for file in (self._stdin, self._stdout):
+            os.set_blocking(file.fileno(), False)
+        self._read_on()
+
+    async def begin(self, request: Mapping[str, object], body: Body | None) -> None:
+        """Send the first request."""
+        patience = self._patience
+        self._within(patience.login)
+        packed = archive()
+        self.say(json.dumps(BEGIN), json.dumps({"root": self._host.root, "name": packed.name}), json.dumps(request))
+        if (await self._take())["need"]:
+            self._within(patience.copy)
+            data = await asyncio.to_thread(lambda: packed.data)
+            await self._send([f"{len(data)}\n".encode(), data])
+            self._within(None if patience.work is None else patience.copy)
+        elif patience.work is None or patience.work > patience.login:
+            self._within(patience.work)
+        await self._send(body or ())
+
+    def request(self, request: Mapping[str, object], patience: Patience) -> None:
+        """Send another request, when the one before has been answered."""
+        self._patience, self._is_first, self._is_fresh, self.was_kept = patience, True, True, True
+        self._within(None if patience.work is None else max(patience.login, patience.work))
+        self.say(json.dumps(request))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open, and says nothing."""
+        return not self._buffer and not self._is_over and self._process.poll() is None
+
+    # -- what it says --------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Answer:
+        """The next line, with the bytes that follow it as `data`."""
+        if not self._is_fresh:  # the first one has been waited for since the request
+            self._within(self._patience.later)
+        self._is_fresh = False
+        return await self._take()
 
     def __iter__(self) -> Answers:
         return self
 
     def __next__(self) -> Answer:
-        """The next line, with the bytes that follow it as `data`."""
-        if not self._is_fresh:  # the first one has been waited for since the request
-            self._limit.begin(self._patience.later)
-        self._is_fresh = False
-        try:
-            return self.take()
-        finally:
-            self._limit.end()
-
-    def request(self, request: Mapping[str, object], opened: Callable[[Answers], None], patience: Patience) -> None:
-        """Send another request, when the one before has been answered."""
-        assert self._process.stdin is not None
-        self._patience, self._is_first, self._is_fresh = patience, True, True
-        self._limit.begin(None if patience.work is None else max(patience.login, patience.work))
-        opened(self)
-        with contextlib.suppress(BrokenPipeError):  # the answers say why
-            _write(self._process.stdin, json.dumps(request))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it is open, and says nothing."""
-        ready = select.poll()
-        ready.register(self, select.POLLIN)
-        return not self._buffer and self._process.poll() is None and not ready.poll(0)
-
-    def take(self) -> Answer:
-        """See `__next__`; within the limit that runs."""
-        try:
-            while (answer := self._whole()) is None:
-                self._read()
-        except EOFError:
-            raise self.why_over() from None
+        """As `__anext__`."""
+        if not self._taken:
+            self._taken.extend(run(self._several()))
+        answer = self._taken.popleft()
+        if isinstance(answer, UserError):
+            raise answer
         return answer
 
-    def fileno(self) -> int:
-        """What can be read when `arrived` has something new."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+    async def _several(self) -> list[Answer | UserError]:
+        """The next answer, and those that have come with it."""
+        found: list[Answer | UserError] = [await anext(self)]
+        try:
+            while answer := self._whole():
+                found.append(answer)
+        except UserError as error:
+            found.append(error)
+        return found
 
-    def arrived(self) -> Iterator[Answer]:
-        """Answers that are there, as `__next__`, not always all of them; waits for no other one."""
-        yield from self._all_whole()
-        ready = select.poll()
-        ready.register(self, select.POLLIN)
-        if ready.poll(0):
-            self._read()
-            yield from self._all_whole()
+    async def _take(self) -> Answer:
+        """See `__anext__`; within the limit that runs."""
+        while not (answer := self._whole()):
+            if self._is_over:
+                raise await self._why_over()
+            self._read_on()
+            await self._change()
+        return answer
 
-    def _all_whole(self) -> Iterator[Answer]:
-        while (answer := self._whole()) is not None:
-            self._limit.begin(self._patience.later)
-            yield answer
+    def _within(self, seconds: float | None) -> None:
+        """A wait of at most so many seconds begins; None for no limit."""
+        self._seconds = math.inf if seconds is None else seconds
+        self._until = self._loop.time() + self._seconds
+
+    async def _change(self) -> None:
+        """Wait until something has come or gone."""
+        self._changed.clear()
+        alarm = self._loop.call_at(self._until, self._expire)
+        try:
+            await self._changed.wait()
+        finally:
+            alarm.cancel()
+
+    def _read_on(self) -> None:
+        self._loop.add_reader(self._stdout, self._read)
 
     def _read(self) -> None:
-        """Wait for more."""
-        with self._lock:
-            if self._is_closed:
-                raise EOFError
-            self._reading += 1
-        try:
-            data = os.read(self.fileno(), _READ)
-        finally:
-            with self._lock:
-                self._reading -= 1
-                self._close_unread()
-        if not data:
-            raise EOFError
-        self._buffer += data
+        """Read what has come."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._stdout.fileno(), _READ)
+            self._buffer += data
+            if not data:
+                self._read_no_more()
+            elif len(self._buffer) > _MOST_UNREAD:
+                self._loop.remove_reader(self._stdout)
+            self._changed.set()
 
-    def _close_unread(self) -> None:
-        """Close what nobody reads: a number that a thread is about to read may else be another connection's by then."""
-        assert self._process.stdout is not None
-        if self._is_closed and not self._reading:
-            self._process.stdout.close()
+    def _read_no_more(self) -> None:
+        self._is_over = True
+        if not self._stdout.closed:
+            self._loop.remove_reader(self._stdout)
+        self._changed.set()
 
-    def why_over(self) -> Unreachable:
+    async def _why_over(self) -> Unreachable:
         """Why no more answers come; waits until its process has ended."""
-        if not (self._buffer and self._has_begun) and self._head is None and self._limit.is_over:
+        if not (self._buffer and self._has_begun) and self._head is None and self._is_silent:
             return Silent(self._silence())
-        return Unreachable(self._failure())
+        return Unreachable(await self._failure())
 
     def _whole(self) -> Answer | None:
         """The next answer; None if not all of it has come."""
@@ -433,7 +446,8 @@ class Answers:
                 f"{self._host.name}: {self._host.python} there prints {first!r} when it begins; let it print nothing"
             ) from None
         if not answer:
-            raise Unreachable(self._failure())
+            self._read_no_more()
+            return answer
         self._is_first = False
         if "input_lost" in answer:
             raise UserError(
@@ -447,82 +461,118 @@ class Answers:
     def _silence(self) -> str:
         """That it has not answered in time, and what to do."""
         hint = f"it may be busy or hang, or a start-up file of its shell wait for input: {self._host.by_hand}"
-        if self._patience.prompt and self._limit.seconds == self._host.limits.look:
+        if self._patience.prompt and self._seconds == self._host.limits.look:
             later = "; the login goes on for the next command" if self._is_first and self._host.is_kept else ""
             hint += f"; if its login only takes long, set look_timeout below [defaults]{later}"
-        return f"cannot reach {self._host.name}: no answer within {self._limit.seconds:g} s; {hint}"
+        return f"cannot reach {self._host.name}: no answer within {self._seconds:g} s; {hint}"
 
-    def send(self) -> Input:
-        """What follows when the request has been answered; there is a limit for each piece, as for the archive."""
-        assert self._process.stdin is not None
-        self._limit.begin(self._patience.copy)
-        return Input(self._process.stdin, self._limit)
+    # -- what it is told -----------------------------------------------------------------------------------------------
 
-    def say(self, word: str) -> None:
-        """Send a line; if the connection is closed, the answers say so."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it is closed
-            os.write(self._process.stdin.fileno(), f"{word}\n".encode())
+    def send(self, pieces: Iterable[bytes]) -> None:
+        """Send what follows when the request has been answered; for another thread."""
 
-    def finish(self) -> None:
-        """Have the host end its work, once it has received all that was said."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.stdin.close()
-            self._process.wait(_ENDING)
+        async def send() -> None:
+            self._within(self._patience.copy)
+            await self._send(pieces)
 
-    def stop(self) -> None:
-        """Close the connection."""
-        assert self._process.stdin is not None
-        self._limit.end()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        if self._limit.is_over:
-            self._is_left.wait()
-        elif self._process.poll() is None:
-            self._process.terminate()
-            if self._is_first:
-                self._host.disconnect()
+        run(send())
+
+    def tell(self, word: str) -> None:
+        """See `say`; for another thread, or a handler of a signal."""
+        call(self.say, word)
+
+    def say(self, *lines: str) -> None:
+        """Send lines; if the connection is closed, the answers say so."""
+        self._outgoing += "".join(f"{line}\n" for line in lines).encode()
+        self._write()
+
+    async def _send(self, pieces: Iterable[bytes]) -> None:
+        """Write much; a host that takes none of it for as long as the limit is waited for no longer."""
+        for piece in pieces:
+            for start in range(0, len(piece), _PIECE):
+                self._within(self._seconds)
+                self._outgoing += piece[start : start + _PIECE]
+                self._write()
+                while self._outgoing and not self._is_over:
+                    await self._change()
+                if self._is_over or self._stdin.closed:  # the answers say why
+                    return
+        self._within(self._seconds)
+
+    def _write(self) -> None:
+        """Write what can be written now, and the rest later."""
+        if self._stdin.closed:
+            return
         try:
-            self._process.wait(_ENDING)
-        except subprocess.TimeoutExpired:  # it ignores the signal, as this process may do, from which it has that
+            del self._outgoing[: os.write(self._stdin.fileno(), self._outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the answers say why
+            self._outgoing.clear()
+        if self._outgoing:
+            self._loop.add_writer(self._stdin, self._write)
+        else:
+            self._loop.remove_writer(self._stdin)
+            self._changed.set()
+
+    def _end_input(self) -> None:
+        if not self._stdin.closed:
+            self._loop.remove_writer(self._stdin)
+            self._stdin.close()
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Have the host end its work, once it has received all that was said."""
+        self._end_input()
+        await status_of(self._process, _ENDING)
+
+    def end(self) -> None:
+        """Begin to close the connection."""
+        if self._closing is None:
+            self._end_input()
+            if not self._is_silent and self._process.poll() is None:
+                self._leave()
+            self._read_no_more()
+            self._stdout.close()
+            self._errors.close()
+            self._closing = self._loop.create_task(self._close())
+
+    async def aclose(self) -> None:
+        """Close the connection; whoever is interrupted meanwhile does not interrupt this."""
+        self.end()
+        assert self._closing is not None
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._leaving is not None:
+            await status_of(self._leaving, _ENDING)
+        if await status_of(self._process, _ENDING) is None:  # it ignores the signal, as this process may do
             self._process.kill()
-            self._process.wait()
+            await status_of(self._process, _ENDING)
 
-    def close(self) -> None:
-        """Close the connection, and read no more; a thread that reads ends by itself."""
-        self.stop()
-        with self._lock:
-            self._is_closed = True
-            self._close_unread()
-
-    def when_silent(self, do: Callable[[Silent], None]) -> None:
-        """Call `do`, in another thread, when the host takes too long."""
-        self._do_when_silent = do
-
-    def _expire(self) -> None:
-        if self._is_first:
-            self._host.disconnect()  # before others go on, perhaps to the end of this process
-            self._host.log_in()
-        self._is_left.set()
-        self._do_when_silent(Silent(self._silence()))
-
-    def abandon(self) -> None:
-        """End the connection, and wait for nothing; for another thread than the one that listens."""
+    def _leave(self) -> None:
+        """End the process; if the host has not answered, before others go on, perhaps to the end of this one."""
         self._process.terminate()
         if self._is_first:
-            self._host.disconnect(seconds=0)
+            self._leaving = self._host.disconnect()
 
-    def _failure(self) -> str:
+    def _expire(self) -> None:
+        if self._changed.is_set():
+            return
+        self._is_silent = True
+        self._leave()
+        if self._is_first:
+            self._host.log_in()
+        self._read_no_more()  # a wrapper of ssh may keep the output open when it has ended
+
+    async def _failure(self) -> str:
         """Why there are no more answers."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            status = self._process.wait(CONNECT_SECONDS)
-        except subprocess.TimeoutExpired:  # it has only closed its output
+        self._end_input()
+        status = await status_of(self._process, CONNECT_SECONDS)
+        if status is None:  # it has only closed its output
             self._process.terminate()
-            status = self._process.wait()
+            status = await status_of(self._process, _ENDING)
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         silence = "the connection broke" if status == 255 else f"exit status {status}"
@@ -543,72 +593,45 @@ class Answers:
 
 
 class _Kept:
-    """Connections whose request has been answered, for the next one of this process: each for one thread at a time."""
+    """Connections whose request has been answered, for the next one of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[tuple[Host, str], list[_Idle]] = {}  # also the interpreter: hosts compare without it
-        self._count = 0
+        # Also by the interpreter: hosts compare without it.
+        self._idle: dict[tuple[Host, str], dict[Answers, asyncio.TimerHandle]] = {}
 
-    def put(self, host: Host, answers: Answers, closing: contextlib.ExitStack) -> None:
-        """Keep a connection for a while, which `closing` would close; if this process may have so many files open."""
-        with self._lock, contextlib.suppress(UserError):
-            need_files(self._count + 1 + AT_ONCE)
-            answers.when_silent(lambda _: None)
-            idle = _Idle(answers, closing.pop_all())
-            self._idle.setdefault((host, host.python), []).append(idle)
-            self._count += 1
-            idle.alarm = alarms.add(IDLE_SECONDS, lambda: self._drop(host, idle))
+    def put(self, host: Host, answers: Answers) -> bool:
+        """Keep a connection for a while, and then close it; if this process may have so many files open."""
+        try:
+            need_files(sum(map(len, self._idle.values())) + 1 + AT_ONCE)
+        except UserError:
+            return False
+        idle = self._idle.setdefault((host, host.python), {})
+        idle[answers] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._drop, idle, answers)
+        return True
 
-    def take(self, host: Host) -> tuple[Answers, contextlib.ExitStack] | None:
-        """A connection that is open, and what closes it."""
-        while True:
-            with self._lock:
-                those = self._idle.get((host, host.python))
-                if not those:
-                    return None
-                idle = those.pop()
-                self._count -= 1
-            idle.alarm.cancel()
-            if idle.answers.is_idle:
-                return idle.answers, idle.closing
-            idle.closing.close()
+    def _drop(self, idle: dict[Answers, asyncio.TimerHandle], answers: Answers) -> None:
+        del idle[answers]
+        answers.end()
 
-    def _drop(self, host: Host, idle: _Idle) -> None:
-        with self._lock:
-            those = self._idle.get((host, host.python), [])
-            if idle not in those:
-                return
-            those.remove(idle)
-            self._count -= 1
-        idle.closing.close()
-
-    def close(self) -> None:
-        """Close all of them."""
-        with self._lock:
-            those, self._idle, self._count = [idle for it in self._idle.values() for idle in it], {}, 0
-        for idle in those:
-            idle.alarm.cancel()
-            idle.answers.abandon()
-        for idle in those:
-            idle.closing.close()
+    def take(self, host: Host) -> Answers | None:
+        """A connection that is open."""
+        idle = self._idle.get((host, host.python))
+        while idle:
+            answers, alarm = idle.popitem()
+            alarm.cancel()
+            if answers.is_idle:
+                return answers
+            answers.end()
+        return None
 
     def forget(self) -> None:
         """Use none of them: they belong to the process of which this one is a fork."""
-        self.__init__()  # type: ignore[misc]  # its lock may be held, and nobody releases it here
-
-
-class _Idle:
-    """A connection that is not in use, what closes it, and what does so after a while."""
-
-    def __init__(self, answers: Answers, closing: contextlib.ExitStack) -> None:
-        self.answers, self.closing = answers, closing
-        self.alarm = Alarm(None)
+        self._idle.clear()
 
 
 _kept = _Kept()  # those that are left when this process ends see the end of their input, and end
-close_kept = _kept.close
 os.register_at_fork(after_in_child=_kept.forget)
+
 
 _lists_of_hosts: dict[tuple[str, ...], list[str]] = {}
 
@@ -630,30 +653,11 @@ def _errors() -> IO[bytes]:
         raise not_started(error) from None
 
 
-def _write(stdin: IO[bytes], *lines: str) -> None:
-    stdin.write("".join(f"{line}\n" for line in lines).encode())
-    stdin.flush()
-
-
-def _send(stdin: IO[bytes], limit: Limit, data: bytes) -> int:
-    """Write much; a host that takes none of it for as long as the limit is waited for no longer."""
-    for start in range(0, len(data), _PIECE):
-        limit.again()
-        stdin.write(data[start : start + _PIECE])
-        stdin.flush()
-    limit.again()
-    return len(data)
-
-
-class Input:
-    """The input of a host, for what follows a request."""
-
-    def __init__(self, stdin: IO[bytes], limit: Limit) -> None:
-        self._stdin, self._limit = stdin, limit
-
-    def write(self, data: bytes) -> int:
-        """Write it all; see `_send`."""
-        return _send(self._stdin, self._limit, data)
+def pieces_of(*files: Path) -> Iterator[bytes]:
+    """What files have, one after the other."""
+    for file in files:
+        with open(file, "rb") as source:
+            yield from iter(lambda: source.read(_PIECE), b"")
 
 
 def quoted(path: str) -> str:

@@ -1,25 +1,26 @@
-"""The same for many hosts, by a bounded number of threads; and the open files that this takes."""
+"""The same for many hosts, a bounded number of them at a time; and the open files that this takes."""
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import math
 import os
-import queue
 import resource
-import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline.job.errors import UserError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from .engine import run
 
-AT_ONCE = 64  # threads at first
-_MOST = 512  # threads
-_STUCK = 0.5  # seconds in which none of the threads finishes with a host, until there are more of them
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Coroutine, Iterable, Set
+
+AT_ONCE = 64  # hosts at first
+_MOST = 512  # hosts
+_STUCK = 0.5  # seconds in which none of them is done, until more are begun
+_BRIEFLY = 0.5  # seconds that a host that was silent a moment ago is waited for longer than the others
 _LEAST_OVERDUE = 1.0  # seconds in which a host is not overdue
 _OVERDUE = 1.5  # times as long as the others have taken at most
 _NOTICE = 2.0  # seconds until it is said who is overdue, and until it is said again
@@ -30,142 +31,106 @@ Key = TypeVar("Key")
 Result = TypeVar("Result")
 
 
-class Workers:
-    """Threads that do what they are told, a bounded number of things at a time; they end when there is nothing to do.
+class Crowd(Generic[Key, Result]):
+    """Does something for each host, a bounded number of them at a time; runs in the engine's thread.
 
-    None is joined: a wrapper of ssh may never end.
+    Attributes:
+        found: the results so far, and errors.
+        seconds: how long these have taken, or were waited for.
     """
 
-    def __init__(self) -> None:
-        self._left: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._most = AT_ONCE
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether something is left that no thread has begun."""
-        return bool(self._left)
-
-    def do(self, work: Callable[[], None]) -> None:
-        """Do this as soon as a thread is free."""
-        self._left.append(work)
-        self._start()
-
-    def grow(self) -> None:
-        """Have more threads: those that there are do not come on."""
-        self._most = min(self._most + AT_ONCE, _MOST)
-        for _ in range(min(len(self._left), AT_ONCE)):
-            self._start()
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._threads >= self._most:
-                return
-            self._threads += 1
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._left:
-                    self._threads -= 1
-                    return
-                work = self._left.popleft()
-            work()
-
-
-class Crowd(Generic[Key, Result]):
-    """Does something for each host; `take` gives the results in the order in which they come."""
-
     def __init__(
-        self, keys: Iterable[Key], do: Callable[[Key], Result], notice: Callable[[list[Key]], None] | None = None
+        self,
+        keys: Iterable[Key],
+        do: Callable[[Key], Coroutine[Any, Any, Result]],
+        notice: Callable[[list[Key]], None] | None = None,
+        few: float = 0.0,  # so many are left when they are overdue
+        brief: Set[Key] = frozenset(),  # are left soon when they are the last
     ) -> None:
-        """Begin."""
-        self._workers = Workers()
-        self._news: queue.SimpleQueue[tuple[Key, Result | BaseException]] = queue.SimpleQueue()
-        self._notice, self._notice_at = notice, time.monotonic() + _NOTICE
-        self._missing = dict.fromkeys(keys)
+        """Begin nothing yet."""
+        self._left, self._do, self._notice, self._few, self._brief = deque(keys), do, notice, few, brief
+        self._missing = dict.fromkeys(self._left)
+        self._tasks: dict[asyncio.Task[Result], Key] = {}
         self._begun: dict[Key, float] = {}
-        self._ended: dict[Key, float] = {}
         self._longest = 0.0  # of those that have succeeded
-        for key in self._missing:
-            self._workers.do(functools.partial(self._one, key, do))
+        self.found: dict[Key, Result | UserError] = {}
+        self.seconds: dict[Key, float] = {}
 
-    def put(self, key: Key, result: Result | BaseException) -> None:
-        """Insert a result; also from another thread."""
-        self._ended[key] = time.monotonic()
-        if not isinstance(result, BaseException):
-            self._longest = max(self._longest, self.seconds(key))
-        self._news.put((key, result))
-
-    def seconds(self, key: Key) -> float:
-        """How long this has taken, so far if it goes on; 0 if it has not begun."""
-        if key not in self._begun:
-            return 0.0
-        return self._ended.get(key, time.monotonic()) - self._begun[key]
-
-    @property
-    def overdue_at(self) -> float:
-        """When the next one is overdue (monotonic): it takes much longer than the others have taken."""
-        oldest = next((self._begun[key] for key in self._missing if key in self._begun), math.inf)
-        return oldest + max(_LEAST_OVERDUE, _OVERDUE * self._longest)
-
-    def overdue(self) -> list[Key]:
-        """Those that are overdue now."""
-        return self._slower_than(_OVERDUE * self._longest)
-
-    def _slower_than(self, seconds: float) -> list[Key]:
-        within = max(_LEAST_OVERDUE, seconds)
-        return [key for key in self._missing if key not in self._ended and self.seconds(key) >= within]
-
-    def leave(self, key: Key) -> None:
-        """Wait for this no longer; its result may still come."""
-        self._missing.pop(key, None)
-
-    def take(self, seconds: float | None = None) -> tuple[Key, Result | BaseException]:
-        """The next result, or the exception that was raised instead. If none comes for long, more is done at once."""
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        stuck = time.monotonic() + _STUCK
-        while True:
-            notice = max(self._notice_at, self.overdue_at) if self._notice and self._longest else math.inf
-            if self._notice and notice <= time.monotonic():
-                self._notice(self._slower_than(self._longest))
-                self._notice_at = notice = time.monotonic() + _NOTICE
-            wake = min(until, notice, stuck if self._workers.is_behind else math.inf)
-            try:
-                key, result = self._news.get(timeout=None if wake == math.inf else max(0.0, wake - time.monotonic()))
-            except queue.Empty:
-                if wake == until:
-                    raise
-                if wake == stuck:
-                    self._workers.grow()
-                    stuck = time.monotonic() + _STUCK
-                continue
-            self.leave(key)
-            return key, result
-
-    def _one(self, key: Key, do: Callable[[Key], Result]) -> None:
-        self._begun[key] = time.monotonic()
+    async def work(self) -> None:
+        """Wait until all are done, or left. If none is done for long, more are begun."""
+        most, done_at = AT_ONCE, time.monotonic()
+        stuck_at, notice_at = done_at + _STUCK, done_at + _NOTICE
         try:
-            self.put(key, do(key))
-        except BaseException as error:  # for the thread that takes it
-            self.put(key, error)
+            while self._missing:
+                while self._left and len(self._tasks) < most:
+                    self._begin(self._left.popleft())
+                overdue_at = self._begun[next(iter(self._tasks.values()))] + self._within(_OVERDUE)
+                late_at = overdue_at if len(self._missing) <= self._few else math.inf
+                end_at = done_at + _BRIEFLY if self._brief >= self._missing.keys() else math.inf
+                say_at = max(notice_at, overdue_at) if self._notice and self._longest else math.inf
+                grow_at = stuck_at if self._left else math.inf
+                wake = min(late_at, end_at, say_at, grow_at)
+                seconds = None if wake == math.inf else max(0.0, wake - time.monotonic())
+                done, _ = await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                now = time.monotonic()
+                if done:
+                    done_at, stuck_at = now, now + _STUCK
+                    for task in done:
+                        self._end(task)
+                elif wake == say_at and self._notice:
+                    self._notice(self._slower_than(1.0))
+                    notice_at = now + _NOTICE
+                elif wake == grow_at:
+                    most, stuck_at = min(most + AT_ONCE, _MOST), now + _STUCK
+                else:
+                    for key in self._slower_than(_OVERDUE) if wake == late_at else list(self._missing):
+                        del self._missing[key]
+                        self.seconds[key] = now - self._begun.get(key, now)
+                    self._cancel(self._missing)
+        finally:
+            self._cancel(())
+
+    def _begin(self, key: Key) -> None:
+        self._begun[key] = time.monotonic()
+        task = asyncio.get_running_loop().create_task(self._do(key))
+        task.add_done_callback(lambda it: it.cancelled() or it.exception())  # also of one that is left
+        self._tasks[task] = key
+
+    def _end(self, task: asyncio.Task[Result]) -> None:
+        key, error = self._tasks.pop(task), task.exception()
+        del self._missing[key]
+        self.seconds[key] = time.monotonic() - self._begun[key]
+        if error is None:
+            self._longest = max(self._longest, self.seconds[key])
+        elif not isinstance(error, UserError):
+            raise error
+        self.found[key] = error or task.result()
+
+    def _cancel(self, but: Container[Key]) -> None:
+        """Wait for no others than these; their connections end by themselves."""
+        for task in [task for task, key in self._tasks.items() if key not in but]:
+            del self._tasks[task]
+            task.cancel()
+
+    def _within(self, times: float) -> float:
+        """Seconds in which a host is not overdue: so many times as long as the others have taken at most."""
+        return max(_LEAST_OVERDUE, times * self._longest)
+
+    def _slower_than(self, times: float) -> list[Key]:
+        since = time.monotonic() - self._within(times)
+        return [key for key in self._tasks.values() if self._begun[key] <= since]
 
 
 def at_once(
-    keys: Iterable[Key], do: Callable[[Key], Result], notice: Callable[[list[Key]], None] | None = None
+    keys: Iterable[Key],
+    do: Callable[[Key], Coroutine[Any, Any, Result]],
+    notice: Callable[[list[Key]], None] | None = None,
 ) -> dict[Key, Result | UserError]:
     """What `do` returns for each, in their order, or why it cannot be done; see `Crowd`."""
     keys = list(keys)
     crowd = Crowd(keys, do, notice)
-    found: dict[Key, Result | UserError] = {}
-    for _ in keys:
-        key, result = crowd.take()
-        if isinstance(result, BaseException) and not isinstance(result, UserError):
-            raise result
-        found[key] = result
-    return {key: found[key] for key in keys}
+    run(crowd.work())
+    return {key: crowd.found[key] for key in keys}
 
 
 def need_files(hosts: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from paceline.backends.base import LogLines
+
+from .engine import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,16 +28,19 @@ class RemoteLines:
     def __init__(self, host: Host, request: Request) -> None:
         """Connect to nothing yet."""
         self._host, self._request = host, request
-        self._stack = contextlib.ExitStack()
         self._answers: Answers | None = None
 
     def open(self) -> None:
+        """See `begin`; for other threads than the engine's."""
+        run(self.begin())
+
+    async def begin(self) -> None:
         """Wait for the first answer."""
+        self._answers = await self._host.connect(self._request)
         try:
-            self._answers = self._stack.enter_context(self._host.listen(self._request))
-            next(self._answers)
+            await anext(self._answers)
         except BaseException:
-            self._stack.close()
+            await self._answers.aclose()
             raise
 
     def __iter__(self) -> Iterator[LogLines]:
@@ -44,8 +48,10 @@ class RemoteLines:
         if self._answers is None:
             self.open()
         assert self._answers is not None
-        with self._stack:
+        try:
             for answer in self._answers:
                 if "end" in answer:
                     return
                 yield lines_of(answer)
+        finally:
+            run(self._answers.aclose())

@@ -24,24 +24,18 @@ class Login:
     """A login that is there, for which Python waits: what is used of `subprocess.Popen`."""
 
     def __init__(self, connection: socket.socket, stdin: int, stdout: int) -> None:
+        connection.setblocking(False)
         self._connection = connection
         self._status: int | None = None
         self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
 
     def poll(self) -> int | None:
         """Its exit status; None while it goes on."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.wait(0.0)
-        return None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended."""
         if self._status is None:
-            self._connection.settimeout(timeout)
             try:
                 said = self._connection.recv(1)
-            except (BlockingIOError, TimeoutError):
-                raise subprocess.TimeoutExpired("ssh", timeout or 0.0) from None
+            except BlockingIOError:
+                return None
             except OSError:
                 said = b""
             self._status = said[0] if said else 255  # as ssh says that a connection broke

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import threading
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-
     from paceline.backends.limits import Limits
-
-    from .login import Login
 
 _LOOKS = ("describe", "spec", "events", "logs", "nodes", "usage", "stands", "volumes")
 _ENDLESS = ("wait", "slurm_wait", "slurm_logs", "environment_build")
@@ -65,94 +56,3 @@ class Patience(NamedTuple):
     def shortened(self, seconds: float) -> Patience:
         """The same with so many seconds for the login."""
         return self._replace(login=seconds)
-
-
-class _Alarms:
-    """Calls functions later: one thread waits for all of them."""
-
-    def __init__(self) -> None:
-        self._alarms: list[tuple[float, int, Alarm]] = []
-        self._numbers = itertools.count()
-        self._earlier = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, seconds: float, do: Callable[[], None]) -> Alarm:
-        """Call `do` in a thread of its own after so many seconds, unless it is cancelled."""
-        alarm = Alarm(do)
-        entry = time.monotonic() + seconds, next(self._numbers), alarm
-        with self._earlier:
-            heapq.heappush(self._alarms, entry)
-            if self._thread is None or not self._thread.is_alive():  # it is in no child of a fork
-                self._thread = threading.Thread(target=self._wait, daemon=True)
-                self._thread.start()
-            elif self._alarms[0] is entry:
-                self._earlier.notify()
-        return alarm
-
-    def _wait(self) -> None:
-        while True:
-            with self._earlier:
-                while self._alarms and self._alarms[0][2].do is None:
-                    heapq.heappop(self._alarms)
-                seconds = self._alarms[0][0] - time.monotonic() if self._alarms else None
-                if seconds is None or seconds > 0:
-                    self._earlier.wait(seconds)
-                    continue
-                do = heapq.heappop(self._alarms)[2].do
-            if do is not None:
-                threading.Thread(target=do, daemon=True).start()
-
-
-class Alarm:
-    """A function that is called later; None when it is not needed any more."""
-
-    def __init__(self, do: Callable[[], None] | None) -> None:
-        self.do = do
-
-    def cancel(self) -> None:
-        """Do not call it."""
-        self.do = None
-
-
-alarms = _Alarms()
-
-
-class Limit:
-    """Ends a process that is waited for too long.
-
-    Attributes:
-        seconds: how long the wait may take that began last.
-        on_expiry: called when it takes longer; a wrapper of ssh may keep the output open when it has ended.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes] | Login) -> None:
-        self._process = process
-        self.on_expiry: Callable[[], None] = lambda: None
-        self._alarm: Alarm | None = None
-        self._begun = 0.0
-        self.seconds = 0.0
-        self.is_over = False
-
-    def begin(self, seconds: float | None) -> None:
-        """A wait of at most so many seconds begins, in place of the one before; None for no limit."""
-        self.end()
-        if seconds is None:
-            return
-        self.seconds, self._begun = seconds, time.monotonic()
-        self._alarm = alarms.add(seconds, self._expire)
-
-    def again(self) -> None:
-        """The same limit from now on; a wait that has just begun goes on."""
-        if self._alarm is not None and time.monotonic() - self._begun > self.seconds / 10:
-            self.begin(self.seconds)
-
-    def end(self) -> None:
-        """It is not waited for any more."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _expire(self) -> None:
-        self.is_over = True
-        self._process.terminate()
-        self.on_expiry()

@@ -41,11 +41,11 @@ class SlurmRun:
         """Ask to stop the job; asked twice, it is stopped at once."""
         order = signal.SIGQUIT if self._interrupted else number
         self._interrupted = self._interrupted or number
-        self._opened.answers.say(f"signal {int(order)}")
+        self._opened.answers.tell(f"signal {int(order)}")
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to the agents of all nodes."""
-        self._opened.answers.say(f"signal {number}")
+        self._opened.answers.tell(f"signal {number}")
 
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from paceline.backends.base import MOST_RANKS, Prepared
 from paceline.backends.environments.jobs import environments_of
 from paceline.backends.foreground import terminal_size
+from paceline.backends.remote.connection import pieces_of
 from paceline.backends.submission import NameTaken, check_script, checked, names, packed, volumes_of
 from paceline.contract.nodejob import Order, SlurmOrder
 from paceline.job.errors import UserError
@@ -82,17 +83,13 @@ class Opened:
 
     def order(self, order: Order, archive: Path | None = None) -> Answer:
         """The answer to a complete order, with the archive of the code."""
-        with contextlib.suppress(BrokenPipeError):  # the answer says why
-            stdin = self.answers.send()
-            stdin.write(f"{json.dumps(order.to_json())}\n".encode())
-            if archive is not None:
-                with open(archive, "rb") as source:
-                    shutil.copyfileobj(source, stdin)
+        files = () if archive is None else (archive,)
+        self.answers.send(itertools.chain([f"{json.dumps(order.to_json())}\n".encode()], pieces_of(*files)))
         return self._next()
 
     def keep(self, name: str) -> None:
         """Confirm that the job is to stay, and wait until that has arrived: the connection may end before."""
-        self.answers.say("keep")
+        self.answers.tell("keep")
         try:
             next(self.answers)
         except UserError as error:

@@ -393,7 +393,7 @@ class Ssh(Backend):
 
     def logs(self, name: str, query: LogQuery) -> Iterator[LogLines]:
         from paceline.backends.follow import arriving, lines
-        from paceline.backends.remote.crowd import need_files
+        from paceline.backends.remote.crowd import at_once, need_files
         from paceline.backends.remote.lines import RemoteLines
 
         from .streams import Followed
@@ -410,7 +410,9 @@ class Ssh(Backend):
         }
         if query.follow and len(hosts) > 1:
             return arriving(Followed(hosts, request), Unreachable)
-        return lines({host: RemoteLines(host, request) for host in hosts}, Unreachable)
+        sources = {host: RemoteLines(host, request) for host in hosts}
+        found = at_once(sources, lambda host: sources[host].begin())
+        return lines(sources, Unreachable, {host: error for host, error in found.items() if error is not None})
 
 
 def _servers(answers: Mapping[Host, Answer]) -> list[WarmServer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,7 +24,12 @@ class GivenUp(Unreachable):
 
 
 class Held:
-    """What a client knows of its connections to one part of a job. See `node/host/held.py` for the other side."""
+    """What a client knows of its connections to one part of a job. See `node/host/held.py` for the other side.
+
+    Attributes:
+        is_given_up: whether no other connection is made.
+        why: how the connection broke, or the last try failed.
+    """
 
     def __init__(self, host: Host, name: str, job_id: str, answers: Answers) -> None:
         """Begin with the connection that started the part."""
@@ -34,31 +39,15 @@ class Held:
         self._words: list[str] = []
         self._seen = self._acknowledged = self._bytes = 0
         self._lost_since = self._pause = 0.0
-        self._why = Unreachable()  # how the connection broke, or the last try failed
-        self._lock = threading.Lock()
-        self._ends = threading.Event()
+        self.is_given_up = False
+        self.why = Unreachable()
         answers.say("hold")
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether there is no connection now."""
-        return self._answers is None
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether no other connection is made."""
-        return self._ends.is_set()
-
-    def give_up(self) -> None:
-        """Make no other connection."""
-        self._ends.set()
 
     def say(self, word: str) -> None:
         """Give the host an order, now or when it is reached again."""
-        with self._lock:
-            self._words.append(word)
-            if self._answers is not None:
-                self._answers.say(word)
+        self._words.append(word)
+        if self._answers is not None:
+            self._answers.say(word)
 
     def takes(self, answer: Answer) -> None:
         """Note an answer that nobody needs again."""
@@ -66,30 +55,29 @@ class Held:
         self._bytes += len(answer.get("data", b""))
         if "end" in answer or self._seen - self._acknowledged >= _MOST_ANSWERS or self._bytes >= _MOST_BYTES:
             self._acknowledged, self._bytes = self._seen, 0
-            with self._lock:
-                if self._answers is not None:
-                    self._answers.say(f"seen {self._seen}")
+            if self._answers is not None:
+                self._answers.say(f"seen {self._seen}")
 
     # -- another connection --------------------------------------------------------------------------------------------
 
     def lose(self, why: Unreachable) -> bool:
         """Note that there is no connection, and why; returns whether there was one until now."""
-        with self._lock:
-            was_there, self._answers = self._answers is not None, None
+        was_there, self._answers = self._answers is not None, None
         if was_there or not self.is_given_up:
-            self._why = why
+            self.why = why
         if was_there:
             self._lost_since, self._pause = time.monotonic(), _FIRST_PAUSE
         return was_there
 
-    def wait(self) -> tuple[Request, Patience]:
+    async def wait(self) -> tuple[Request, Patience]:
         """Wait for the next try; returns its request, and how long it may take."""
         seconds = self._host.reconnect
         remaining = self._lost_since + seconds - time.monotonic()
-        if remaining <= 0 and not self.is_given_up:
-            raise GivenUp(f"{self._host.name} was not reached again within {seconds:g} s ({self._why})")
-        if self._ends.wait(max(0.0, min(self._pause, remaining))):
-            raise self._why
+        if self.is_given_up:
+            raise self.why
+        if remaining <= 0:
+            raise GivenUp(f"{self._host.name} was not reached again within {seconds:g} s ({self.why})")
+        await asyncio.sleep(min(self._pause, remaining))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         request: Rejoin = {**self._request, "seen": self._seen}
         patience = self._host.patience(request)
@@ -97,8 +85,5 @@ class Held:
 
     def is_back(self, answers: Answers, heard: int) -> None:
         """Note that there is a connection again, and that the host has heard so many orders."""
-        with self._lock:
-            self._answers, self._acknowledged, self._bytes = answers, self._seen, 0
-            answers.say(f"seen {self._seen}")
-            for word in self._words[heard:]:
-                answers.say(word)
+        self._answers, self._acknowledged, self._bytes = answers, self._seen, 0
+        answers.say(f"seen {self._seen}", *self._words[heard:])

@@ -5,7 +5,6 @@ All hosts are asked at once, over one connection each (`node/host/check.py`), an
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import time
@@ -20,7 +19,7 @@ from paceline.job.errors import UserError
 from paceline.job.text import a_few, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from paceline.backends.remote.connection import Answer, Answers, Host
@@ -65,9 +64,7 @@ class Preflight:
         # How many hosts the job needs and can use; 0 if there is none.
         self._least, self._most = (0, 0) if order is None else order.job.node_range
         self._token = secrets.token_hex(16)
-        self._open = {host: contextlib.ExitStack() for host in self._hosts}
         self._conversations: dict[Host, Answers] = {}
-        self._is_closed = False
         self._tried: Mapping[Host, Collection[Host]] = {}
         self.peers: dict[Host, PeerRecord] = {}
 
@@ -94,8 +91,7 @@ class Preflight:
         self._close()
 
     def _close(self) -> None:
-        self._is_closed = True
-        at_once(self._open, lambda host: self._open[host].close())
+        at_once(self._conversations, lambda host: self._conversations[host].aclose())
 
     def _request(self, host: Host) -> PreflightRequest:
         return {
@@ -107,7 +103,7 @@ class Preflight:
     def _patience(self, host: Host) -> Patience:
         return host.patience(self._request(host)).for_many(len(self._hosts))
 
-    def _begin(self, host: Host, silent: int | None) -> None:
+    async def _begin(self, host: Host, silent: int | None) -> None:
         """Ask a host what it has, and read its clock; `silent`: how many were silent a moment ago, if this one was."""
         order, patience = self._request(host), self._patience(host)
         others = -1 if silent is None else len(self._hosts) - silent
@@ -116,33 +112,29 @@ class Preflight:
         elif others >= self._least:
             patience = patience._replace(connect=_CONNECT)
         patience = patience._replace(later=patience.work)  # it may have a stuck disk
-        answers = self._open[host].enter_context(host.listen(order, patience=patience))
-        if self._is_closed:  # Ctrl-C came meanwhile
-            self._open[host].close()
-        answer = next(answers)
+        self._conversations[host] = await host.connect(order, patience=patience)
+        self.answers[host] = answer = await anext(self._conversations[host])
         self.peers[host] = {"name": host.name, "address": answer["address"], "port": answer["listens"]}
-        self.answers[host], self._conversations[host] = answer, answers
-        self._read_clock(host)
+        await self._read_clock(host)
 
     def read_clocks(self) -> None:
         """Compare the clocks with this machine's once more; the most exact reading is kept."""
         self._on_all(list(self.answers), self._read_clock)
 
-    def _read_clock(self, host: Host) -> None:
+    async def _read_clock(self, host: Host) -> None:
         before, start = time.time(), time.monotonic()
-        now = self._ask(host, {"do": "clock"})["now"]
+        now = (await self._ask(host, {"do": "clock"}))["now"]
         half = (time.monotonic() - start) / 2
         if host not in self.clocks or half < self.clocks[host].uncertainty:
             self.clocks[host] = Clock(now - before - half, half)
 
-    def _ask(self, host: Host, order: Route) -> Answer:
+    async def _ask(self, host: Host, order: Route) -> Answer:
         conversation = self._conversations[host]
         conversation.say(json.dumps(order))
-        return next(conversation)
+        return await anext(conversation)
 
-    def _on_all(self, hosts: Iterable[Host], do: Callable[[Host], Any]) -> dict[Host, Any]:
+    def _on_all(self, hosts: Iterable[Host], do: Callable[[Host], Coroutine[Any, Any, Any]]) -> dict[Host, Any]:
         """The results of `do` for the hosts, all at once; a host that fails is moved to `failed`."""
-
         results = at_once(hosts, do)
         self._sort_out(results)
         return {host: answer for host, answer in results.items() if host in self.answers}

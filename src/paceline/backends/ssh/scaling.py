@@ -18,7 +18,7 @@ from .parts import Parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.backends.remote.connection import Body, Host, Input
+    from paceline.backends.remote.connection import Body, Host
     from paceline.contract.messages import Invitation, Request, Start
     from paceline.contract.nodejob import RankStreams
 
@@ -65,13 +65,9 @@ def request(invited: Invitation, host: Host, rank_streams: RankStreams | None, t
 
 
 def code_of(invited: Invitation) -> Body | None:
-    """A function that sends the code that came with an invitation; None if there is none."""
+    """The code that came with an invitation; None if there is none."""
     data = invited.get("data", b"")
-
-    def send(stdin: Input) -> None:
-        stdin.write(data)
-
-    return send if data else None
+    return [data] if data else None
 
 
 def taken(name: str, host: Host) -> UserError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import moving
 from paceline.backends.environments.jobs import containers_of, environments_of
 from paceline.backends.foreground import terminal_size
+from paceline.backends.remote.connection import pieces_of
 from paceline.backends.submission import NameTaken, check_script, checked, kept_warm, names, packed, volumes_of
 from paceline.contract.nodejob import NodeJob, Order
 from paceline.job.errors import UserError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import JobExport, ProgressReporter
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Answer, Body, Host, Input
+    from paceline.backends.remote.connection import Answer, Body, Host
     from paceline.contract.messages import Plan, Planned, Start
 
     from .jobs import RemoteJobs
@@ -159,8 +159,8 @@ class RemoteStart:
         """Start a job's agents, which connect at the address of the first host."""
         first = self._chosen[0]
 
-        def body(host: Host) -> Body | None:
-            return _sender(*(file for file in (archive, *([checkpoint] if host == first else [])) if file.exists()))
+        def body(host: Host) -> Body:
+            return pieces_of(*(file for file in (archive, *([checkpoint] if host == first else [])) if file.exists()))
 
         def request(host: Host) -> Start:
             return {"do": "start", "order": self._of(order, host).to_json()}
@@ -241,14 +241,3 @@ class RemoteStart:
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-def _sender(*files: Path) -> Body | None:
-    """A function that sends files, one after the other; None if there are none."""
-
-    def send(stdin: Input) -> None:
-        for file in files:
-            with open(file, "rb") as source:
-                shutil.copyfileobj(source, stdin)
-
-    return send if files else None

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import functools
-import os
-import selectors
-import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.backends.remote.connection import Unreachable
-from paceline.backends.remote.crowd import Workers, need_files
+from paceline.backends.remote.crowd import AT_ONCE, need_files
+from paceline.backends.remote.engine import call, run
 from paceline.backends.remote.lines import lines_of
 from paceline.job.errors import UserError
-from paceline.node.logs.readers import Ended, Readers
+from paceline.node.logs.readers import Ended
 
 from .held import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
 
     from paceline.backends.base import LogLines
     from paceline.backends.remote.connection import Answer, Answers, Body, Host
     from paceline.backends.remote.patience import Patience
     from paceline.contract.messages import Request
 
-    Take = Callable[[Answers], bool]
+    Found = tuple[Host, Answer | Ended]
+
+_KEPT = 64  # answers that nobody has taken yet; then no more are read
 
 
 class Streams:
     """Connections to hosts. A stream of answers finishes with `end`.
 
-    Some threads make and end connections, a bounded number of them at a time, and one reads all answers. While a host
-    whose part of a job is held has no connection, a thread of its own tries to make another one.
+    A task of the engine for each host connects, passes the answers on, and connects again if the part of a job is held;
+    nothing but the engine's thread changes what is not of `take`.
     """
 
     def __init__(
@@ -44,13 +46,16 @@ class Streams:
         apart: bool = False,
     ) -> None:
         """Send the requests."""
-        self._readers: Readers[Host, Answer] = Readers()
-        self._pump, self._workers = Pump(), Workers()
+        self._apart = apart
+        self._tasks: dict[asyncio.Task[None], Host] = {}
         self._open: dict[Host, Answers] = {}
         self._held: dict[Host, Held] = {}
         self._lost: set[Host] = set()
-        self._lock = threading.Lock()
-        self._apart = apart
+        self._starting = asyncio.Semaphore(AT_ONCE)
+        self._arrived: list[Found] = []
+        self._has_arrived, self._has_room = asyncio.Event(), asyncio.Event()
+        self._taken: deque[Found] = deque()
+        self._is_closed = False
         hosts = list(hosts)
         need_files(len(hosts))
         for host in hosts:
@@ -58,16 +63,19 @@ class Streams:
 
     def add(self, host: Host, request: Request, body: Body | None = None) -> None:
         """Send a request to another host, or to the same one again."""
-        with self._lock:
-            self._held.pop(host, None)
-            self._lost.discard(host)
-        self._readers.enter()
-        self._workers.do(lambda: self._connect(host, request, body))
+        call(self._add, host, request, body)
 
     def hold(self, host: Host, name: str, job_id: str) -> None:
         """Follow a part of a job that a host has started; if the connection breaks, another one goes on with it."""
-        with self._lock:
-            self._held[host] = Held(host, name, job_id, self._open[host])
+        call(self._hold, host, name, job_id)
+
+    def say(self, host: Host, word: str) -> None:
+        """Send a line to a host that has answered; one whose part of a job is held gets it in any case."""
+        call(lambda: (self._held.get(host) or self._open[host]).say(word))
+
+    def give_up(self) -> None:
+        """Connect to no host again: the connections that have broken end, and others as soon as they break."""
+        call(self._give_up)
 
     def is_lost(self, host: Host) -> bool:
         """Whether the connection to a host whose part of a job is held has broken, and there is no other yet."""
@@ -78,116 +86,24 @@ class Streams:
         """Whether `is_lost` is true of a host."""
         return bool(self._lost)
 
-    def give_up(self) -> None:
-        """Connect to no host again: the connections that have broken end, and others as soon as they break."""
-        with self._lock:
-            for host, held in self._held.items():
-                held.give_up()
-                if held.is_lost:
-                    self._open[host].abandon()
-
-    def _opened(self, host: Host, answers: Answers) -> None:
-        with self._lock:
-            self._open[host] = answers
-            if self._readers.is_closed or (host in self._held and self._held[host].is_given_up):
-                answers.stop()
-
-    def _connect(self, host: Host, request: Request, body: Body | None, patience: Patience | None = None) -> None:
-        """Make a connection, and have its answers read."""
-        with contextlib.ExitStack() as stack:
-            try:
-                listen = host.listen(request, body, lambda it: self._opened(host, it), self._apart, patience)
-                answers = stack.enter_context(listen)
-            except Exception as error:
-                self._break(host, error)
-                return
-            connection = stack.pop_all()
-        self._pump.add(answers, lambda it: self._take(host, it, connection))
-
-    def _take(self, host: Host, answers: Answers, connection: contextlib.ExitStack) -> bool:
-        """Pass on what a connection has brought; returns whether it goes on."""
-        error: Exception | None = None
-        try:
-            for answer in answers.arrived():
-                held = self._held.get(host)
-                if "rejoined" in answer:
-                    assert held is not None
-                    self._readers.put(host, _note(f"{host.name} is connected again"))
-                    held.is_back(answers, answer["rejoined"])
-                    self._lost.discard(host)
-                    continue
-                if "end" in answer:
-                    if held is not None:
-                        held.takes(answer)
-                    self._workers.do(functools.partial(self._end, host, answers, connection, held is not None))
-                    return False
-                self._readers.put(host, answer)
-                if held is not None:
-                    held.takes(answer)
-        except EOFError:
-            pass
-        except Exception as caught:
-            error = caught
-        else:
-            return not self._readers.is_closed
-        self._workers.do(lambda: self._close(host, answers, connection, error))
-        return False
-
-    def _end(self, host: Host, answers: Answers, connection: contextlib.ExitStack, is_held: bool) -> None:
-        if is_held:
-            answers.finish()
-        connection.close()
-        self._readers.put(host, Ended(None))
-
-    def _close(self, host: Host, answers: Answers, connection: contextlib.ExitStack, error: Exception | None) -> None:
-        why = error or answers.why_over()
-        connection.close()
-        self._break(host, why)
-
-    def _break(self, host: Host, why: Exception) -> None:
-        """There is no connection, or no longer: if it is one of a held part, make another one."""
-        held = self._held.get(host)
-        if not isinstance(why, Unreachable) or held is None or not host.reconnect or self._readers.is_closed:
-            self._readers.put(host, Ended(why))
-            return
-        was_there = held.lose(why)
-        self._lost.add(host)
-        if was_there and not held.is_given_up:
-            self._readers.put(
-                host, _note(f"the connection to {host.name} broke; trying again for {host.reconnect:g} s")
-            )
-        threading.Thread(target=self._connect_again, args=(host, held), daemon=True).start()
-
-    def _connect_again(self, host: Host, held: Held) -> None:
-        try:
-            request, patience = held.wait()
-        except Unreachable as error:
-            self._readers.put(host, Ended(error))
-            return
-        self._connect(host, request, None, patience)
+    def put(self, host: Host, answer: Answer) -> None:
+        """Insert an answer as if it came from this host."""
+        call(self._put, host, answer)
 
     def take(self, seconds: float | None = None) -> tuple[Host, Answer | UserError] | None:
         """The next answer and its host, or the error of that host; None when all streams have ended."""
-        for host, found in iter(lambda: self._readers.take(seconds), None):
+        while True:
+            if not self._taken:
+                self._taken.extend(run(self._batch(seconds)))
+            if not self._taken:
+                return None
+            host, found = self._taken.popleft()
             if not isinstance(found, Ended):
                 return host, found
             if isinstance(found.error, UserError):
                 return host, found.error
             if found.error is not None:
                 raise found.error
-        return None
-
-    def put(self, host: Host, answer: Answer) -> None:
-        """Insert an answer as if it came from this host."""
-        self._readers.put(host, answer)
-
-    def say(self, host: Host, word: str) -> None:
-        """Send a line to a host that has answered; one whose part of a job is held gets it in any case."""
-        held = self._held.get(host)
-        if held is None:
-            self._open[host].say(word)
-        else:
-            held.say(word)
 
     def finish(self, seconds: float) -> None:
         """Wait for so long until all streams have ended; what they still have to say is not needed."""
@@ -198,16 +114,106 @@ class Streams:
 
     def close(self) -> None:
         """Close all connections."""
-        with self._lock:
-            self._readers.is_closed = True
-            self._pump.close()
-            for answers in self._open.values():
-                answers.stop()
-        self._readers.close()
+        run(self._close())
 
+    # -- in the engine's thread ----------------------------------------------------------------------------------------
 
-def _note(why: str) -> Answer:
-    return {"event": "note", "details": {"why": why}}
+    def _add(self, host: Host, request: Request, body: Body | None) -> None:
+        if not self._is_closed:
+            self._held.pop(host, None)
+            self._lost.discard(host)
+            task = asyncio.get_running_loop().create_task(self._follow(host, request, body))
+            self._tasks[task] = host
+            task.add_done_callback(self._ended)
+
+    async def _follow(self, host: Host, request: Request, body: Body | None) -> None:
+        """Pass on what a host answers, over several connections if its part of a job is held."""
+        turn: AbstractAsyncContextManager[object] = self._starting
+        patience: Patience | None = None
+        while True:
+            try:
+                async with turn:
+                    answers = await host.connect(request, body, apart=self._apart, patience=patience)
+                await self._pass_on(host, answers)
+                return
+            except Unreachable as error:
+                held = self._held.get(host)
+                if held is None or not host.reconnect:
+                    raise
+                if held.lose(error) and not held.is_given_up:
+                    self._note(host, f"the connection to {host.name} broke; trying again for {host.reconnect:g} s")
+                self._lost.add(host)
+            request, patience = await held.wait()
+            body, turn = None, contextlib.nullcontext()
+
+    async def _pass_on(self, host: Host, answers: Answers) -> None:
+        """Pass on what comes over a connection until the stream ends."""
+        async with contextlib.aclosing(answers):
+            self._open[host] = answers
+            async for answer in answers:
+                held = self._held.get(host)
+                if "rejoined" in answer:
+                    assert held is not None
+                    self._note(host, f"{host.name} is connected again")
+                    held.is_back(answers, answer["rejoined"])
+                    self._lost.discard(host)
+                    continue
+                if held is not None:
+                    held.takes(answer)
+                if "end" in answer:
+                    if held is not None:
+                        await answers.finish()
+                    return
+                self._put(host, answer)
+                while len(self._arrived) >= _KEPT:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+
+    def _hold(self, host: Host, name: str, job_id: str) -> None:
+        self._held[host] = Held(host, name, job_id, self._open[host])
+
+    def _give_up(self) -> None:
+        for held in self._held.values():
+            held.is_given_up = True
+        for task, host in self._tasks.items():
+            if host in self._lost:
+                task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        host = self._tasks.pop(task)
+        if self._is_closed:
+            return
+        error = self._held[host].why if task.cancelled() else task.exception()
+        assert error is None or isinstance(error, Exception)
+        self._put(host, Ended(error))
+
+    def _put(self, host: Host, found: Answer | Ended) -> None:
+        self._arrived.append((host, found))
+        self._has_arrived.set()
+
+    def _note(self, host: Host, why: str) -> None:
+        self._put(host, {"event": "note", "details": {"why": why}})
+
+    async def _batch(self, seconds: float | None) -> list[Found]:
+        """What has arrived, or else what comes first; nothing if all streams have ended."""
+        if not self._arrived and self._tasks:
+            self._has_arrived.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._has_arrived.wait(), seconds)
+            if not self._arrived and self._tasks:
+                raise TimeoutError
+        found, self._arrived = self._arrived, []
+        self._has_room.set()
+        return found
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for answers in self._open.values():
+            await answers.aclose()
 
 
 # -- log lines ---------------------------------------------------------------------------------------------------------
@@ -229,58 +235,3 @@ class Followed:
 
     def close(self) -> None:
         self._streams.close()
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-class Pump:
-    """Tells of each connection when there is something to read: a function, which returns whether to go on with it.
-
-    The function reads all that is there with `Answers.arrived`. One that waits holds up all other connections.
-    """
-
-    def __init__(self) -> None:
-        self._selector: selectors.BaseSelector | None = None
-        self._wake = -1
-        self._new: list[tuple[Answers, Take]] = []
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    def add(self, answers: Answers, take: Take) -> None:
-        """Read another connection from now on."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._new.append((answers, take))
-            if self._selector is None:
-                self._selector = selectors.DefaultSelector()
-                reader, self._wake = os.pipe()
-                self._selector.register(reader, selectors.EVENT_READ)
-                threading.Thread(target=self._run, args=(self._selector, reader), daemon=True).start()
-            os.write(self._wake, b"+")
-
-    def close(self) -> None:
-        """Read no more."""
-        with self._lock:
-            self._is_closed = True
-            if self._wake != -1:
-                os.close(self._wake)
-                self._wake = -1
-
-    def _run(self, selector: selectors.BaseSelector, reader: int) -> None:
-        with selector:
-            while True:
-                for key, _ in selector.select():
-                    if key.fd != reader:
-                        answers, take = key.data
-                        if not take(answers):
-                            selector.unregister(key.fd)
-                    elif not os.read(reader, 4096):
-                        os.close(reader)
-                        return
-                with self._lock:
-                    new, self._new = self._new, []
-                for answers, take in new:
-                    if take(answers):  # what has come before it was registered
-                        selector.register(answers.fileno(), selectors.EVENT_READ, (answers, take))

@@ -41,11 +41,6 @@ class Readers(Generic[Key, Item]):
             self._open.append(items)
         threading.Thread(target=self._read, args=(key, items), daemon=True).start()
 
-    def enter(self) -> None:
-        """From now on others `put` the items of another iterator, and then that it has `Ended`."""
-        with self._lock:
-            self.active += 1
-
     def put(self, key: Key, item: Item | Ended) -> None:
         """Insert an item as if the iterator of this key had yielded it."""
         if not self.is_closed:
