@@ -7,12 +7,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.contract.nodejob import Order
+from paceline.contract.nodejob import Order, StoredJob
 from paceline.job.spec import JobSpec
 from paceline.node.planning.fitting import Here
 from paceline.node.planning.node_part import node_spec
 from paceline.node.rundir.directory import RunDirectory
-from paceline.node.spec import StoredJob
 from paceline.node.store.lifecycle import write_down
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.backends.remote import engine
 from paceline.cli import main
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def test_what_a_machine_has_no_more_of_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "argv", ["paceline", "list", "--on", "lab"])
+    monkeypatch.setattr(engine, "_engine", engine._Engine())  # that of this process may run already
     monkeypatch.setattr(threading.Thread, "start", start)
     assert main.run() == 2
     (line,) = capsys.readouterr().err.splitlines()

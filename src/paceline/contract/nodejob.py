@@ -248,6 +248,19 @@ class Order(Circumstances):
 
 
 @dataclass(frozen=True)
+class StoredJob(Record):
+    """What `job.json` holds: a job as its user asked for it, and what is known of it."""
+
+    parts: ClassVar = {"spec": NodeJob}
+
+    spec: NodeJob
+    framework: str | None
+    created: float  # in seconds since the epoch
+    data: tuple[DataRecord, ...] = ()
+    code: CodeRecord | None = None  # of its copy of its code
+
+
+@dataclass(frozen=True)
 class BatchOrder(Record):
     """A part of a job that a scheduler starts, in a file; see `node.host.batch`."""
 

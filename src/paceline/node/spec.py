@@ -1,4 +1,4 @@
-"""A job in its run directory: `job.json`, what is known of it, and `spec.json`, this node's part, for its agent."""
+"""The part of a job that runs on one node, for its agent; stored as `spec.json` in the run directory."""
 
 from __future__ import annotations
 
@@ -7,30 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.contract.nodejob import Circumstances, NodeJob, Record, Running
+from paceline.contract.nodejob import Circumstances, Record, Running
 from paceline.node.files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.contract.records import CodeRecord, ContainerRecord, DataRecord
+    from paceline.contract.records import ContainerRecord
 
 SIGNALS, SUSPENDED = "signals", "suspended"  # see `Circumstances.stop_file`
 HOLD = "hold"  # what `SUSPENDED` holds
 CURRENT_SECONDS = 5.0  # between two looks of an agent at `NodeSpec.current` and `NodeSpec.stop_file`
-
-
-@dataclass(frozen=True)
-class StoredJob(Record):
-    """What `job.json` holds: a job as its user asked for it, and what is known of it."""
-
-    parts: ClassVar = {"spec": NodeJob}
-
-    spec: NodeJob
-    framework: str | None
-    created: float  # in seconds since the epoch
-    data: tuple[DataRecord, ...] = ()
-    code: CodeRecord | None = None  # of its copy of its code
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tests.conftest import GENEROUS, eventually
 from tests.late import job_spec
 from tests.tiers import examples
 
-from paceline.contract.nodejob import Order
+from paceline.contract.nodejob import Order, StoredJob
 from paceline.node.devicequeue.policy import Entry, explain, impossible, turn
 from paceline.node.devicequeue.ticket import POLL_SECONDS, Ticket, Watch, overview
 from paceline.node.machine.processes import descendants
@@ -32,7 +32,7 @@ from paceline.node.planning import node_part
 from paceline.node.ranks.placement import shell_of
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import Staging
-from paceline.node.spec import NodeSpec, Request, StoredJob
+from paceline.node.spec import NodeSpec, Request
 from paceline.node.store import lifecycle
 from paceline.node.watching.live import stands
 

@@ -33,7 +33,11 @@ class _Engine:
             with self._lock:
                 if self._loop is None:
                     loop = asyncio.new_event_loop()
-                    threading.Thread(target=loop.run_forever, daemon=True).start()
+                    try:
+                        threading.Thread(target=loop.run_forever, daemon=True).start()
+                    except BaseException:  # there can be no more threads
+                        loop.close()
+                        raise
                     self._loop = loop
         return self._loop
 
@@ -56,7 +60,12 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
         finally:
             is_over.set()
 
-    future = asyncio.run_coroutine_threadsafe(works(), _engine.loop)
+    try:
+        loop = _engine.loop
+    except BaseException:
+        work.close()  # else Python says that nobody has waited for it
+        raise
+    future = asyncio.run_coroutine_threadsafe(works(), loop)
     try:
         return future.result()
     except BaseException:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, cast
 
+from paceline.contract.nodejob import StoredJob
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.journal.state import FINAL
 from paceline.node.signals import LEAVE
-from paceline.node.spec import NodeSpec, StoredJob
+from paceline.node.spec import NodeSpec
 from paceline.node.store import lifecycle, records
 
 if TYPE_CHECKING:

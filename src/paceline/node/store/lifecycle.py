@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
+    from paceline.contract.nodejob import StoredJob
     from paceline.node.rundir.staging import Reopened, Staging
-    from paceline.node.spec import NodeSpec, StoredJob
+    from paceline.node.spec import NodeSpec
 
     AgentProcess = Union[subprocess.Popen[bytes], warm.WarmAgent]  # guard of an agent: a child of ours, or of a server
 

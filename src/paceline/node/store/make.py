@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.contract import GIT_CREDENTIALS
+from paceline.contract.nodejob import StoredJob
 from paceline.node.errors import Refused
 from paceline.node.files import read_json, write_json
 from paceline.node.machine import environments
 from paceline.node.rundir.directory import SAVED, RunDirectory, job_around
 from paceline.node.rundir.staging import SPARE, Reopened, Staging
-from paceline.node.spec import NodeSpec, StoredJob
+from paceline.node.spec import NodeSpec
 
 from . import code_folder, lifecycle, records
 from .code_folder import code_of, copy_of

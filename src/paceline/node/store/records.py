@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract.checkpoint import newest_first
-from paceline.contract.nodejob import NodeJob
+from paceline.contract.nodejob import NodeJob, StoredJob
 from paceline.node import tensorboard
 from paceline.node.errors import Refused
 from paceline.node.files import load_json, read_json
@@ -23,7 +23,6 @@ from paceline.node.journal.state import FINAL, NewerVersion
 from paceline.node.machine import processes
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import sweep
-from paceline.node.spec import StoredJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from paceline.contract.nodejob import StoredJob
 from paceline.node.journal.fold import fold, order, part_of
-from paceline.node.spec import StoredJob
 from paceline.node.store import records
 
 from .scheduler import Reported
