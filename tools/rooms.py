@@ -21,7 +21,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/kubernetes": 5055,
     "paceline/backends/local": 585,
     "paceline/backends/rehearsal": 655,
-    "paceline/backends/remote": 1000,
+    "paceline/backends/remote": 1070,
     "paceline/backends/slurm": 1050,
     "paceline/backends/ssh": 2090,
     "paceline/cli": 270,

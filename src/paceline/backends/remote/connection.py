@@ -28,11 +28,11 @@ from paceline.job.text import printable
 from . import here, login
 from .bootstrap import BEGIN, BEGINS, READ
 from .crowd import AT_ONCE, need_files, not_started
-from .engine import call, run, status_of
+from .engine import call, close, in_thread, run, status_of
 from .patience import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
     from typing import IO
 
     from paceline.contract.messages import Beside, Request
@@ -206,7 +206,7 @@ class Host:
         try:
             yield answers
         finally:
-            run(answers.aclose())
+            close(answers.aclose(), answers.loop)
 
     async def connect(
         self,
@@ -239,7 +239,7 @@ class Host:
     async def _open(self, apart: bool, patience: Patience) -> Answers:
         errors = _errors()
         try:  # in a thread, since it takes long if the machine is busy with others that start
-            process = await asyncio.to_thread(self._start, errors, apart, patience.connect)
+            process = await in_thread(self._start, errors, apart, patience.connect)
         except BaseException:
             errors.close()
             raise
@@ -276,6 +276,7 @@ class Answers:
 
     Attributes:
         was_kept: whether it has been asked something before.
+        loop: that of the engine.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class Answers:
         assert process.stdin is not None and process.stdout is not None
         self._host, self._process, self._errors, self._patience = host, process, errors, patience
         self._stdin, self._stdout = process.stdin, process.stdout
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._buffer, self._outgoing = bytearray(), bytearray()
         self._looked = 0  # bytes of what has come that have no end of a line
         self._head: Answer | None = None  # an answer whose bytes have not all come
@@ -310,7 +311,7 @@ class Answers:
         self.say(json.dumps(BEGIN), json.dumps({"root": self._host.root, "name": packed.name}), json.dumps(request))
         if (await self._take())["need"]:
             self._within(patience.copy)
-            data = await asyncio.to_thread(lambda: packed.data)
+            data = await in_thread(lambda: packed.data)
             await self._send([f"{len(data)}\n".encode(), data])
             self._within(None if patience.work is None else patience.copy)
         elif patience.work is None or patience.work > patience.login:
@@ -346,7 +347,7 @@ class Answers:
     def __next__(self) -> Answer:
         """As `__anext__`."""
         if not self._taken:
-            self._taken.extend(run(self._several()))
+            self._taken.extend(run(self._several(), self.loop))
         answer = self._taken.popleft()
         if isinstance(answer, UserError):
             raise answer
@@ -374,19 +375,19 @@ class Answers:
     def _within(self, seconds: float | None) -> None:
         """A wait of at most so many seconds begins; None for no limit."""
         self._seconds = math.inf if seconds is None else seconds
-        self._until = self._loop.time() + self._seconds
+        self._until = self.loop.time() + self._seconds
 
     async def _change(self) -> None:
         """Wait until something has come or gone."""
         self._changed.clear()
-        alarm = self._loop.call_at(self._until, self._expire)
+        alarm = self.loop.call_at(self._until, self._expire)
         try:
             await self._changed.wait()
         finally:
             alarm.cancel()
 
     def _read_on(self) -> None:
-        self._loop.add_reader(self._stdout, self._read)
+        self.loop.add_reader(self._stdout, self._read)
 
     def _read(self) -> None:
         """Read what has come."""
@@ -396,13 +397,13 @@ class Answers:
             if not data:
                 self._read_no_more()
             elif len(self._buffer) > _MOST_UNREAD:
-                self._loop.remove_reader(self._stdout)
+                self.loop.remove_reader(self._stdout)
             self._changed.set()
 
     def _read_no_more(self) -> None:
         self._is_over = True
         if not self._stdout.closed:
-            self._loop.remove_reader(self._stdout)
+            self.loop.remove_reader(self._stdout)
         self._changed.set()
 
     async def _why_over(self) -> Unreachable:
@@ -488,7 +489,7 @@ class Answers:
 
     async def _send(self, pieces: Iterable[bytes]) -> None:
         """Write much; a host that takes none of it for as long as the limit is waited for no longer."""
-        for piece in pieces:
+        async for piece in _each(pieces):
             for start in range(0, len(piece), _PIECE):
                 self._within(self._seconds)
                 self._outgoing += piece[start : start + _PIECE]
@@ -510,14 +511,14 @@ class Answers:
         except OSError:  # the answers say why
             self._outgoing.clear()
         if self._outgoing:
-            self._loop.add_writer(self._stdin, self._write)
+            self.loop.add_writer(self._stdin, self._write)
         else:
-            self._loop.remove_writer(self._stdin)
+            self.loop.remove_writer(self._stdin)
             self._changed.set()
 
     def _end_input(self) -> None:
         if not self._stdin.closed:
-            self._loop.remove_writer(self._stdin)
+            self.loop.remove_writer(self._stdin)
             self._stdin.close()
 
     # -- its end -------------------------------------------------------------------------------------------------------
@@ -536,7 +537,7 @@ class Answers:
             self._read_no_more()
             self._stdout.close()
             self._errors.close()
-            self._closing = self._loop.create_task(self._close())
+            self._closing = self.loop.create_task(self._close())
 
     async def aclose(self) -> None:
         """Close the connection; whoever is interrupted meanwhile does not interrupt this."""
@@ -606,7 +607,8 @@ class _Kept:
         except UserError:
             return False
         idle = self._idle.setdefault((host, host.python), {})
-        idle[answers] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._drop, idle, answers)
+        # A function without arguments: in its debug mode asyncio writes them down, and all that they lead to.
+        idle[answers] = answers.loop.call_later(IDLE_SECONDS, lambda: self._drop(idle, answers))
         return True
 
     def _drop(self, idle: dict[Answers, asyncio.TimerHandle], answers: Answers) -> None:
@@ -651,6 +653,17 @@ def _errors() -> IO[bytes]:
         return tempfile.TemporaryFile()
     except OSError as error:
         raise not_started(error) from None
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Pieces, of which those that are not in memory are read in another thread: their disk may be slow."""
+    if isinstance(pieces, (list, tuple)):
+        for piece in pieces:
+            yield piece
+        return
+    there = iter(pieces)
+    while piece := await in_thread(next, there, b""):
+        yield piece
 
 
 def pieces_of(*files: Path) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.base import LogLines
 
-from .engine import run
+from .engine import close, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,4 +54,4 @@ class RemoteLines:
                     return
                 yield lines_of(answer)
         finally:
-            run(self._answers.aclose())
+            close(self._answers.aclose(), self._answers.loop)

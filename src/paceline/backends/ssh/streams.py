@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.backends.remote.connection import Unreachable
 from paceline.backends.remote.crowd import AT_ONCE, need_files
-from paceline.backends.remote.engine import call, run
+from paceline.backends.remote.engine import call, close, own_loop, run
 from paceline.backends.remote.lines import lines_of
 from paceline.job.errors import UserError
 from paceline.node.logs.readers import Ended
@@ -46,7 +46,7 @@ class Streams:
         apart: bool = False,
     ) -> None:
         """Send the requests."""
-        self._apart = apart
+        self._apart, self._loop = apart, own_loop()
         self._tasks: dict[asyncio.Task[None], Host] = {}
         self._open: dict[Host, Answers] = {}
         self._held: dict[Host, Held] = {}
@@ -94,7 +94,7 @@ class Streams:
         """The next answer and its host, or the error of that host; None when all streams have ended."""
         while True:
             if not self._taken:
-                self._taken.extend(run(self._batch(seconds)))
+                self._taken.extend(run(self._batch(seconds), self._loop))
             if not self._taken:
                 return None
             host, found = self._taken.popleft()
@@ -114,7 +114,7 @@ class Streams:
 
     def close(self) -> None:
         """Close all connections."""
-        run(self._close())
+        close(self._close(), self._loop)
 
     # -- in the engine's thread ----------------------------------------------------------------------------------------
 

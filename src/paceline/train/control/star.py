@@ -63,7 +63,8 @@ class Star:
                 pass  # it was read before
             except OSError as error:
                 with self._sending:
-                    del self._open[rank]
+                    if self._open.pop(rank, None) is None:  # all are closed by now
+                        return
                     self._selector.unregister(key.fileobj)
                 yield rank, error
 
