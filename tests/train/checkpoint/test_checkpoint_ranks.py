@@ -199,6 +199,29 @@ def test_a_save_that_waits_for_others_ends_when_its_rank_leaves_them(tmp_path: P
     Ranks(tmp_path / "meeting", 2, _closes_while_it_waits, tmp_path / "c", waiting).values()
 
 
+def _reads_late(rank: int, exchange: SocketExchange, folder: Path) -> None:
+    failed, select = folder / "failed", exchange._star.select
+
+    def late(timeout: float | None) -> Any:
+        if timeout:  # it waits for the answer, and not to give its own vote
+            eventually(failed.exists, "the next round has failed")
+        return select(timeout)
+
+    if rank == 2:
+        exchange._star.select = late  # type: ignore[method-assign]
+    assert exchange.decide(b"", lambda _: b"first") == b"first"
+    if rank == 1:
+        exchange.close()
+        return
+    with pytest.raises(ExchangeError, match="rank 1 ended"):
+        exchange.decide(b"", lambda _: b"second")
+    failed.touch()
+
+
+def test_an_answer_is_not_lost_when_the_next_round_has_failed_before_it_is_read(tmp_path: Path) -> None:
+    Ranks(tmp_path / "meeting", 3, _reads_late, tmp_path).values()
+
+
 def _load(rank: int, exchange: Exchange, folder: Path) -> int:
     found = store_of(rank, exchange, folder).load()
     assert found is not None

@@ -16,6 +16,7 @@ import secrets
 import socket
 import tempfile
 import threading
+from collections import deque
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -69,14 +70,14 @@ class SocketExchange:
         self._local = on_one_machine()
         self._broken = ""
         self._deciding = threading.RLock()  # held while the connections are used
-        self._received: dict[int, bytes] = {}
         self._lost: dict[int, OSError] = {}
         try:
             links = connect.connect(self._rank, self._world_size, share_object, "checkpoints", local=self._local)
         except connect.NotConnected as error:
             raise ExchangeError(str(error)) from error
         self._own_end: str = "" if self._rank == 0 else links[0].socket.getsockname()[0]
-        self._peers = links.keys()  # on rank 0 all others, elsewhere rank 0
+        # By rank: of all others on rank 0, elsewhere of rank 0, which may already say that the next round has failed.
+        self._received: dict[int, deque[bytes]] = {rank: deque() for rank in links}
         self._star = Star(links, accepted=self._rank == 0)
         forget_in_children(self)
         try:
@@ -122,7 +123,7 @@ class SocketExchange:
             answer = _LOST + f"{lost} while the ranks agreed on a checkpoint".encode()
         else:
             try:
-                answer = _OK + rule([data, *(self._received.pop(rank) for rank in range(1, self._world_size))])
+                answer = _OK + rule([data, *(self._received[rank].popleft() for rank in range(1, self._world_size))])
             except Exception as error:  # any error: the others wait for an answer
                 answer = _FAILED + f"{error}".encode()
         self._star.send_to_all(answer)
@@ -134,11 +135,13 @@ class SocketExchange:
         self._turn(0.0)  # rank 0 may have ended the exchange, and said why
         self._star.send(0, data)
         lost = self._await_peers(2 * limit)  # longer than rank 0, so that rank 0 reports which rank is late
-        return _LOST + f"{lost} while the ranks agreed on a checkpoint".encode() if lost else self._received.pop(0)
+        return (
+            _LOST + f"{lost} while the ranks agreed on a checkpoint".encode() if lost else self._received[0].popleft()
+        )
 
     def _await_peers(self, limit: float) -> str:
         """Wait for a message of each peer; returns which one is lost, and how, if one is."""
-        while missing := self._peers - self._received.keys():
+        while missing := [rank for rank, those in self._received.items() if not those]:
             for rank, error in self._lost.items():
                 return _lost(rank, error)
             if self._broken or not self._turn(limit):
@@ -152,7 +155,7 @@ class SocketExchange:
             if isinstance(what, OSError):
                 self._lost[rank] = what
             elif rank != WAKEUP:
-                self._received[rank] = what
+                self._received[rank].append(what)
         return bool(ready)
 
 
