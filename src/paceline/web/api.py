@@ -457,6 +457,7 @@ class Api:
         busy: dict[str, Lender] = {}
 
         def answer() -> dict[str, Any]:
+            version = self._watch.version  # before the jobs: an answer never claims news that it does not hold
             everything = self._watch.jobs()
             busy.update((it.job.backend, it.lender) for it in everything if it.job.state == "RUNNING")
             found, counts = _chosen(everything, query)
@@ -465,7 +466,7 @@ class Api:
                 groups = _groups(found, by)
                 rows = {"jobs": [], "groups": groups[offset : offset + limit], "groups_total": len(groups)}
             return {
-                "version": self._watch.version,
+                "version": version,
                 "time": show_time(time.time()),
                 "total": len(found),
                 **rows,
