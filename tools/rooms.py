@@ -34,7 +34,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/job": 1795,
     "paceline/job/code": 985,
     "paceline/node": 1890,
-    "paceline/node/agent": 1390,
+    "paceline/node/agent": 1395,
     "paceline/node/host": 1410,
     "paceline/node/host/slurm": 2865,
     "paceline/node/journal": 605,

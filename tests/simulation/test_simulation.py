@@ -126,6 +126,13 @@ FOUND = {
         880026, "elastic", nodes=4, restarts=2, grace=25.0, latency=0.1, spread=6.0, obeys=False,
         faults=(Fault(10.05, "split", 1, 59.4), Fault(11.95, "kill")),
     ),
+    "nodes did not know of a Ctrl-C that came while the job was being suspended, and called the job failed": Schedule(
+        83742, nodes=2, restarts=0, grace=2.0, latency=0.002, obeys=False, stubborn=True, lingers=0,
+        faults=(
+            Fault(0.0, "reboot", 3, 10.4, "sweep"), Fault(0.17, "interrupt", 3, after="terminate", nth=2),
+            Fault(17.16, "suspend job", 0, 2.9),
+        ),
+    ),
 }  # fmt: skip
 
 

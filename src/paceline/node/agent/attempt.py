@@ -96,18 +96,22 @@ class Attempt(Step):
 
     def halt(self, order: Halt) -> None:
         """Stop the ranks of this attempt, and report when none is left."""
+        number = order["signal"]
+        self.hear_of_stop(order)
         if self.state.start is None and self.state.halted:
             return
-        number = order["signal"]
         self.set(gone=tuple(order["gone"]) or self.state.gone)
-        if number:
-            self.set(halted_by=number)
-            self.record_stop(number)
         if self.state.halted:  # it has not begun here; what failed before has been reported
             self.report_stopped([])
             return
         longest = FAILURE_GRACE if order["grace"] is None else order["grace"]
         self.stop(order, self.spec.grace if number else min(longest, self.spec.grace), number, save=order["save"])
+
+    def hear_of_stop(self, order: Halt) -> None:
+        """Remember that the job is to stop: its coordinator may die before the ranks have ended."""
+        if order["signal"] and not self.state.halted_by:
+            self.set(halted_by=order["signal"])
+            self.record_stop(order["signal"])
 
     def failures(self) -> list[Failure]:
         """What has failed here in the attempt."""

@@ -313,7 +313,9 @@ class _Step(Attempt):
                 self.reported({"do": "failed"})
 
     def hurry(self, message: ToNode) -> None:
-        """Give ranks that are being stopped less time: nodes that are out of reach may go on with the job soon."""
+        """Act at once on what changes how ranks are being stopped: nodes that are out of reach may go on soon."""
+        if message["do"] == "halt":
+            self.hear_of_stop(message)
         grace = GONE_GRACE if message["do"] == "search" else message["grace"] if message["do"] == "halt" else None
         if grace is not None and self.state.phase in STOPPING:
             self.set(grace=min(self.state.grace, grace))

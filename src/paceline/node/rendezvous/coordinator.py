@@ -250,7 +250,8 @@ class Coordinator:
 
     def _stop(self, number: int) -> Outbox:
         self.stop_signal = number
-        return self._halt(number) if self.phase != HALTING else []
+        # Ranks may be ending already; that the job is to stop, each node must know before its coordinator may die.
+        return self._order_halt(number) if self.phase == HALTING else self._halt(number)
 
     def _forward(self, message: StartDaemon) -> Outbox:
         """Send another node what one node asks of it."""
