@@ -68,7 +68,7 @@ def copied_from_git(home: Home, name: str, job_id: str, working_dir: Path) -> tu
         name=name, code={"mode": "git", "source": "https://example.org/net.git"}, working_dir=str(working_dir)
     )
     plan = make_plan(home, this_machine(home, 0), replace(asked, job_id=job_id))
-    said = link_notes(home, plan.asked)
+    said = link_notes(home, plan.order.job)
     with make.making(plan) as new:
         assert new.code is not None
         unpack(archive(f"open({str(end)!r}).close()"), new.code)

@@ -50,7 +50,7 @@ def start(
         with refusals():
             plan = make_plan(plan.home, here(python), plan.order)
     _warn_of_no_token(spec, progress)
-    lines = link_notes(plan.home, plan.asked)
+    lines = link_notes(plan.home, plan.order.job)
     if plan.order.data:
         from paceline.node.machine.volumes import notes
 

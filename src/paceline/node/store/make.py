@@ -63,7 +63,7 @@ def making(plan: Plan) -> Iterator[New]:
 
     If the block fails before the job has its name, nothing is left.
     """
-    home, asked, resumes = plan.home, plan.asked, plan.order.resumes
+    home, asked, resumes = plan.home, plan.order.job, plan.order.resumes
     with contextlib.ExitStack() as stack:
         if resumes is not None:
             try:
@@ -111,7 +111,8 @@ class New:
     def _settle(self, code: CodeRecord | None, checkpoint: Readable | None) -> tuple[NodeSpec, moving.Placed | None]:
         """Complete the run directory, and give it its name; returns this node's part, and the checkpoints."""
         plan, hidden, undo = self._plan, self._staging.directory.path, self._undo
-        home, asked, job, node, resumes = plan.home, plan.asked, plan.job, plan.node, plan.order.resumes
+        home, order, job, node = plan.home, plan.order, plan.job, plan.node
+        asked, resumes = order.job, order.resumes
         work = Path(job.working_dir)
         record: CodeRecord | None = None
         if asked.code is not None:
@@ -123,13 +124,13 @@ class New:
             if link is not None and user is None:
                 code_folder.name_too(link, folder)
             job = completed(asked, plan.here, work, record)
-            node = node_of(home, plan.here, replace(plan.order, job_id=node.job_id), job, folder, code=work)
+            node = node_of(home, plan.here, replace(order, job_id=node.job_id), job, folder, code=work)
         if resumes is not None and not asked.fresh:
             lifecycle.take_checkpoints(home.jobs / resumes, hidden)
         placed = undo.enter_context(_brought(plan, checkpoint, hidden, work))
         # The requested job, not the completed one: another time it may be completed differently.
         spec = replace(asked, devices=job.devices)
-        stored = StoredJob(spec, job.framework, time.time(), plan.order.data, record)
+        stored = StoredJob(spec, job.framework, time.time(), order.data, record)
         lifecycle.write_down(self._staging.directory, stored, node)
         undo.enter_context(_registered(home, plan.path))
         undo.enter_context(_marked_as_used(plan.path, node))

@@ -57,25 +57,23 @@ class Plan:
 
     home: Home  # where it will be kept
     here: fitting.Here  # the machine
-    order: Order
-    asked: NodeJob  # the requested job, with an absolute path as its working dir, unless it has code of its own
-    job: NodeJob  # the job, completed as far as possible without its code
+    order: Order  # that of the client; its job has an absolute path as its working dir, unless it has code of its own
+    job: NodeJob  # that job, completed as far as possible without its code
     node: NodeSpec  # this node's part of it, likewise
     path: Path  # its run directory
     is_open: bool  # whether its script's imports, and so maybe its framework, are known only when its code is here
 
     def named(self, name: str) -> Plan:
         """A copy for a job with another name and identifier, and with what else the order says now."""
-        asked, job = replace(self.asked, name=name), replace(self.job, name=name)
-        _check_name(self.home, asked, self.order.job_id)
-        path, job_id = self.home.folder_of(asked), self.order.job_id or os.urandom(16).hex()
+        order, job = self.order.with_job(name=name), replace(self.job, name=name)
+        _check_name(self.home, order)
+        path, job_id = self.home.folder_of(order.job), order.job_id or os.urandom(16).hex()
         node = replace(
-            self.node, job=name, job_id=job_id, stdin=self.order.stdin,
-            split_streams=node_part.split_of(self.order, job),
-            working_dir=str(code_path(asked, path) or self.node.working_dir),
+            self.node, job=name, job_id=job_id, stdin=order.stdin, split_streams=node_part.split_of(order, job),
+            working_dir=str(code_path(order.job, path) or self.node.working_dir),
             env={**self.node.env, "PACELINE_JOB_ID": job_id},
         )  # fmt: skip
-        return replace(self, order=self.order.with_job(name=name), asked=asked, job=job, node=node, path=path)
+        return replace(self, order=order, job=job, node=node, path=path)
 
     def foreseen_job(self) -> NodeJob:
         """The job, completed as far as possible."""
@@ -101,11 +99,11 @@ class Plan:
 
 def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     """Plan a job on this machine; writes nothing."""
+    has_code = order.job.code is not None
+    if not has_code or order.job.working_dir != ".":
+        order = order.with_job(working_dir=_whole(order.job.working_dir))
     asked = order.job
-    has_code = asked.code is not None
-    if not has_code or asked.working_dir != ".":
-        asked = replace(asked, working_dir=_whole(asked.working_dir))
-    _check_name(home, asked, order.job_id)  # first, since the rest takes longer
+    _check_name(home, order)  # first, since the rest takes longer
     source = Path(order.source) if has_code and order.source is not None else None
     if has_code and order.resumes is not None:
         source = Path(code_of(RunDirectory(home.jobs / order.resumes))["path"])
@@ -117,7 +115,7 @@ def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
         from .moving import check_fresh
 
         check_fresh(RunDirectory(home.jobs / order.resumes))
-    return Plan(home, here, order, asked, job, node_of(home, here, order, job, code_path(asked, path)), path, is_open)
+    return Plan(home, here, order, job, node_of(home, here, order, job, code_path(asked, path)), path, is_open)
 
 
 def _check_checkpoint_dir(home: Home, order: Order, job: NodeJob) -> None:
@@ -145,15 +143,15 @@ def has_checkpoint(order: Order, work: Path) -> bool:
     return holds(folder, brought.ids)
 
 
-def _check_name(home: Home, job: NodeJob, job_id: str | None) -> None:
+def _check_name(home: Home, order: Order) -> None:
     """Check that a job can have its name: no other job has it, and its files can be made."""
-    path = home.folder_of(job)
+    job, path = order.job, home.folder_of(order.job)
     for taken in (home.jobs / job.name, path):
         if os.path.lexists(taken):
             raise Taken(job.name, taken)
     check_writable(path.parent)
     if job.code is not None and job.working_dir != ".":
-        code_folder.check_free(places(job, path, path)[1], job_id or "")
+        code_folder.check_free(places(job, path, path)[1], order.job_id or "")
 
 
 def check_writable(folder: Path) -> None:
