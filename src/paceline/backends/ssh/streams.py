@@ -13,7 +13,7 @@ from paceline.backends.remote.crowd import AT_ONCE, need_files
 from paceline.backends.remote.engine import call, close, own_loop, run
 from paceline.backends.remote.lines import lines_of
 from paceline.job.errors import UserError
-from paceline.node.logs.readers import Ended
+from paceline.node.readers import Ended
 
 from .held import Held
 

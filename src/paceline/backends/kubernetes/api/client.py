@@ -9,13 +9,13 @@ import math
 import re
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import limits
 from paceline.job.errors import UserError
 from paceline.job.text import printable
+from paceline.node.readers import at_once
 
 from .credentials import connect
 from .errors import ApiError, Expired, Gone, Unreachable
@@ -162,12 +162,9 @@ class Cluster:
 
     def at_once(self, *asked: Callable[[], Any]) -> list[Any]:
         """What these functions return, which ask the server at the same time."""
-        if len(asked) < 2:
-            return [it() for it in asked]
-        _ = self.access  # once for all
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            asking = [pool.submit(it) for it in asked]
-        return [it.result() for it in asking]
+        if len(asked) > 1:
+            _ = self.access  # once for all
+        return at_once(lambda it: it(), asked, _AT_ONCE)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from paceline.backends.kubernetes.look.pod_log import Entry, PodLog
 from paceline.job.errors import UserError
 from paceline.job.paths import where_flags_of
 from paceline.job.text import counted
-from paceline.node.logs.readers import Ended
+from paceline.node.readers import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
