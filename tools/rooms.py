@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 440,
-    "paceline/backends": 2315,
+    "paceline/backends": 2325,
     "paceline/backends/check": 435,
     "paceline/backends/environments": 900,
     "paceline/backends/kubernetes": 5050,
@@ -23,7 +23,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/rehearsal": 655,
     "paceline/backends/remote": 1070,
     "paceline/backends/slurm": 1045,
-    "paceline/backends/ssh": 2090,
+    "paceline/backends/ssh": 2095,
     "paceline/cli": 270,
     "paceline/cli/dialects": 2780,
     "paceline/cli/flags": 1385,
