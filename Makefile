@@ -30,7 +30,7 @@ GPU_TESTS := tests/test_gpu.py tests/train/test_on_gpu.py tests/node/machine/tes
 	tests/train/checkpoint/test_checkpoint.py tests/train/data/test_loader.py
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint bench wheels docs docs-material audit constraints web-vendor web-screens release clean
+.PHONY: help environments demo test quick test-lab test-frameworks test-gpu nightly test-costs faults lint lint-style lint-types bench wheels docs docs-material audit constraints web-vendor web-screens release clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -107,14 +107,18 @@ test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table 
 faults: $(VENV)/.dev ## Plant each fault of tests/faults.toml in a copy of the source, and see whether tests find it; AGAIN=FILE: only those that a former faults.json says were found
 	$(BIN)/python tools/faults.py --jobs 2 $(if $(AGAIN),--again $(AGAIN))
 
-lint: $(VENV)/.dev ## Style, types, which room may import which, and how large it may be
+lint: lint-style lint-types ## Style, types, which room may import which, and how large it may be; `make -j2 -O lint` checks types meanwhile
+
+lint-style: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/typing/project/pyproject.toml tests/typing/project
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --project tests/typing/project
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/rooms.py
+	$(BIN)/mypy --config-file tests/typing/project/pyproject.toml tests/typing/project
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --project tests/typing/project
+
+lint-types: $(VENV)/.dev
+	$(BIN)/mypy
 
 bench: $(VENV)/.dev ## paceline beside the others, as ratios
 	$(BIN)/python -m benchmarks

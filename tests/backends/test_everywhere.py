@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.cli.screens import cases
+from tests.conftest import GENEROUS
 
 from paceline import jobs
 from paceline.backends import everywhere
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.conftest import Paceline
 
 
 def test_the_jobs_of_all_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +49,31 @@ def test_a_job_is_found_where_it_was_submitted_to(tmp_path: Path, monkeypatch: p
     assert {name: (it.name, it.where) for name, it in found.items()} == {
         "there": ("lab", " --on lab"), "named": ("ssh", " -H h2:1 --ssh-port 2222"), "other": ("local", ""),
     }  # fmt: skip
+
+
+def test_a_fault_of_one_target_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> cases.Recorded:
+        return {}["jobs"]  # type: ignore[no-any-return]
+
+    places = [everywhere.Place("local", lambda: cases.HERE), everywhere.Place("lab", fails)]
+    monkeypatch.setattr(everywhere, "places", lambda since=None: places)
+    with pytest.warns(UserWarning, match="lab: KeyError: 'jobs'; its jobs are not shown"):
+        assert {job.backend for job in jobs.list_jobs()} == {"local"}
+
+
+def test_ctrl_c_ends_a_list_of_targets_one_of_which_is_silent(paceline: Paceline) -> None:
+    paceline.env.update(PACELINE_LOOK_TIMEOUT="1h")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        options = f'hosts = ["127.0.0.1"]\nport = {server.getsockname()[1]}\n'
+        (paceline.folder / "paceline.toml").write_text(f'[targets.lab]\nbackend = "ssh"\n{options}')
+        listing = paceline.start("list")
+        try:
+            server.settimeout(GENEROUS)
+            with server.accept()[0] as login:
+                assert login.recv(4) == b"SSH-"
+                listing.send_signal(signal.SIGINT)
+                out, err = listing.communicate(timeout=GENEROUS)
+        finally:
+            listing.kill()
+            listing.communicate()
+    assert (listing.returncode, out, err.strip()) == (130, "", "")

@@ -13,7 +13,7 @@ from paceline.backends.base import Incomplete, LogLines
 from paceline.backends.follow import Nodes, arriving, lines, wait
 from paceline.job.errors import UserError
 from paceline.node.logs.following import Event, Output
-from paceline.node.logs.readers import Readers
+from paceline.node.readers import Readers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -89,6 +89,10 @@ class Faults:
         """Refuse so many requests with 429."""
         self.do(lambda: setattr(self.server, "throttled", requests))
 
+    def silence(self, part: str) -> None:
+        """Answer no more requests whose path has a part; "" for all are answered again."""
+        self.do(lambda: setattr(self.server, "silent", part))
+
     def conflict(self, writes: int = 1) -> None:
         """Refuse so many changes of objects with 409."""
         self.do(lambda: setattr(self.api, "conflicts", writes))

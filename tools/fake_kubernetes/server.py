@@ -70,6 +70,7 @@ class Server:
     def __init__(self, api: Api, access: Access, pods: subresources.Pods) -> None:
         self.api, self.storage, self.access, self.pods = api, api.storage, access, pods
         self.throttled = 0  # so many requests to come are refused
+        self.silent = ""  # requests with this part in their paths get no answer
         self.bookmark_every = 60.0  # seconds
         self.warning = ""  # in the answer to each POST
         self.requests: list[str] = []  # all that were answered: method and path
@@ -135,6 +136,8 @@ class Server:
             if self.throttled:
                 self.throttled -= 1
                 raise errors.too_many()
+            if self.silent and self.silent in path:
+                await asyncio.Event().wait()  # until the connection or the server ends
             user = self.access.user(request.headers.get("Authorization", ""))
             if self.hook is not None:
                 self.hook(request)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from paceline.job import settings_files
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder, jobs_on_named_hosts, submitted_options, targets_in_use, targets_with
+from paceline.node.readers import Ended, Readers
 
 from . import limits, registry
 from .base import Listing
@@ -139,34 +139,27 @@ def ask(
     """What these places answer, all at the same time; and a line about each that is left out."""
     if len(asked) == 1:
         return [(asked[0], question(asked[0]))], []
-    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    readers: Readers[int, _T] = Readers()
     seconds = limits.load().look
     deadlines = dict.fromkeys(range(len(asked)), time.monotonic() + seconds + _MORE)
 
-    def one(number: int) -> None:
-        try:
-            deadlines[number] += _OF_MACHINE * asked[number].load().machines
-            answers.put((number, question(asked[number])))
-        except UserError as error:
-            answers.put((number, error))
+    def one(number: int) -> _T:
+        deadlines[number] += _OF_MACHINE * asked[number].load().machines
+        return question(asked[number])
 
-    for number in range(len(asked)):  # not waited for at the end: one may hang
-        threading.Thread(target=one, args=(number,), daemon=True).start()
     found: list[tuple[Place, _T]] = []
     warnings: list[str] = []
     missing = dict.fromkeys(range(len(asked)))
-    while missing:
-        remaining = max(deadlines[number] for number in missing) - time.monotonic()
-        if remaining <= 0:
-            break
-        try:
-            number, answer = answers.get(timeout=remaining)
-        except queue.Empty:
-            continue
-        del missing[number]
-        if isinstance(answer, UserError):
-            warnings.append(f"{asked[number].name}: {answer}; {without}")
-        else:
-            found.append((asked[number], answer))
+    with contextlib.closing(readers):  # waits for none of them: one may hang
+        for number in missing:
+            readers.add(number, map(one, (number,)))
+        while missing and (remaining := max(deadlines[number] for number in missing) - time.monotonic()) > 0:
+            for number, answer in readers.arrived(remaining):
+                if not isinstance(answer, Ended):
+                    found.append((asked[number], answer))
+                elif (error := answer.error) is not None:
+                    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                    warnings.append(f"{asked[number].name}: {kind}{error}; {without}")
+                missing.pop(number, None)
     warnings += [f"{asked[number].name} does not answer within {seconds:g} s; {without}" for number in missing]
     return sorted(found, key=lambda answer: asked.index(answer[0])), warnings

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from paceline.job.errors import UserError
 from paceline.node.logs.following import Event, Output
-from paceline.node.logs.readers import Ended, Readers, in_order
+from paceline.node.readers import Ended, Readers, at_once, in_order
 
 from .base import Incomplete, LogLines
 
@@ -81,15 +81,16 @@ def lines(
 
 def opened(sources: Mapping[Node, Source]) -> dict[Node, UserError]:
     """Open several sources at once; returns the errors of those that cannot be."""
-    from concurrent.futures import ThreadPoolExecutor  # takes long to import
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        opening = {node: pool.submit(source.open) for node, source in sources.items()}
-    errors = {node: it.exception() for node, it in opening.items()}
-    for error in errors.values():
-        if error is not None and not isinstance(error, UserError):
-            raise error
-    return {node: error for node, error in errors.items() if isinstance(error, UserError)}
+    def error_of(source: Source) -> UserError | None:
+        try:
+            source.open()
+        except UserError as error:
+            return error
+        return None
+
+    errors = dict(zip(sources, at_once(error_of, sources.values(), _AT_ONCE), strict=True))
+    return {node: error for node, error in errors.items() if error is not None}
 
 
 def _merged(sources: list[Source], failed: list[UserError], lost: type[UserError]) -> Iterator[LogLines]:

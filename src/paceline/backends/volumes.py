@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
+import time
 from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError, nearest
@@ -11,10 +12,12 @@ from paceline.job.job import Volume
 from paceline.job.settings_files import PROJECT_FILE, user_file
 from paceline.job.text import printable
 from paceline.node.machine import volumes as node_volumes
+from paceline.node.readers import Begun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from paceline.contract.messages import VolumeLook
     from paceline.contract.records import DataRecord
     from paceline.job.settings import Settings
     from paceline.job.spec import Mount
@@ -24,13 +27,14 @@ PATIENCE = 5.0  # seconds that a file system has to answer
 
 def volumes(settings: Settings) -> list[Volume]:
     """All volumes of the settings, by name; all are examined at the same time."""
-    looks = {name: _Look(path) for name, path in sorted(settings.volumes.items())}
-    for look in looks.values():
-        look.wait()
+    looks = _looks(dict(sorted(settings.volumes.items())))
     return [
-        Volume(name, look.path, look.problem, str(settings.file_of("volumes", name)), look.size, look.free)
+        Volume(
+            name, settings.volumes[name], look["problem"], str(settings.file_of("volumes", name)), look["size"],
+            look["free"],
+        )
         for name, look in looks.items()
-    ]
+    ]  # fmt: skip
 
 
 def check(mounts: Sequence[Mount], settings: Settings) -> dict[str, str]:
@@ -63,32 +67,22 @@ def sources(mounts: Sequence[Mount], settings: Settings) -> tuple[DataRecord, ..
 def find(mounts: Sequence[Mount], settings: Settings, root: str, working_dir: str) -> tuple[DataRecord, ...]:
     """The same for a job on this machine, with what `node.machine.volumes.find` adds."""
     found = sources(mounts, settings)
-    looks = {source["volume"]: _Look(source["path"]) for source in found}
-    for name, look in looks.items():
-        look.wait()
-        if look.problem is not None:
+    paths = {source["volume"]: source["path"] for source in found}
+    for name, look in _looks(paths).items():
+        if look["problem"] is not None:
             file = settings.file_of("volumes", name)
-            raise UserError(printable(f"volume {name}, {look.path}: {look.problem}; correct it in {file}"))
+            raise UserError(printable(f"volume {name}, {paths[name]}: {look['problem']}; correct it in {file}"))
     return tuple(node_volumes.placed(source, root, working_dir) for source in found)
 
 
-class _Look:
-    """Tries to read a folder or file in its own thread, because a network file system may never answer."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.problem: str | None = None
-        self.size: int | None = None
-        self.free: int | None = None
-        self._answered = threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def wait(self) -> None:
-        """Wait for the answer, at most `PATIENCE` seconds."""
-        if not self._answered.wait(PATIENCE):
-            self.problem = f"no answer within {PATIENCE:g} s"
-
-    def _look(self) -> None:
-        found = node_volumes.look(self.path)
-        self.problem, self.size, self.free = found["problem"] or self.problem, found["size"], found["free"]
-        self._answered.set()
+def _looks(paths: Mapping[str, str]) -> dict[str, VolumeLook]:
+    """What trying to read each of these folders and files finds, at once: a network file system may never answer."""
+    begun = {name: Begun(functools.partial(node_volumes.look, path)) for name, path in paths.items()}
+    until = time.monotonic() + PATIENCE
+    found: dict[str, VolumeLook] = {}
+    for name, look in begun.items():
+        try:
+            found[name] = look.result(until - time.monotonic())
+        except TimeoutError:
+            found[name] = {"problem": f"no answer within {PATIENCE:g} s", "size": None, "free": None}
+    return found

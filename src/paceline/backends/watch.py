@@ -17,6 +17,7 @@ from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
 from . import everywhere, registry
+from .repeated import Repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,8 +90,7 @@ class _Target:
     jobs: dict[Key, Found] = field(default_factory=dict)
     lender: Lender = field(init=False)
     listed: list[Job] | None = None
-    wake: threading.Event = field(default_factory=threading.Event)
-    is_gone: bool = False
+    looks: Repeated = field(init=False)
 
     def __post_init__(self) -> None:
         self.lender = Lender(self.place)
@@ -108,9 +108,7 @@ class Watch:
         self._used = -math.inf
         self._has_waited = False
         self._listeners: list[Callable[[], object]] = []
-        self._wake = threading.Event()
-        self._is_closed = False
-        threading.Thread(target=self._look_for_places, daemon=True).start()
+        self._looks = Repeated(self._look_for_places)
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
@@ -161,8 +159,8 @@ class Watch:
         """Somebody will look soon."""
         was_used, self._used = self._used, time.monotonic()
         if self._used - was_used > _IDLE:
-            self._wake.set()
-            self._wake_all()
+            self._looks.wake()
+            self.look_now()
 
     def use(self) -> None:
         """Somebody looks now; the first requests wait a moment for the first target that answers."""
@@ -174,7 +172,9 @@ class Watch:
 
     def look_now(self) -> None:
         """Something was done that changes jobs."""
-        self._wake_all()
+        with self._changed:
+            for target in self._targets.values():
+                target.looks.wake()
 
     def announce(self) -> None:
         """Something else has changed that listeners show."""
@@ -207,62 +207,52 @@ class Watch:
 
     def close(self) -> None:
         """Look no more."""
-        self._is_closed = True
-        self._wake.set()
+        self._looks.stop()
         with self._changed:
             for target in self._targets.values():
-                target.is_gone = True
-        self._wake_all()
+                target.looks.stop()
 
     def _is_watched(self) -> bool:
         return bool(self._listeners) or time.monotonic() - self._used < _IDLE
 
-    def _wake_all(self) -> None:
-        with self._changed:
-            for target in self._targets.values():
-                target.wake.set()
-
     # -- the threads ---------------------------------------------------------------------------------------------------
 
-    def _look_for_places(self) -> None:
-        while not self._is_closed:
-            if self._is_watched():
-                problem: str | None = None
-                try:
-                    places = {place.name or registry.HERE: place for place in everywhere.places()}
-                except UserError as error:
-                    places, problem = {registry.HERE: everywhere.Place(registry.HERE, registry.load)}, str(error)
-                self._set_places(places, problem)
-            self._wake.wait(_PLACES)
-            self._wake.clear()
+    def _look_for_places(self) -> float:
+        if self._is_watched():
+            problem: str | None = None
+            try:
+                places = {place.name or registry.HERE: place for place in everywhere.places()}
+            except UserError as error:
+                places, problem = {registry.HERE: everywhere.Place(registry.HERE, registry.load)}, str(error)
+            self._set_places(places, problem)
+        return _PLACES
 
     def _set_places(self, places: dict[str, Place], problem: str | None) -> None:
         with self._changed:
             before, self._targets = self._targets, {}
             for name, place in places.items():
-                target = self._targets[name] = before.get(name) or _Target(place)
+                target = self._targets[name] = before.get(name) or self._watched(place)
                 if target.place.jobs != place.jobs:
                     target.place = place
-                    target.wake.set()
+                    target.looks.wake()
             for name in before.keys() - places.keys():
-                before[name].is_gone = True
-                before[name].wake.set()
-            new = [it for name, it in self._targets.items() if before.get(name) is not it]
-            if new or self.problem != problem or len(before) != len(self._targets):
+                before[name].looks.stop()
+            if self.problem != problem or before.keys() != self._targets.keys():
                 self.problem = problem
                 self._tell()
-        for target in new:
-            threading.Thread(target=self._watch, args=(target,), daemon=True).start()
 
-    def _watch(self, target: _Target) -> None:
-        while not target.is_gone:
-            target.wake.clear()
-            if not self._is_watched():
-                target.wake.wait()
-                continue
+    def _watched(self, place: Place) -> _Target:
+        target = _Target(place)
+
+        def look() -> float:
             began = time.thread_time()
+            if not self._is_watched():
+                return math.inf  # until it is woken
             self._look(target)
-            target.wake.wait(max(_PAUSE, (time.thread_time() - began) / _SHARE))
+            return max(_PAUSE, (time.thread_time() - began) / _SHARE)
+
+        target.looks = Repeated(look)
+        return target
 
     def _look(self, target: _Target) -> None:
         target.asked = time.time()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_kubernetes import errors, images
-from tests.conftest import eventually
+from tests.conftest import GENEROUS, eventually
 
 from paceline.backends.base import Incomplete, LogQuery
 from paceline.backends.kubernetes.api import client
@@ -23,9 +24,11 @@ from paceline.job.spec import JobSpec
 from .user import Silence, User
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fake_kubernetes.cluster import Cluster
+    from tests.conftest import Paceline
 
 COUNT = """
     import os, time
@@ -273,6 +276,41 @@ def test_who_waits_for_a_job_that_is_not_there_is_told(user: User) -> None:
     with pytest.raises(UserError, match=r"^no job other in namespace default$"):
         user.backend().wait(["there", "other"], 1)
     assert user.backend().wait(["there"], 120)
+
+
+@pytest.mark.parametrize(
+    ("verb", "part", "count"),
+    [
+        ("logs --all it", "/log", 2),
+        ("events it", "/pods", 1),
+        ("list", "/pods", 1),
+        ("check --on lab", "/selfsubjectaccessreviews", 2),
+    ],
+)
+def test_ctrl_c_ends_what_waits_for_a_server_that_is_silent(
+    paceline: Paceline, make_cluster: Callable[..., Cluster], verb: str, part: str, count: int
+) -> None:
+    cluster = make_cluster(operators=["training-operator"])
+    paceline.env.update(
+        KUBECONFIG=str(cluster.kubeconfig), PACELINE_LOOK_TIMEOUT="1h", PACELINE_ACT_TIMEOUT="1h", TERM="dumb"
+    )
+    (paceline.folder / "paceline.toml").write_text('[targets.lab]\nbackend = "kubernetes"\nimage = "usual"\n')
+    paceline.succeeds("submit", "--on", "lab", "--nnodes", "2", "--name", "it", paceline.script("print('here')"))
+    paceline.succeeds("wait", "it")
+    cluster.silence(part)
+    before = len(cluster.server.requests)
+    waiting = paceline.start(*verb.split())
+    try:
+        eventually(
+            lambda: sum(part in it for it in cluster.server.requests[before:]) >= count,
+            lambda: f"it asks: {cluster.server.requests[before:]}",
+        )
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=GENEROUS)
+        assert (waiting.returncode, "Traceback" in err) == (130, False), (out, err)
+    finally:
+        waiting.kill()
+        waiting.communicate()
 
 
 def test_what_the_server_warns_of_is_said(user: User) -> None:

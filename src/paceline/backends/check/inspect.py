@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from paceline.contract.memory import Memory, machine_memory
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder
 from paceline.node.machine import gpus, hardware, network, software
+from paceline.node.readers import Begun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,9 +81,7 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
         folder = Path.cwd() if folder is None else folder
     except FileNotFoundError:
         raise UserError("the current folder no longer exists; go to another one") from None
-    devices: list[gpus.Gpus] = []
-    asking = threading.Thread(target=lambda: devices.append(gpus.installed(env)))
-    asking.start()
+    asking = Begun(lambda: gpus.installed(env))
     host, interfaces = network.host_name(), network.interfaces()
     found = Inspection(
         paceline=__version__,
@@ -102,8 +100,7 @@ def inspect_local(env: Mapping[str, str] | None = None, folder: Path | None = No
         shadows={} if getattr(sys.flags, "safe_path", False) else software.shadows(folder),
         variables={name: env[name] for name in _VARIABLES if name in env},
     )
-    asking.join()
-    return replace(found, devices=devices[0])
+    return replace(found, devices=asking.result())
 
 
 def _jobs() -> hardware.Space | None:

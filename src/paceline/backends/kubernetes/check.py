@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.backends.check.report import Finding, Report, errors_first
 from paceline.job.errors import UserError
+from paceline.node.readers import at_once
 
 from .api.errors import RUN_AS, ApiError
 from .api.rights import may
@@ -117,8 +117,7 @@ def _denied(cluster: Cluster) -> list[tuple[Right, list[str]]]:
     """The permissions that this user lacks, each with the verbs."""
     questions = [(right, verb) for right in rights(cluster) for verb in right.verbs]
     cluster.access  # noqa: B018  # before the threads ask, so that it is made once
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda it: _may(cluster, *it), questions))
+    answers = at_once(lambda it: _may(cluster, *it), questions, _AT_ONCE)
     found: dict[Right, list[str]] = {}
     for (right, verb), is_allowed in zip(questions, answers, strict=True):
         if not is_allowed:

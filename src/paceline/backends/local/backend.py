@@ -316,7 +316,7 @@ class Local(Backend):
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
         from paceline.backends.follow import wait
-        from paceline.node.logs.readers import Readers
+        from paceline.node.readers import Readers
 
         readers: Readers[str, str] = Readers()
         readers.add("", _ended([self._run(name) for name in names]))

@@ -236,7 +236,7 @@ class Slurm(Backend):
         self, names: Sequence[str], seconds: float | None = None, tick: Callable[[int], None] = lambda ended: None
     ) -> bool:
         from paceline.backends.follow import wait
-        from paceline.node.logs.readers import Readers
+        from paceline.node.readers import Readers
 
         readers: Readers[str, str] = Readers()
         with self._login.listen({"do": "slurm_wait", "names": list(names)}) as answers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
 from paceline.node.logs.following import update_of
-from paceline.node.logs.readers import Ended, Readers
+from paceline.node.readers import Ended, Readers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

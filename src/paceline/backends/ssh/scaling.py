@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.backends.environments.jobs import equipped
+from paceline.backends.repeated import Repeated
 from paceline.contract.nodejob import NodeJob, Order
 from paceline.job.errors import UserError
 from paceline.job.text import counted
@@ -121,7 +121,7 @@ def _only_slots(wanted: Sequence[Host], present: Sequence[Host]) -> str | None:
 
 
 class Recruiter:
-    """Adds hosts to a job in the foreground while it has fewer than its maximum; runs in its own thread."""
+    """Adds hosts to a job in the foreground while it has fewer than its maximum."""
 
     def __init__(
         self,
@@ -143,12 +143,11 @@ class Recruiter:
         self._coming: set[Host] = set()
         self._asked: set[Host] = set()  # to leave
         self._not_before: dict[Host, float] = {}
-        self._over = threading.Event()
-        threading.Thread(target=self._work, daemon=True).start()
+        self._looks = Repeated(self._look, _PERIOD)
 
     def stop(self) -> None:
         """Add no more hosts."""
-        self._over.set()
+        self._looks.stop()
 
     def has_come(self, host: Host) -> None:
         """Note that a host takes part now."""
@@ -166,31 +165,33 @@ class Recruiter:
         """Note that a host is lost, or that a rank has failed there; returns for how many seconds it is left out."""
         return 0.0 if self._cooldown is None else self._cooldown.begin(host, time.monotonic())
 
-    def _work(self) -> None:
-        while not self._over.wait(_PERIOD):
-            try:
-                wanted, present = self._wanted(), self._present()
-            except UserError as error:  # a script that fails now and then changes nothing
-                self._note(str(error))
-                continue
-            self._note(_only_slots(wanted, present))
-            if self._problem is not None:
-                continue
-            now = time.monotonic()
-            if self._cooldown is not None:
-                wanted = self._cooldown.remaining(wanted, self._least, now)
-            for host in present:  # asked again, since one that the job could not do without stays
-                if host not in wanted and self._not_before.get(host, 0.0) <= now:
-                    self._not_before[host] = now + _AGAIN
-                    self._asked.add(host)
-                    self._leave(host)
-            there = {host.name for host in (*present, *self._coming)}
-            missing = [host for host in wanted if host.name not in there and self._not_before.get(host, 0.0) <= now]
-            if missing and present:
-                self._bring(missing, present)
+    def _look(self) -> float:
+        try:
+            wanted, present = self._wanted(), self._present()
+            problem = _only_slots(wanted, present)
+        except UserError as error:  # a script that fails now and then changes nothing
+            problem = str(error)
+        self._note(problem)
+        if problem is None:
+            self._change(wanted, present)
+        return _PERIOD
+
+    def _change(self, wanted: Sequence[Host], present: Sequence[Host]) -> None:
+        now = time.monotonic()
+        if self._cooldown is not None:
+            wanted = self._cooldown.remaining(wanted, self._least, now)
+        for host in present:  # asked again, since one that the job could not do without stays
+            if host not in wanted and self._not_before.get(host, 0.0) <= now:
+                self._not_before[host] = now + _AGAIN
+                self._asked.add(host)
+                self._leave(host)
+        there = {host.name for host in (*present, *self._coming)}
+        missing = [host for host in wanted if host.name not in there and self._not_before.get(host, 0.0) <= now]
+        if missing and present:
+            self._bring(missing, present)
 
     def _note(self, problem: str | None) -> None:
-        if problem != self._problem and not self._over.is_set():
+        if problem != self._problem and not self._looks.is_over:
             self._problem = problem
             self._on_problem(problem)
 
@@ -200,6 +201,6 @@ class Recruiter:
         except UserError:  # it has not started, or has ended
             return
         for host in missing[: max(0, invited["most"] - len(present) - len(self._coming))]:
-            if not self._over.is_set():
+            if not self._looks.is_over:
                 self._coming.add(host)
                 self._enter(host, invited)

@@ -13,7 +13,7 @@ from paceline.backends.remote.crowd import AT_ONCE, need_files
 from paceline.backends.remote.engine import call, close, own_loop, run
 from paceline.backends.remote.lines import lines_of
 from paceline.job.errors import UserError
-from paceline.node.logs.readers import Ended
+from paceline.node.readers import Ended
 
 from .held import Held
 
@@ -71,7 +71,7 @@ class Streams:
 
     def say(self, host: Host, word: str) -> None:
         """Send a line to a host that has answered; one whose part of a job is held gets it in any case."""
-        call(lambda: (self._held.get(host) or self._open[host]).say(word))
+        call(self._say, host, word)
 
     def give_up(self) -> None:
         """Connect to no host again: the connections that have broken end, and others as soon as they break."""
@@ -172,6 +172,11 @@ class Streams:
     def _hold(self, host: Host, name: str, job_id: str) -> None:
         self._held[host] = Held(host, name, job_id, self._open[host])
 
+    def _say(self, host: Host, word: str) -> None:
+        to = self._held.get(host) or self._open.get(host)
+        if to is not None:  # else nobody is there to hear it
+            to.say(word)
+
     def _give_up(self) -> None:
         for held in self._held.values():
             held.is_given_up = True
@@ -184,7 +189,6 @@ class Streams:
         if self._is_closed:
             return
         error = self._held[host].why if task.cancelled() else task.exception()
-        assert error is None or isinstance(error, Exception)
         self._put(host, Ended(error))
 
     def _put(self, host: Host, found: Answer | Ended) -> None:

@@ -9,7 +9,6 @@ import os
 import random
 import secrets
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from paceline.backends.registry import HERE
 from paceline.backends.rehearsal.findings import findings
 from paceline.backends.rehearsal.records import Course, read
 from paceline.backends.rehearsal.summary import nothing, summary
+from paceline.backends.repeated import Repeated
 from paceline.cli.flags.option import BOTH, Option, Whole, in_section
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import ended_by_signals, say
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _STEPS, _LIMIT, _HANG = 12, 600.0, 5.0
 _OF_A_RANK = 96 << 20  # bytes that a rank takes at least, once torch computes in it
 _LAST = 0.04  # of the machine's memory: with less of it free, the ranks are stopped
+_OFTEN = 0.5  # seconds between two looks at that
 _FRAMEWORKS = (None, "torch", "horovod")
 # Flags that say where a job runs, or how its machines meet; a rehearsal is on this one.
 _ELSEWHERE = {
@@ -243,23 +244,21 @@ def _follow(job: Foreground, streams: RankStreams, folder: Path) -> tuple[Course
 def _short_of_memory(job: Foreground) -> Iterator[list[str]]:
     """Stop the job before the kernel does so as memory runs out; the list says so then."""
     short: list[str] = []
-    is_over = threading.Event()
 
-    def look() -> None:
-        while not is_over.wait(0.5):
-            memory = machine_memory()
-            if memory.available < _LAST * min(memory.total, memory.limit or memory.total):
-                short.append("it was stopped, as the memory of this machine ran out")
-                job.interrupt()
-                return
+    def look() -> float | None:
+        memory = machine_memory()
+        if memory.available >= _LAST * min(memory.total, memory.limit or memory.total):
+            return _OFTEN
+        short.append("it was stopped, as the memory of this machine ran out")
+        job.interrupt()
+        return None
 
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
+    looks = Repeated(look, _OFTEN)
     try:
         yield short
     finally:
-        is_over.set()
-        watcher.join()
+        looks.stop()
+        looks.join()
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------

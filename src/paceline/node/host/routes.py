@@ -13,12 +13,12 @@ import socket
 import statistics
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.handshake import HandshakeError, WrongKey, derive_key
 from paceline.contract.links import Acceptor, Link, Messages, initiate, listen
+from paceline.node.readers import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -120,10 +120,7 @@ def reach(peers: Sequence[Peer], token: bytes) -> dict[str, str | None]:
             return _reason(error)
         return None
 
-    if not peers:
-        return {}
-    with ThreadPoolExecutor(max_workers=len(peers)) as pool:
-        return dict(zip((peer.name for peer in peers), pool.map(attempt, peers)))
+    return dict(zip((peer.name for peer in peers), at_once(attempt, peers, len(peers))))
 
 
 def latency(peer: Peer, token: bytes) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import contextlib
 import os
 import re
 import resource
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.contract.memory import CGROUP, PROC, limits_of_cgroups, machine_memory, number_of, read
+from paceline.node.readers import Begun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,10 +157,8 @@ def read_rate(folder: str, seconds: float = 1.0) -> float | None:
     """
     import tempfile  # few jobs need it
 
-    found: list[float] = []
-
-    def measure() -> None:
-        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:  # a full disk, or none
+    def measure() -> float:
+        with tempfile.TemporaryFile(dir=folder) as file:
             for _ in range(_BYTES // _PIECE):
                 file.write(bytes(_PIECE))
             file.flush()
@@ -170,9 +168,8 @@ def read_rate(folder: str, seconds: float = 1.0) -> float | None:
             file.seek(0)
             while file.read(_PIECE):
                 pass
-            found.append(_BYTES / max(time.monotonic() - begun, 1e-6))
+            return _BYTES / max(time.monotonic() - begun, 1e-6)
 
-    thread = threading.Thread(target=measure, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+    with contextlib.suppress(OSError):  # a full disk, or none; or TimeoutError
+        return Begun(measure).result(seconds)
+    return None

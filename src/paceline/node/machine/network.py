@@ -9,13 +9,13 @@ import os
 import re
 import socket
 import struct
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from paceline.contract.memory import read
 from paceline.contract.placement import MAIN_PORT
+from paceline.node.readers import Begun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -130,22 +130,12 @@ def host_name(
 ) -> HostName:
     """This machine's name and what it resolves to; a resolver that does not answer in time counts as a failure."""
     name = socket.gethostname() if name is None else name
-    answers: list[list[Any] | OSError | UnicodeError] = []
-
-    def resolve() -> None:
-        try:
-            answers.append(lookup(name, None, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:  # a name that is empty or too long cannot be encoded
-            answers.append(error)
-
-    thread = threading.Thread(target=resolve, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answers:
+    try:
+        answer = Begun(lambda: lookup(name, None, type=socket.SOCK_STREAM)).result(seconds)
+    except TimeoutError:
         return HostName(name, problem=f"no answer within {seconds:g} s")
-    answer = answers[0]
-    if not isinstance(answer, list):
-        return HostName(name, problem=getattr(answer, "strerror", None) or str(answer))
+    except (OSError, UnicodeError) as error:  # a name that is empty or too long cannot be encoded
+        return HostName(name, problem=getattr(error, "strerror", None) or str(error))
     usable = next((entry[4][0] for entry in answer if _binds(entry)), None)
     return HostName(name, tuple(dict.fromkeys(entry[4][0] for entry in answer)), usable)
 

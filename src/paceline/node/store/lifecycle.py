@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from typing import TYPE_CHECKING, Union
 
@@ -16,6 +15,7 @@ from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.journal.state import NewerVersion
 from paceline.node.machine.containers import is_inside
+from paceline.node.readers import Begun
 from paceline.node.rundir.directory import SAVED, RunDirectory
 from paceline.node.rundir.staging import drop_note, note_of, remove_folder
 from paceline.node.signals import HANDLED, RESUME, SUSPEND
@@ -134,10 +134,11 @@ def _signal(run: RunDirectory, number: int, done: str) -> bool:
 
 def _wait(run: RunDirectory, seconds: float) -> bool:
     """Wait until no process works on a job any more, at most this time; returns whether that is so."""
-    thread = threading.Thread(target=run.wait_until_free, daemon=True)  # only the kernel wakes it
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
+    try:
+        Begun(run.wait_until_free).result(seconds)  # only the kernel wakes it
+    except TimeoutError:
+        return False
+    return True
 
 
 def remove(path: Path, discard: Callable[[], None]) -> None:

@@ -9,13 +9,14 @@ import math
 import re
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import limits
+from paceline.backends.repeated import Repeated
 from paceline.job.errors import UserError
 from paceline.job.text import printable
+from paceline.node.readers import at_once
 
 from .credentials import connect
 from .errors import ApiError, Expired, Gone, Unreachable
@@ -162,12 +163,9 @@ class Cluster:
 
     def at_once(self, *asked: Callable[[], Any]) -> list[Any]:
         """What these functions return, which ask the server at the same time."""
-        if len(asked) < 2:
-            return [it() for it in asked]
-        _ = self.access  # once for all
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            asking = [pool.submit(it) for it in asked]
-        return [it.result() for it in asking]
+        if len(asked) > 1:
+            _ = self.access  # once for all
+        return at_once(lambda it: it(), asked, _AT_ONCE)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -471,8 +469,9 @@ class Mirror:
         self._lock = threading.Lock()
         self._items: dict[str, Object] = {}
         self._version = ""
+        self._is_behind = False
         self._list()
-        threading.Thread(target=self._follow, daemon=True).start()
+        Repeated(self._follow)
 
     def page(self) -> Object:
         """All objects, as one page of a list."""
@@ -488,28 +487,24 @@ class Mirror:
         with self._lock:
             self._items, self._version = found, version
 
-    def _follow(self) -> None:
-        while not self.is_refused:
-            try:
-                for kind, item in self._cluster.watch(self._path, self._version, is_patient=False, **self._params):
-                    self._note(kind, item)
-            except (Expired, Unreachable):
-                self._list_again()
-            except ApiError as error:
-                self.is_refused = error.code in _REFUSED
-                time.sleep(_SILENCE)
-
-    def _list_again(self) -> None:
-        """List the objects anew, as soon as the server answers."""
-        while True:
-            try:
+    def _follow(self) -> float | None:
+        """Note what changes; or list the objects anew, as soon as the server answers."""
+        try:
+            if self._is_behind:
                 self._list()
-            except UserError as error:
-                self.problem = str(error)
-                time.sleep(_SILENCE)
-            else:
-                self.problem = None
-                return
+                self._is_behind, self.problem = False, None
+        except UserError as error:
+            self.problem = str(error)
+            return _SILENCE
+        try:
+            for kind, item in self._cluster.watch(self._path, self._version, is_patient=False, **self._params):
+                self._note(kind, item)
+        except (Expired, Unreachable):
+            self._is_behind = True
+        except ApiError as error:
+            self.is_refused = error.code in _REFUSED
+            return None if self.is_refused else _SILENCE
+        return 0.0
 
     def _note(self, kind: str, item: Object) -> None:
         with self._lock:

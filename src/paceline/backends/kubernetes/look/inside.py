@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import limits
 from paceline.backends.kubernetes.manifests.objects import PACKAGE, ROOT
 from paceline.job.errors import UserError
+from paceline.node.readers import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,9 +40,8 @@ def asked(cluster: Cluster, pods: Sequence[Pod], request: Request, python: str) 
         except UserError:
             return None
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(ask, pods))
-    return {pod.index: answer for pod, answer in zip(pods, answers, strict=True) if answer is not None}
+    answers = zip(pods, at_once(ask, pods, _AT_ONCE), strict=True)
+    return {pod.index: answer for pod, answer in answers if answer is not None}
 
 
 def answer_of(cluster: Cluster, pod: Pod, request: Request, python: str, seconds: float) -> dict[str, Any]:

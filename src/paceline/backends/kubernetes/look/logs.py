@@ -13,7 +13,7 @@ from paceline.backends import follow
 from paceline.backends.base import LogLines
 from paceline.backends.kubernetes.api.errors import Expired
 from paceline.backends.kubernetes.manifests import kept
-from paceline.node.logs.readers import Readers
+from paceline.node.readers import Readers
 
 from . import kept_reader
 from .describe import is_over

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from typing import TYPE_CHECKING
 
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
 from paceline.backends.kubernetes.look.logs import Follower
 from paceline.backends.kubernetes.look.pod_log import Entry, PodLog
+from paceline.backends.repeated import Repeated
 from paceline.job.errors import UserError
 from paceline.job.paths import where_flags_of
 from paceline.job.text import counted
-from paceline.node.logs.readers import Ended
+from paceline.node.readers import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,17 +61,19 @@ class KubeRun:
         """Ask to stop the job; asked twice, it is stopped at once."""
         self._stops.append(number)
         now = len(self._stops) > 1
-        threading.Thread(target=self._try, args=(lambda: self._stop(now),), daemon=True).start()
+        self._try(lambda: self._stop(now))
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to the agents in all pods."""
-        threading.Thread(target=self._try, args=(lambda: self._pass_on(number),), daemon=True).start()
+        self._try(lambda: self._pass_on(number))
 
-    def _try(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except UserError:
-            return  # the job has ended, or is stopped when the next Ctrl-C comes
+    @staticmethod
+    def _try(action: Callable[[], None]) -> None:
+        def once() -> None:  # a handler of a signal waits for no cluster
+            with contextlib.suppress(UserError):  # the job has ended, or is stopped when the next Ctrl-C comes
+                action()
+
+        Repeated(once)
 
     def leads(self, output: Output) -> bool:
         """Whether this is rank 0."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from paceline.backends.kubernetes.api.errors import Gone
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.kinds.job import BatchJob
 from paceline.backends.kubernetes.manifests.names import JOB_ID, LONGEST
+from paceline.backends.repeated import Repeated
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ class Lease:
     def __init__(self, cluster: Cluster, job: Object, most: int | None = None) -> None:
         self._cluster, self._most = cluster, most
         self._path = cluster.path("batch/v1", "jobs", job["metadata"]["name"])
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._move, daemon=True)
+        self._moves: Repeated | None = None
         self._started = (job.get("status") or {}).get("startTime")
         self._base, self._since = job["spec"].get("activeDeadlineSeconds") or LEASE_SECONDS, time.monotonic()
         self._moved = self._since
@@ -93,13 +92,13 @@ class Lease:
 
     def hold(self) -> None:
         """Begin, until `release`, or the end of the job or of this process."""
-        self._thread.start()
+        self._moves = Repeated(self._move, _EVERY)
 
     def release(self) -> None:
         """Move it no more."""
-        self._is_over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        if self._moves is not None:
+            self._moves.stop()
+            self._moves.join()
 
     def _note(self, job: Object) -> bool:
         """Note whether the Job started anew: its deadline counts from there. Returns whether it still goes on."""
@@ -109,19 +108,17 @@ class Lease:
         ended = {it["type"] for it in status.get("conditions") or () if it["status"] == "True"}
         return not ended & {"Complete", "Failed"}
 
-    def _move(self) -> None:
-        pause = _EVERY
-        while not self._is_over.wait(pause):
-            wanted = math.ceil(self._base + time.monotonic() - self._since)
-            if self._most is not None:
-                wanted = min(wanted, self._most)
-            began = time.monotonic()
-            try:
-                if not self._note(self._cluster.patch(self._path, {"spec": {"activeDeadlineSeconds": wanted}})):
-                    return
-            except Gone:
-                return
-            except UserError:
-                pause = _SOON
-            else:
-                pause, self._moved = _EVERY, began
+    def _move(self) -> float | None:
+        wanted = math.ceil(self._base + time.monotonic() - self._since)
+        if self._most is not None:
+            wanted = min(wanted, self._most)
+        began = time.monotonic()
+        try:
+            if not self._note(self._cluster.patch(self._path, {"spec": {"activeDeadlineSeconds": wanted}})):
+                return None
+        except Gone:
+            return None
+        except UserError:
+            return _SOON
+        self._moved = began
+        return _EVERY

@@ -20,7 +20,6 @@ import secrets
 import tempfile
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from paceline.backends.submission import NameTaken, check_script, checked, names
 from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
+from paceline.node.readers import Begun
 
 from . import claims, dry_run, holding
 
@@ -81,7 +81,7 @@ def prepare(cluster: Cluster, options: Options, spec: JobSpec, *, detached: bool
     cluster.pod_template = options.pod_template
     _refuse(cluster, spec, options)
     # It is packed while the server is found and asked.
-    packing = ThreadPoolExecutor(1).submit(lambda: b"" if options.plain else archive().solid)
+    packing = Begun(lambda: b"" if options.plain else archive().solid)
     spec = _with_code(spec, options)
     spec, _, source = checked(spec, detached=detached)
     check_script(spec, source)

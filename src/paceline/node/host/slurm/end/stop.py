@@ -15,6 +15,7 @@ from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import Queue
 from paceline.node.host.slurm.look.scheduler import Reported
 from paceline.node.journal.state import FINAL
+from paceline.node.readers import at_once
 from paceline.node.spec import HOLD
 
 if TYPE_CHECKING:
@@ -159,14 +160,7 @@ def _stop_all(going: Sequence[tuple[JobFolder, str]], now: bool) -> None:
     for folder, state in going:
         if state == "PENDING":  # first, lest they start in the place of others
             ask(folder)
-    others = [folder for folder, state in going if state != "PENDING"]
-    if len(others) > 1:
-        from concurrent.futures import ThreadPoolExecutor  # takes long to import
-
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(ask, others))
-    elif others:
-        ask(others[0])
+    at_once(ask, [folder for folder, state in going if state != "PENDING"], _AT_ONCE)
     if problems and asked:
         then = f"asked to stop: {len(asked)} of {len(going)} jobs, the others go on"
         raise NotStopped(problems[0].why, problems[0].do, problems[0].tried, then)

@@ -12,7 +12,7 @@ from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.journal.state import FINAL
 from paceline.node.logs.query import LogQuery
 from paceline.node.logs.reader import NoLog, attempts, check, read
-from paceline.node.logs.readers import Ended, Readers, in_order
+from paceline.node.readers import Ended, Readers, in_order
 
 from . import job_record
 from .queue import Queue

@@ -18,7 +18,7 @@ from paceline.node.host.slurm.look.scheduler import NEW
 from paceline.node.journal.fold import ENDED_ON_NODES
 from paceline.node.journal.state import FINAL
 from paceline.node.logs.following import answer_of, shown_by, updates
-from paceline.node.logs.readers import Ended, Readers
+from paceline.node.readers import Ended, Readers
 from paceline.node.signals import PASSED_ON
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import re
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -28,26 +27,13 @@ _UNAVAILABLE = "Requested node configuration is not available"  # also if nodes 
 _NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
 
 
-class Limit:
-    """Asks, in another thread, for the time limit of a job that asks for none."""
-
-    def __init__(self, asked: SlurmOrder) -> None:
-        """Begin to ask."""
-        self._asked = asked
-        self._found: float | None = None
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
-
-    def answer(self) -> float | None:
-        """In seconds; None if there is none, it is not needed, or Slurm does not answer."""
-        self._thread.join()
-        return self._found
-
-    def _ask(self) -> None:
-        job, options = self._asked.order.job, batch_script.given(self._asked.options["slurm"])
-        if job.time_limit is None and "time" not in options:
-            with contextlib.suppress(Refused):
-                self._found = partitions.limit(options.get("partition", job.queue or ""))
+def limit(asked: SlurmOrder) -> float | None:
+    """The time limit of a job that asks for none, in seconds; None if it needs none, or Slurm does not answer."""
+    job, options = asked.order.job, batch_script.given(asked.options["slurm"])
+    if job.time_limit is None and "time" not in options:
+        with contextlib.suppress(Refused):
+            return partitions.limit(options.get("partition", job.queue or ""))
+    return None
 
 
 def tested(batch: str, asked: SlurmOrder) -> list[str]:

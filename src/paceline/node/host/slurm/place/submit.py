@@ -7,6 +7,7 @@ whoever is ended meanwhile leaves either nothing in Slurm, or a job that is foun
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -28,6 +29,7 @@ from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
 from paceline.node.host.slurm.look.queue import NothingAsked, Queue
 from paceline.node.planning.script import program_kind
+from paceline.node.readers import Begun
 
 from . import batch_script, container, sbatch, step
 
@@ -60,9 +62,9 @@ def slurm_submit(home: Home, request: SlurmSubmit) -> Iterator[Answer]:
     _check(jobs, asked.order.job)
     notes: list[str] = []
     if asked.allocation is None:
-        asking = sbatch.Limit(asked)  # Slurm is asked both at once
+        asking = Begun(functools.partial(sbatch.limit, asked))  # Slurm is asked both at once
         notes = sbatch.tested(_script(jobs, asked), asked)
-        asked = replace(asked, options={**asked.options, "limit": asking.answer()})
+        asked = replace(asked, options={**asked.options, "limit": asking.result()})
         notes += batch_script.notes_on_limit(asked.order.job, asked.options)
     yield {"script": _script(jobs, asked), "notes": notes}
     line = next_order()

@@ -1,4 +1,7 @@
-"""Several iterators read at once, each by its own thread."""
+"""Several iterators read at once, and what is waited for beside others: each by its own thread.
+
+All are daemons, and none belongs to an executor: those are waited for at a Ctrl-C, and before the interpreter ends.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,24 @@ import contextlib
 import heapq
 import queue
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _KEPT = 64  # items that nobody has taken yet; then the readers wait
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 Timed = TypeVar("Timed", bound=Any)  # has an attempt and a time
 
 
 class Ended(NamedTuple):
     """An iterator has ended, with this error or without one."""
 
-    error: Exception | None
+    error: BaseException | None
 
 
 class Readers(Generic[Key, Item]):
@@ -47,13 +52,13 @@ class Readers(Generic[Key, Item]):
             self._news.put((key, item))
 
     def _read(self, key: Key, items: Iterable[Item]) -> None:
-        error = None
+        error: BaseException | None = None
         try:
             for item in items:
                 if self.is_closed:
                     return
                 self.put(key, item)
-        except Exception as caught:
+        except BaseException as caught:  # whoever takes what it yields must not wait for ever
             error = caught
         self.put(key, Ended(error))
 
@@ -89,6 +94,47 @@ class Readers(Generic[Key, Item]):
                 items.close()  # type: ignore[attr-defined]
         while not self._news.empty():  # threads may wait for room in it
             self._news.get_nowait()
+
+
+def at_once(do: Callable[[Key], Result], items: Iterable[Key], most: int) -> list[Result]:
+    """What a function returns for each of these, at most so many at a time; or the first error, when all are done."""
+    left = deque(enumerate(items))
+    if len(left) == 1:
+        return [do(left[0][1])]
+    readers: Readers[int, Result] = Readers()
+    found: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
+    with contextlib.closing(readers):
+        while left or readers.active:
+            if left and readers.active < most:
+                number, item = left.popleft()
+                readers.add(number, map(do, (item,)))
+            elif (news := readers.take()) is not None:
+                number, result = news
+                if not isinstance(result, Ended):
+                    found[number] = result
+                elif result.error is not None:
+                    errors[number] = result.error
+    if errors:
+        raise errors[min(errors)]
+    return [found[number] for number in sorted(found)]
+
+
+class Begun(Generic[Result]):
+    """What a function returns that is called from now on, beside what others do."""
+
+    def __init__(self, do: Callable[[], Result]) -> None:
+        self._readers: Readers[None, Result] = Readers()
+        self._readers.add(None, (it() for it in (do,)))
+
+    def result(self, seconds: float | None = None) -> Result:
+        """Take it, once, or raise its error; TimeoutError if neither is there within so many seconds."""
+        news = self._readers.take(seconds)
+        assert news is not None
+        if not isinstance(news[1], Ended):
+            return news[1]
+        assert news[1].error is not None
+        raise news[1].error
 
 
 def in_order(several: Iterable[Iterable[Timed]]) -> Iterator[Timed]:
