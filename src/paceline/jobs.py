@@ -361,7 +361,7 @@ def events(name: str | records.Job, on: str | None = None) -> list[dict[str, Any
         UserError: there is no such job.
     """
     name, there = _at(name, on)
-    return story(_found(name, there), there.events(name))
+    return [dict(it) for it in story(_found(name, there), there.events(name))]
 
 
 def logs(

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import NotRequired
 
-    from .records import CodeRecord, DataRecord, JobRecord, NodeHistory, NodeRecord, Report, UsageRecord
+    from .facts import BuiltEnvironment, EnvironmentEntry, SlurmFacts, Software
+    from .records import CodeRecord, DataRecord, EventRecord, JobRecord, NodeHistory, NodeRecord, Report, UsageRecord
     from .stands import Stand
 
 Json = dict[str, Any]  # of a record of `nodejob`
@@ -167,7 +168,7 @@ SlurmDescribed = TypedDict(
     "SlurmDescribed", {"jobs": "Sequence[JobRecord]", "names": list[str], "problem": Optional[str]}
 )
 SpecAnswer = TypedDict("SpecAnswer", {"spec": Json})  # as it is stored
-Events = TypedDict("Events", {"events": list[Json]})
+Events = TypedDict("Events", {"events": "list[EventRecord]"})
 NodeAnswer = TypedDict("NodeAnswer", {"node": "NodeRecord"})
 Usages = TypedDict("Usages", {"usage": "Mapping[str, UsageRecord]"})
 StandsAnswer = TypedDict("StandsAnswer", {"stands": "list[Stand]"})
@@ -180,8 +181,29 @@ Sent = TypedDict("Sent", {"sent": Optional[bool]})  # whether there is an agent;
 Leaves = TypedDict("Leaves", {"leaves": str})
 Url = TypedDict("Url", {"url": str})
 Ran = TypedDict("Ran", {"ran": bool})
-Servers = TypedDict("Servers", {"servers": list[Json]})
-Environments = TypedDict("Environments", {"environments": list[Json]})
+Says = TypedDict("Says", {"says": str})  # what something that takes long has printed last
+Built = TypedDict("Built", {"built": "BuiltEnvironment"})
+# The command that begins what runs `inside` a container, and what is there.
+Pulled = TypedDict("Pulled", {"inside": list[str], "facts": "Software"})
+Now = TypedDict("Now", {"now": float})  # seconds since the epoch
+Reached = TypedDict("Reached", {"reached": "dict[str, str | None]"})  # why not, for each peer; None if it was
+Doing = TypedDict("Doing", {"doing": str})
+SlurmChecked = TypedDict("SlurmChecked", {"facts": "SlurmFacts"})
+
+
+class WarmRecord(TypedDict):  # a warm server; see `job.job.WarmServer` for each key
+    key: str
+    pid: int
+    preload: list[str]
+    python: list[str]
+    age: float
+    ends_in: float
+    jobs: int
+    memory: int
+
+
+Servers = TypedDict("Servers", {"servers": list[WarmRecord]})
+Environments = TypedDict("Environments", {"environments": "list[EnvironmentEntry]"})
 Removed = TypedDict("Removed", {"removed": list[str]})
 Planned = TypedDict("Planned", {"job": Json, "node": Json, "ranks": list[dict[str, str]]})
 ShellPlace = TypedDict("ShellPlace", {"run": str, "id": str, "node": str, "is_over": bool})

@@ -14,8 +14,7 @@ from paceline.node.rundir.directory import read_error
 from paceline.node.usual_messages import advice
 
 if TYPE_CHECKING:
-    from paceline.contract.records import Cause
-    from paceline.node.journal.status import Failure, OtherFailure, Outcome
+    from paceline.contract.records import Cause, Failure, OtherFailure, Outcome
 
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 # What a rank prints if a peer is gone: such a failure is the consequence of another one.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
     from paceline.contract.messages import Describe, OfJob, OpenTensorboard, Request
+    from paceline.contract.records import EventRecord
     from paceline.contract.stands import Stand
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -180,7 +181,7 @@ class Kubernetes(Backend):
 
         return spec_of(self._find(name))
 
-    def events(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[EventRecord]:
         from .look.events import events
 
         return events(self._cluster, self._find(name))

@@ -12,9 +12,9 @@ from paceline.node.signals import EXIT_REPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline.contract.records import Cause, FinalState
+    from paceline.contract.records import Cause, Failure, FinalState
     from paceline.node.journal.records import Record
-    from paceline.node.journal.status import Failure, Status
+    from paceline.node.journal.status import Status
     from paceline.node.ranks.launcher import Ranks
     from paceline.node.rendezvous.messages import ToCoordinator
     from paceline.node.rendezvous.participant import Participant

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, TypedDict, Union
 
-from paceline.contract.records import Cause
+from paceline.contract.records import Cause, Failure
 from paceline.contract.stands import Stand
 from paceline.node.journal.records import Record
-from paceline.node.journal.status import Failure, Waiting
+from paceline.node.journal.status import Waiting
 from paceline.node.rendezvous.messages import Start, StartDaemon, ToCoordinator, ToNode
 
 # Events. `begin`: the agent works; `met`: it knows the coordinator; `ranks changed`: a rank or the fork server has;

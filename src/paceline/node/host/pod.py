@@ -44,11 +44,12 @@ from .pod_format import ATTEMPT, HISTORY, KILLED, LONGEST, MARK, PIECE, RANK, RE
 from .start import order_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import BinaryIO, NoReturn
 
-    from paceline.contract.records import JobRecord
+    from paceline.contract.records import Failure, JobRecord
     from paceline.node.eventloop.channel import Channel
-    from paceline.node.journal.status import Failure, Status
+    from paceline.node.journal.status import Status
     from paceline.node.rendezvous.messages import AgentStatus
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.lifecycle import AgentProcess
@@ -99,7 +100,7 @@ def main(file: str, message: str) -> int:
         else:
             relay.event(update)
     with contextlib.suppress(OSError):
-        relay.event(Event(HISTORY, {"node": history(made.run, points=_POINTS)}))
+        relay.say(HISTORY, {"node": history(made.run, points=_POINTS)})
     relay.close()
     code_at_end = made.agent.wait()
     exit_code = 128 - code_at_end if code_at_end < 0 else code_at_end
@@ -170,8 +171,7 @@ class _Relay:
         self._write(text)
 
     def event(self, event: Event) -> None:
-        """Write an event, after the lines that were left open before it."""
-        self._end_lines()
+        """Write an event of the job."""
         if event.name == "restarting":
             self._kept.note_restarts(event.details["restarts"])
         details = {key: value for key, value in event.details.items() if key != "logs"}
@@ -183,9 +183,14 @@ class _Relay:
         elif (
             self._leaves
             and name == "finished"
-            and (details["state"], details["exit_code"]) == ("STOPPED", EXIT_REPLACED)
+            and (event.details["state"], event.details["exit_code"]) == ("STOPPED", EXIT_REPLACED)
         ):
             name = "left"
+        self.say(name, details)
+
+    def say(self, name: str, details: Mapping[str, object]) -> None:
+        """Write an event, after the lines that were left open before it."""
+        self._end_lines()
         self._write(MARK + json.dumps({"event": name, **details}).encode() + b"\n")
 
     def close(self) -> None:

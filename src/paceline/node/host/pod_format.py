@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.node.signals import EXIT_REPLACED
+
+if TYPE_CHECKING:
+    from paceline.contract.records import EventFacts, NodeHistory
+
+    class PodEvent(EventFacts, total=False):
+        """An event in the output of a pod."""
+
+        ranks: list[tuple[int, int]]  # of `started`: each rank of the pod, and its local rank
+        node: NodeHistory  # of `HISTORY`
+
 
 FIRST_POD = "PACELINE_FIRST_POD"  # the node rank of the first pod of a role, where pods are numbered by role
 

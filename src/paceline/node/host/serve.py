@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ def _answer(root: Path, request: dict[str, Any]) -> None:
         verb: Verb = getattr(importlib.import_module(f"paceline.node.host.{_MODULES[name]}"), name)
         jobs = root / request["jobs"] if "jobs" in request else None  # a folder that machines share
         answer = verb(Home(root, jobs), request)
-        if isinstance(answer, dict):
+        if isinstance(answer, Mapping):
             send(answer)
             return
         with contextlib.closing(answer):

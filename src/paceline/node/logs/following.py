@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from paceline.contract.nodejob import RankStreams
+    from paceline.contract.records import EventRecord
     from paceline.node.rundir.directory import RunDirectory
 
 STREAM_BITS = {"out": 1, "err": 2, "both": 3}  # as torchrun counts them
@@ -40,7 +41,7 @@ class Event:
     """A record of the journal that people see: the name of the event, and its details."""
 
     name: str
-    details: dict[str, Any]
+    details: EventRecord
 
 
 Update = Union[Output, Event]
@@ -128,7 +129,7 @@ def updates(
         yield from _drain(logs, is_elsewhere)
 
 
-def _event(details: dict[str, Any], run: RunDirectory) -> Event:
+def _event(details: EventRecord, run: RunDirectory) -> Event:
     name = details.pop("event")
     if name == "finished":
         started = (run.read_status() or {}).get("started")
@@ -137,7 +138,7 @@ def _event(details: dict[str, Any], run: RunDirectory) -> Event:
 
 
 def _open_logs(
-    run: RunDirectory, started: dict[str, Any], wanted: Callable[[Output], bool], *, tracebacks: bool
+    run: RunDirectory, started: EventRecord, wanted: Callable[[Output], bool], *, tracebacks: bool
 ) -> dict[Path, _Log]:
     logs: dict[Path, _Log] = {}
     for entry in started["logs"]:

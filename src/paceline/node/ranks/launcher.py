@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.contract import Placement
-    from paceline.contract.records import Cause
+    from paceline.contract.records import Cause, Failure
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.journal.status import Attempt, Failure, RankRecord
+    from paceline.node.journal.status import Attempt, RankRecord
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
 

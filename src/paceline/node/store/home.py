@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
@@ -12,12 +12,12 @@ from paceline.node.files import read_json
 from . import records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.contract.nodejob import NodeJob
     from paceline.node.rundir.directory import RunDirectory
 
-    Answer = dict[str, Any]
+    Answer = Mapping[str, object]  # one of `contract.messages`
 
 
 class Home:
