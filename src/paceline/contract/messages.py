@@ -168,6 +168,9 @@ SlurmDescribed = TypedDict(
     "SlurmDescribed", {"jobs": "Sequence[JobRecord]", "names": list[str], "problem": Optional[str]}
 )
 SpecAnswer = TypedDict("SpecAnswer", {"spec": Json})  # as it is stored
+# Of a job that is followed: what a rank wrote (attempt, rank, local rank and stream), or an event without its name.
+Output = TypedDict("Output", {"output": tuple[int, int, int, str], "data": bytes})
+Happened = TypedDict("Happened", {"event": str, "details": "EventRecord"})
 Events = TypedDict("Events", {"events": "list[EventRecord]"})
 NodeAnswer = TypedDict("NodeAnswer", {"node": "NodeRecord"})
 Usages = TypedDict("Usages", {"usage": "Mapping[str, UsageRecord]"})

@@ -101,6 +101,19 @@ class Failure(TypedDict):
     collectives: str
 
 
+class ErrorRecord(TypedDict):
+    """What a rank records of the exception that ends it."""
+
+    type: str  # its name; `ExitCode` and `Preempted` are no exceptions of the script
+    message: str
+    traceback: str
+    time: float  # on the monotonic clock of its machine
+    pid: int
+    log_start: int | None  # where its traceback is in the rank's log; None if that is not known, or not yet
+    log_end: int | None
+    collectives: NotRequired[str]  # see `Failure`
+
+
 class OtherFailure(TypedDict, total=False):
     """A failure that is not the first one: where it was, its message, and its last lines; see `Failure`."""
 

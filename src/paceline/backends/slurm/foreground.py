@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import Allocation
     from paceline.backends.remote.connection import Answer
+    from paceline.contract.records import JobRecord
     from paceline.job.job import Job
 
     from .start import Opened
@@ -34,7 +35,7 @@ class SlurmRun:
         )
         self.first_line = f"{place}; see it with: paceline get{where} {job.name}"
         self._opened = opened
-        self._ended: Answer | None = None
+        self._ended: JobRecord | None = None
         self._interrupted = 0  # the first signal that asked to stop it
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -79,7 +80,7 @@ class SlurmRun:
 
     def unreported_end(self) -> tuple[int, list[str]]:
         """The job's exit code, and why it ended."""
-        found: dict[str, Any] | None = self._ended
+        found = self._ended
         if found is None:
             return 1, ["the job was deleted"]
         why = f": {found['error']}" if found["error"] else ""

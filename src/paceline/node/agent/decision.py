@@ -12,6 +12,8 @@ from paceline.node.signals import EXIT_REPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from typing_extensions import Unpack
+
     from paceline.contract.records import Cause, Failure, FinalState
     from paceline.node.journal.records import Record
     from paceline.node.journal.status import Status
@@ -62,7 +64,7 @@ class Step:
         """Send the coordinator a message."""
         self.do({"do": "send", "message": message})
 
-    def write(self, *records: Record, save: bool = True, **changes: Any) -> None:
+    def write(self, *records: Record, save: bool = True, **changes: Unpack[Status]) -> None:
         """Record what happened, and what changes in the status."""
         self.do({"do": "write", "records": list(records), "changes": changes, "save": save})
 

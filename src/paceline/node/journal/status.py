@@ -108,3 +108,10 @@ class Status(TypedDict, total=False):
     address: list[str | int] | None  # address and port at which this agent listens for the other agents
     slow: list[str]  # what makes it slow here, a line each, the worst first
     pace: Pace | None  # how much the ranks here wait for others; None if that is not known
+
+
+class CachedStatus(Status, total=False):
+    """The content of status.json: the state, the version, and the position up to which it holds the journal."""
+
+    v: int
+    journal: int

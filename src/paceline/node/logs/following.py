@@ -16,6 +16,7 @@ from .growing_file import GrowingFile, Lines, RankLog
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from paceline.contract import messages
     from paceline.contract.nodejob import RankStreams
     from paceline.contract.records import EventRecord
     from paceline.node.rundir.directory import RunDirectory
@@ -52,14 +53,14 @@ def shown_by(rank_streams: RankStreams) -> Callable[[Output], bool]:
     return lambda it: bool(rank_streams.of(it.rank, it.local_rank) & STREAM_BITS[it.stream])
 
 
-def answer_of(update: Update) -> dict[str, Any]:
+def answer_of(update: Update) -> messages.Output | messages.Happened:
     """An update as it is sent to a client."""
     if isinstance(update, Output):
-        return {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
+        return {"output": (update.attempt, update.rank, update.local_rank, update.stream), "data": update.data}
     return {"event": update.name, "details": update.details}
 
 
-def update_of(answer: dict[str, Any]) -> Update | None:
+def update_of(answer: Mapping[str, Any]) -> Update | None:
     """An update as it was sent; None if it is something else."""
     if "output" in answer:
         attempt, rank, local_rank, stream = answer["output"]

@@ -50,7 +50,7 @@ def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
     )
 
 
-def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of a rank, without those that depend on the run directory; `agent` has those of its agent."""
     contract = CONTRACTS[spec.framework]
     is_ours = HOROVOD in spec.env
@@ -80,7 +80,7 @@ def _sees_own_alone(spec: NodeSpec) -> bool:
     return spec.framework == "paddle" or spec.virtual_local_rank
 
 
-def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict[str, Any]:
+def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict[str, str]:
     """The variables that a rank has in addition to those of its agent: `variables`, and those of its run directory."""
     error = run.error(placement.attempt, placement.rank)
     env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(run.path), ERROR_FILE: str(error)}

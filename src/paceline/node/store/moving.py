@@ -62,7 +62,7 @@ def inventory(run: RunDirectory) -> Inventory:
     code = job.get("code")
     place, path = _place(run, base, code)
     newest = [it for it in kept if it.listing is not None]
-    leading = max(newest, key=lambda it: (it.listing or {})["serial"], default=None)
+    leading = max(newest, key=lambda it: it.listing["serial"] if it.listing else 0, default=None)
     for it in newest:
         if saved is not None and it.folder.name == Path(str(saved.get("folder"))).name:
             leading = it

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from typing_extensions import TypeGuard
+
     from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry, UsageRecord
     from paceline.node.rundir.directory import RunDirectory
 
@@ -36,17 +38,17 @@ _OF_LINE = {"time", "epoch", "step", "attempt", "sync_method"}  # keys of a line
 
 def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> NodeHistory:
     """The history in a run directory."""
-    status: dict[str, Any] = {**(run.read_status() or {})}
+    status = run.read_status() or {}
     missing: list[str] = []
     found: NodeHistory = {
-        "host": str((status.get("agent") or {}).get("host") or ""),
-        "node_rank": int(status.get("node_rank") or 0),
+        "host": (status.get("agent") or {"host": ""})["host"],
+        "node_rank": status.get("node_rank") or 0,
         "telemetry": [],
         "metrics": None,
         "software": {},
         "missing": missing,
     }
-    origin: dict[str, Any] = read_json(run.origin) or {}
+    origin = read_json(run.origin) or {}
     python = (read_json(run.spec) or {}).get("python") or [""]
     versions = origin.get("software") or packages_of(python[0])  # the first is not known in a job's first seconds
     if isinstance(versions, dict):
@@ -93,15 +95,15 @@ def _latest(run: RunDirectory) -> Telemetry | None:
     except OSError:
         return None
     is_now = last is not None and time.time() - last["time"] < _RECENT + last["seconds"]
-    return cast("Telemetry", last) if is_now else None
+    return last if is_now else None
 
 
 def telemetry(path: Path) -> Iterator[Telemetry]:
     """The lines of telemetry.jsonl; what is no such line is left out."""
-    yield from (cast("Telemetry", line) for line in _lines(path) if _is_telemetry(line))
+    yield from filter(_is_telemetry, _lines(path))
 
 
-def _is_telemetry(line: dict[str, Any] | None) -> bool:
+def _is_telemetry(line: dict[str, Any] | None) -> TypeGuard[Telemetry]:
     return (
         line is not None
         and all(_is_number(line.get(key)) for key in ("time", "seconds"))
