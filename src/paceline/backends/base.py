@@ -102,7 +102,7 @@ class Prepared:
     """
 
     spec: JobSpec
-    ranks: Sequence[Mapping[str, Any]] = ()
+    ranks: Sequence[Mapping[str, str]] = ()
     node_ranks: int = MOST_RANKS
     is_part: bool = False
     notes: tuple[str, ...] = ()

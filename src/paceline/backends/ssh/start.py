@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Body, Host
     from paceline.contract.facts import PreflightFacts
-    from paceline.contract.messages import Plan, Planned, Start
+    from paceline.contract.messages import Json, Plan, Planned, Start
 
     from .jobs import RemoteJobs
     from .target import Hosts
@@ -75,12 +75,12 @@ class RemoteStart:
         self._imported = [] if source is None else fitting.imported(spec.for_node(), source)
         return spec.changed({"backend": target, "working_dir": folder})
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Mapping[str, object]:
         """The complete job, and the variables of its ranks on the hosts."""
         spec, hosts = self.spec, self._chosen
         order = self._order(self._shown_name, token=None if spec.node_range[1] == 1 else CHOSEN)
 
-        def ask(start: dict[str, Any] | None) -> list[Planned]:
+        def ask(start: Json | None) -> list[Planned]:
             def request(host: Host) -> Plan:
                 attempt = start and {**start, "node_rank": hosts.index(host)}
                 return {"do": "plan", "order": self._of(order, host).to_json(), "start": attempt}

@@ -64,7 +64,7 @@ def main(root: str, line: bytes) -> None:
         line = sys.stdin.buffer.readline() if request.get("stays") else b""
 
 
-def _answer(root: Path, request: dict[str, Any]) -> None:
+def _answer(root: Path, request: Mapping[str, Any]) -> None:
     name = request["do"]
     try:
         activate(root)

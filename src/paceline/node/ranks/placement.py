@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import CONTRACTS, ERROR_FILE, HOROVOD, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
 from paceline.contract.horovod import HorovodContract
@@ -102,7 +102,7 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     They include the user's secrets while the job runs, but never the job's own token and key.
     """
     spec = NodeSpec.load(run.spec)
-    status: Mapping[str, Any] = run.read_status() or {}
+    status = run.read_status() or {}
     local = {entry["rank"]: entry["local_rank"] for entry in status.get("ranks", ())} or {
         number: number for number in range(spec.nproc)
     }
@@ -111,7 +111,7 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     if status.get("devices"):
         spec = devices.granted(spec, tuple(status["devices"]))
     mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
-    agent = (status.get("agent") or {}).get("pid", 0)
+    agent = (status.get("agent") or {"pid": 0})["pid"]
     pids = {entry["rank"]: entry["pid"] for entry in status.get("ranks", ())}
     # What a setup has set is in the variables with which the fork server, and so its forks, began.
     env = processes.environment((pids.get(rank) if spec.setup else None) or agent) if run.is_held else {}

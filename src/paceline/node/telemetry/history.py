@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry, UsageRecord
     from paceline.node.rundir.directory import RunDirectory
 
+    _Line = dict[str, Any]  # an object of a file of which nothing is known, or of metrics, whose names the script gives
+
 POINTS = 240  # of each series
 _NUMBERS, _FEWEST = 6000, 48  # of all metrics together, and points of each
 _MOST_BYTES = 64 << 20  # of a file; of a longer one, the end is read
@@ -103,7 +105,7 @@ def telemetry(path: Path) -> Iterator[Telemetry]:
     yield from filter(_is_telemetry, _lines(path))
 
 
-def _is_telemetry(line: dict[str, Any] | None) -> TypeGuard[Telemetry]:
+def _is_telemetry(line: _Line | None) -> TypeGuard[Telemetry]:
     return (
         line is not None
         and all(_is_number(line.get(key)) for key in ("time", "seconds"))
@@ -130,7 +132,7 @@ def _are_figures(values: Collection[Any]) -> bool:
 
 def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsRecord:
     """The values in metrics.jsonl: means over `points` spans of steps. Of steps done again, the last attempt counts."""
-    lines: list[dict[str, Any]] = []
+    lines: list[_Line] = []
     for line in _lines(path):
         step = line.get("step")
         if type(step) is not int or abs(step) > _MOST_STEPS or not _is_number(line.get("time")):
@@ -175,12 +177,12 @@ def _line_at(file: BinaryIO, place: int) -> bytes:
     return file.readline(_LONGEST)
 
 
-def _spans(lines: Sequence[dict[str, Any]], points: int) -> list[list[dict[str, Any]]]:
+def _spans(lines: Sequence[_Line], points: int) -> list[list[_Line]]:
     """The lines in groups, each of about as many steps."""
     if len(lines) <= points:
         return [[line] for line in lines]
     first, last = lines[0]["step"], max(line["step"] for line in lines)
-    groups: list[list[dict[str, Any]]] = [[] for _ in range(points)]
+    groups: list[list[_Line]] = [[] for _ in range(points)]
     for line in lines:
         groups[min(points - 1, (line["step"] - first) * points // max(1, last - first))].append(line)
     return groups
@@ -202,7 +204,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[_Line]:
     """The objects in a file with one a line."""
     with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
@@ -221,7 +223,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     yield from filter(None, map(_object, lines))
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _object(line: bytes) -> _Line | None:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):  # it is not whole

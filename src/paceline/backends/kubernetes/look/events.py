@@ -17,7 +17,8 @@ from .pods import time_of
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
-    from paceline.contract.records import EventRecord, NodeHistory
+    from paceline.contract import messages
+    from paceline.contract.records import EventRecord
     from paceline.job.errors import UserError
 
     from .jobs import Found
@@ -91,8 +92,9 @@ def history(cluster: Cluster, job: Found, since: float) -> History:
     """The history of a job."""
     if job.is_plain:
         return History([], ("the job is a plain one: nothing of paceline is in its pods, so nothing is recorded",))
+    answers: dict[int, messages.Histories]
     answers = asked(cluster, job.running, {"do": "history", "name": job.name, "since": since}, job.python)
-    nodes: list[NodeHistory] = [node for answer in answers.values() for node in answer["nodes"]]
+    nodes = [node for answer in answers.values() for node in answer["nodes"]]
     warnings: dict[str, UserError] = {}
     if len(answers) < len(job.pods):
         entries = logs.events(cluster, job, warnings)
