@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.backends.base import Allocation
-    from paceline.backends.remote.connection import Answer
+    from paceline.contract.messages import JobAnswer
     from paceline.contract.records import JobRecord
     from paceline.job.job import Job
 
@@ -54,7 +54,7 @@ class SlurmRun:
 
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the job has ended."""
-        readers: Readers[str, Answer] = Readers()
+        readers: Readers[str, JobAnswer] = Readers()
         nodes: Nodes[str] = Nodes(_PATIENCE)
         with self._opened:
             readers.add("", itertools.takewhile(lambda answer: "end" not in answer, self._opened.answers))
@@ -63,7 +63,7 @@ class SlurmRun:
             if self._ended is not None and self._ended["state"] == event.details["state"]:
                 yield event
 
-    def _take(self, nodes: Nodes[str], answer: Answer | Ended) -> Iterator[Update]:
+    def _take(self, nodes: Nodes[str], answer: JobAnswer | Ended) -> Iterator[Update]:
         if isinstance(answer, Ended):
             if answer.error is not None:
                 raise answer.error

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from paceline.contract.messages import Beside
-    from paceline.node.store.home import Answer
 
+    Answer = Mapping[str, object]  # one of `contract.messages`
     Verb = Callable[[Home, Any], "Answer | Generator[Answer, None, None]"]
 
 # The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Union
+from typing import TYPE_CHECKING, Callable, Union
 
 from paceline.node.eventloop.inotify import Waker
 from paceline.node.files import Irregular
@@ -16,7 +16,7 @@ from .growing_file import GrowingFile, Lines, RankLog
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from paceline.contract import messages
+    from paceline.contract.messages import JobAnswer
     from paceline.contract.nodejob import RankStreams
     from paceline.contract.records import EventRecord
     from paceline.node.rundir.directory import RunDirectory
@@ -53,14 +53,14 @@ def shown_by(rank_streams: RankStreams) -> Callable[[Output], bool]:
     return lambda it: bool(rank_streams.of(it.rank, it.local_rank) & STREAM_BITS[it.stream])
 
 
-def answer_of(update: Update) -> messages.Output | messages.Happened:
+def answer_of(update: Update) -> JobAnswer:
     """An update as it is sent to a client."""
     if isinstance(update, Output):
         return {"output": (update.attempt, update.rank, update.local_rank, update.stream), "data": update.data}
     return {"event": update.name, "details": update.details}
 
 
-def update_of(answer: Mapping[str, Any]) -> Update | None:
+def update_of(answer: JobAnswer) -> Update | None:
     """An update as it was sent; None if it is something else."""
     if "output" in answer:
         attempt, rank, local_rank, stream = answer["output"]

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN, WANTS_INTERRUPT
 from paceline.contract.tensorflow import ends_with_first
@@ -344,7 +344,7 @@ class Ranks:
     def _receive(self) -> None:
         assert self._channel is not None
         try:
-            messages = cast("list[FromServer]", self._channel.receive())
+            messages: list[FromServer] = self._channel.receive()
         except ChannelClosed:
             self._server_lost()
             return

@@ -12,12 +12,10 @@ from paceline.node.files import read_json
 from . import records
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline.contract.nodejob import NodeJob
     from paceline.node.rundir.directory import RunDirectory
-
-    Answer = Mapping[str, object]  # one of `contract.messages`
 
 
 class Home:

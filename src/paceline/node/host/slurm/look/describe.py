@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.contract import messages
     from paceline.contract.records import EventRecord
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 
 _LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
@@ -92,7 +92,7 @@ def slurm_usage(home: Home, request: messages.OfJobs) -> messages.Usages:
     return {"usage": {name: use for name, use in found.items() if use is not None}}
 
 
-def slurm_wait(home: Home, request: messages.OfJobs) -> Iterator[Answer]:
+def slurm_wait(home: Home, request: messages.OfJobs) -> Iterator[messages.Ended]:
     """One line per job when it has ended, and a last line."""
     end_with_stdin()
     jobs = Jobs(home.root)
